@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,11 +130,40 @@ class World:
 
 
 _worlds: list[World] = [World()]
+_alone: ContextVar[World | None] = ContextVar("alone", default=None)
 
 
 def current() -> World:
-    """The world of this process."""
-    return _worlds[-1]
+    """The world of this process; inside `alone` that of rank 0 by itself."""
+    return _alone.get() or _worlds[-1]
+
+
+def is_alone() -> bool:
+    """Whether this code runs on rank 0 alone, so that it must not wait for the others."""
+    return _alone.get() is not None and _worlds[-1].size > 1
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """Inside, on this thread, the world is this process by itself: other ranks do not run this code."""
+    token = _alone.set(World())
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def on_first(run: Callable[[], Value], *, what: str) -> Value:
+    """Run a user's code, or another effect, on rank 0 alone: `World.once`. It may use models that lie whole there."""
+    world = current()
+    if world.size == 1:
+        return run()
+
+    def effect() -> Value:
+        with alone():
+            return run()
+
+    return world.once(effect, what=what)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from proximo.errors import ModelError
+from proximo.distributed.world import is_alone
+from proximo.errors import ModelError, RankError
 from proximo.models.attention.packed import (
     ATTENTION,
     AttentionLayout,
@@ -133,6 +134,7 @@ class Backbone:
 
         Code that reads weights, such as that of an output layer, runs inside. The result is a tensor, or a tuple.
         """
+        self._check_ranks()
         return run() if self.sharding is None else self.sharding.run(run)
 
     @contextmanager
@@ -153,8 +155,17 @@ class Backbone:
     @contextmanager
     def gathered(self) -> Generator[None]:
         """Inside, all weights are whole, plain tensors, and passes without gradients need no other rank."""
+        self._check_ranks()
         with self.at_work(), nullcontext() if self.sharding is None else self.sharding.gathered():
             yield
+
+    def _check_ranks(self) -> None:
+        """Raises RankError where rank 0 alone would use a model that lies on all ranks."""
+        if self.sharding is not None and is_alone():
+            raise RankError(
+                "this code runs on rank 0 alone, and the model is sharded over all ranks, so that its passes need the "
+                "other ranks: set its shard under devices to replicate, or use the model between steps, on every rank"
+            )
 
     @property
     def is_compiled(self) -> bool:

@@ -4,12 +4,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from proximo.callables import calling_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.dataflow.graph import Call, Graph
+from proximo.distributed.world import on_first
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
 from proximo.ppo.graph import OWN_CALLS, step_graph
@@ -98,8 +100,12 @@ def calls_of(extras: Sequence[ExtraCall]) -> tuple[Call, ...]:
 
 
 def handlers_of(extras: Sequence[ExtraCall]) -> dict[str, Handler]:
-    """Name of a call -> its handler."""
-    return {extra.name: extra.run for extra in extras}
+    """Name of a call -> its handler. Rank 0 alone calls the function, and every rank gets the values."""
+    return {extra.name: partial(_run_once, extra) for extra in extras}
+
+
+def _run_once(extra: ExtraCall, *values: Any) -> tuple[Any, ...]:
+    return on_first(lambda: extra.run(*values), what=f"the extra call {extra.name}")
 
 
 def values_of(extras: Sequence[ExtraCall], graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import load_prompts
 from proximo.data.rendering import check_rendering
-from proximo.data.rows import Row, row_ids
+from proximo.data.rows import row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
+from proximo.distributed.world import on_first
 from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
@@ -32,6 +33,7 @@ from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
+from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
@@ -83,12 +85,14 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     build = partial(
         build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget(recipe)
     )
-    early = [None if isinstance(config, ModelRewardConfig) else build(config) for config in configs]
+    early = [
+        None if isinstance(config, ModelRewardConfig) else build_on_first(partial(build, config), name=config.name)
+        for config in configs
+    ]
     for source in early:
         if isinstance(source, ClosableSource):
             started.callback(source.close)
-    _check_rows(early, rows.training, data.prompts)
-    _check_rows(early, rows.held_out, data.held_out)
+    on_first(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
     all_sources = [
         source or build(config, policy=policy, own=own)
@@ -169,12 +173,13 @@ def _prepare_frozen(
         narrow_frozen(reference, beside=beside)
 
 
-def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
+def _check_rows(sources: Sequence[RewardSource | None], rows: SplitRows, data: "_Data") -> None:
     """Raises DataError for a prompt that a reward source could not grade, whatever the response."""
     checking = [source for source in sources if isinstance(source, CheckingSource)]
-    origins = dict(zip(row_ids(rows), (row.origin for row in rows), strict=True)) if checking else {}
-    for source in checking:
-        source.check_prompts(prompts, origins)
+    for part, prompts in ((rows.training, data.prompts), (rows.held_out, data.held_out)):
+        origins = dict(zip(row_ids(part), (row.origin for row in part), strict=True)) if checking else {}
+        for source in checking:
+            source.check_prompts(prompts, origins)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

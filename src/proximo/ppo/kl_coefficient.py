@@ -6,6 +6,7 @@ from typing import Any
 from proximo.algorithms.controllers import KLController, adaptive_kl
 from proximo.callables import methods_problem
 from proximo.config.ppo.options import KLConfig
+from proximo.distributed.world import on_first
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_responses, sequence_kl
 from proximo.records import Experience
@@ -27,7 +28,7 @@ def first_coefficient(config: KLConfig, controller: KLController | None) -> floa
             "kl_controller is an object with a number `coefficient` and a method update(kl_values), such as "
             f"AdaptiveKLController(0.1, target=6.0, horizon=10_000), but {problem}"
         )
-    return _checked(getattr(controller, "coefficient", None))
+    return on_first(lambda: _checked(getattr(controller, "coefficient", None)), what="kl_controller")
 
 
 def adapted_coefficient(
@@ -35,16 +36,14 @@ def adapted_coefficient(
 ) -> float:
     """The coefficient of the next step, from the controller or adapted to `kl.target`; unchanged if no response counts.
 
-    Raises ConfigError if the controller returns anything but a finite number of at least 0.
+    A controller is called on rank 0 alone. Raises ConfigError if it returns anything but a finite number of at least 0.
     """
     divergences = sequence_kl(experience)
     observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
     if not observed:
         return coefficient
     if controller is not None:
-        with user_errors_named("the method update of kl_controller", controller.update):
-            moved = controller.update(observed)
-        return _checked(moved)
+        return on_first(lambda: _moved(controller, observed), what="the method update of kl_controller")
     if config.target is None:
         return coefficient
     return adaptive_kl(
@@ -54,6 +53,12 @@ def adapted_coefficient(
         horizon=config.horizon,
         num_sequences=len(observed),
     )
+
+
+def _moved(controller: KLController, observed: list[float]) -> float:
+    with user_errors_named("the method update of kl_controller", controller.update):
+        moved = controller.update(observed)
+    return _checked(moved)
 
 
 def _checked(coefficient: Any) -> float:

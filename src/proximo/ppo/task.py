@@ -19,6 +19,7 @@ from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
+from proximo.rewards.on_ranks import score_on_ranks
 from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
@@ -127,7 +128,7 @@ class PPOTask:
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:
             return [None] * len(scored)
-        gold = self.gold.score([s.response for s in scored])
+        gold = score_on_ranks(self.gold, [s.response for s in scored])
         return [s.score if s.valid else None for s in gold]
 
     def _gold_statistics(self) -> dict[str, MetricValue]:

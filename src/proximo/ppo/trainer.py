@@ -52,6 +52,7 @@ from proximo.ppo.step_metrics import StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
+from proximo.rewards.on_ranks import scored_once
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
@@ -184,13 +185,15 @@ class PPOTrainer:
             responses: from `generate`, or token ids (lists or tensors, without prompt and padding). For token ids the
                 policy computes the log-probs.
             scores: one per response, or one reward per token, whose sum is the score. None or a non-finite number
-                leaves the response out of the step.
+                leaves the response out of the step. On several ranks those of rank 0 count.
             response_masks: for each response True (or 1) for tokens of the policy. Other tokens, such as tool output,
                 are context only: they have no part in loss, KL and advantages.
 
         Raises DataError if the numbers of prompts, responses, scores and masks do not match.
         """
-        return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses, response_masks), scores)))
+        records = self._adopt(prompts, responses, response_masks)
+        scored = scored_once(lambda: as_scored(records, scores), records, name="step")
+        return self._line(self.run_step(scored=scored))
 
     def train(
         self,
@@ -202,8 +205,8 @@ class PPOTrainer:
         """Run the remaining steps over the prompts, in the order of each epoch, and return the metrics of every step.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
-        `on_step(number, metrics)` is called after each step; an exception in it ends the training. Raises ConfigError
-        if no step is left, and for functions with the wrong signature.
+        `on_step(number, metrics)` is called after each step, on rank 0; an exception in it ends the training on every
+        rank. Raises ConfigError if no step is left, and for functions with the wrong signature.
         """
         if reward is not None:
             self.roles.reward.source = as_source(reward)

@@ -1,5 +1,6 @@
 """The reward source that calls a Python function of the user. The function is trusted: it runs in this process."""
 
+import contextvars
 import importlib
 import queue
 import re
@@ -106,7 +107,8 @@ class FunctionReward:
             except BaseException as error:
                 answers.put((None, error))
 
-        threading.Thread(target=work, daemon=True, name=f"reward-{self.name}").start()
+        context = contextvars.copy_context()
+        threading.Thread(target=lambda: context.run(work), daemon=True, name=f"reward-{self.name}").start()
         results, error = self._wait(answers, len(lists[0]))
         if error is not None:
             location = place_of(error, self.function)

@@ -3,17 +3,20 @@
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
 from proximo.data.templates.renderer import RenderingError, TemplateLimitError
 from proximo.data.tokenise import TextEncoder
+from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
-from proximo.models.batching import plan_batches
+from proximo.models.batching import plan_shares
 from proximo.models.packing import Packed, pack
 from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
@@ -31,7 +34,10 @@ class ModelReward:
 
     `tokenizer` is the reward model's if it differs from the policy's, else None. Without it the model reads the
     policy's token ids; with it prompts and responses are rendered again, so ids never cross between tokenizers.
+    On several ranks each computes a share of the scores.
     """
+
+    on_all_ranks = True
 
     def __init__(
         self,
@@ -80,28 +86,45 @@ class ModelReward:
             for i, length in enumerate(lengths)
             if i not in refusals and (self.encoder is None or limit is None or length <= limit)
         ]
-        scores: list[list[float]] = [[]] * len(sequences)
-        with casting():
-            for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
-                packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
-                for index, sequence_scores in zip(batch, self._scores(packed), strict=True):
-                    scores[readable[index]] = sequence_scores
+        known = self._scores_of([sequences[i] for i in readable])
+        scores = [list[float]() for _ in sequences]
+        for i, sequence_scores in zip(readable, known, strict=True):
+            scores[i] = sequence_scores
         scored = [
             self._scored(response, scores[i], refusals.get(i) or self._too_long(lengths[i]))
             for i, response in enumerate(responses)
         ]
-        self._statistics.count(scored, time.monotonic() - start)
+        if current().leads:
+            self._statistics.count(scored, time.monotonic() - start)
         return scored
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since the last call. Its seconds are those of whole batches."""
         return self._statistics.taken(self.name)
 
-    def _scores(self, packed: Packed) -> list[list[float]]:
+    def _scores_of(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """For each sequence the score at its last token, or with `dense` the scores at all its tokens."""
-        if self.dense == "none":
-            return [[score] for score in self.model.sequence_scores(packed).tolist()]
-        return [piece.tolist() for piece in self.model.token_scores(packed).split(list(packed.lengths))]
+        world = current()
+        lengths = [len(sequence) for sequence in sequences]
+        plans = plan_shares(lengths, token_budget=self.tokens_per_microbatch, num_ranks=world.size)
+        results = []
+        with casting(), self.model.backbone.at_work():
+            for batch in plans[world.rank]:
+                # A rank without a batch takes a pass over one token, since the ranks meet in every pass.
+                packed = pack([sequences[i] for i in batch] or [(0,)], device=self.model.device)
+                scores = self.model.backbone.run_pass(partial(self._scores, packed))
+                results.append(scores if batch else scores[:0])
+        if not results:
+            return []
+        rows = world.gather_rows(torch.cat(results), what=f"scores of {self.name}")
+        order = [index for plan in plans for batch in plan for index in batch]
+        sizes = [1 if self.dense == "none" else lengths[index] for index in order]
+        pieces = dict(zip(order, rows.split(sizes), strict=True))
+        return [pieces[index].tolist() for index in range(len(sequences))]
+
+    def _scores(self, packed: Packed) -> Tensor:
+        """[S] scores at the last tokens of S sequences, or with `dense` [T] scores at all tokens."""
+        return self.model.sequence_scores(packed) if self.dense == "none" else self.model.token_scores(packed)
 
     def _scored(self, response: Response, scores: list[float], reason: str) -> Scored:
         """`reason` explains the missing score if `scores` is empty."""

@@ -37,6 +37,16 @@ class ConcurrentSource(Protocol):
 
 
 @runtime_checkable
+class SharedSource(Protocol):
+    """A source whose `score` every rank calls with all responses, such as a model that divides its passes among them.
+
+    Any other source is called on rank 0 alone.
+    """
+
+    on_all_ranks: bool
+
+
+@runtime_checkable
 class MeasuredSource(Protocol):
     """A source that reports metrics."""
 

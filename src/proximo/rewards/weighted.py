@@ -16,6 +16,7 @@ class WeightedReward:
     """score = sum of weight * score over the sources. The score of each source is a component under its name."""
 
     name = "weighted"
+    on_all_ranks = True
 
     def __init__(self, sources: Sequence[tuple[float, RewardSource]]) -> None:
         """`sources` are pairs (weight, source). Raises ConfigError for an empty list and for anything else."""

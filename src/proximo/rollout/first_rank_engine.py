@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from proximo.distributed.world import World, local, whole
+from proximo.distributed.world import current, local, on_first, whole
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
@@ -17,10 +17,9 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 class FirstRankEngine:
     """An engine of the user's on several ranks: rank 0 alone calls it, and all get its responses."""
 
-    def __init__(self, own: Engine, world: World) -> None:
+    def __init__(self, own: Engine) -> None:
         self.own = own
-        self.world = world
-        self._exact = world.once(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
+        self._exact = on_first(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -29,16 +28,16 @@ class FirstRankEngine:
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
-        self.world.once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
+        on_first(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
 
     def push(self, version: int, model: LanguageModel) -> None:
         """See `push_weights`. Sharded tensors are gathered one by one, and stay on the host of rank 0."""
         tensors = {name: self._whole(tensor) for name, tensor in model.trainable_parameters()}
-        self.world.once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
+        on_first(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`."""
-        return self.world.once(self.own.holds, what="what the engine holds")
+        return on_first(self.own.holds, what="what the engine holds")
 
     def generate(
         self,
@@ -58,7 +57,7 @@ class FirstRankEngine:
             )
             return to_bytes(_numbered(kept, prompts, num_samples))
 
-        message = self.world.once(run, what="responses of the engine")
+        message = on_first(run, what="responses of the engine")
         sent = [response for _, response in from_bytes(message, prompts)]
         return [own if _is_sent_exactly(own) else copy for own, copy in zip(kept, sent, strict=True)] if kept else sent
 
@@ -67,7 +66,7 @@ class FirstRankEngine:
         if tensor is local(tensor):
             return tensor
         gathered = whole(tensor.detach())
-        return gathered.cpu() if self.world.leads else tensor
+        return gathered.cpu() if current().leads else tensor
 
 
 def _is_sent_exactly(response: Response) -> bool:

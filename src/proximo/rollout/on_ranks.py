@@ -15,10 +15,9 @@ def on_ranks(engine: Engine) -> Engine:
 
     The built-in one samples a share on each rank. Another one is called on rank 0 alone.
     """
-    world = current()
-    if world.size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
+    if current().size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
         return engine
-    return RanksEngine(engine, world) if isinstance(engine, LocalEngine) else FirstRankEngine(engine, world)
+    return RanksEngine(engine) if isinstance(engine, LocalEngine) else FirstRankEngine(engine)
 
 
 def push_to(engine: Engine, model: LanguageModel, *, version: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from proximo import errors
-from proximo.distributed.world import World
+from proximo.distributed.world import World, current
 from proximo.errors import ProximoError, RankError
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Holding
@@ -39,9 +39,8 @@ class RanksEngine:
     of the prompt's index in the whole batch.
     """
 
-    def __init__(self, own: LocalEngine, world: World) -> None:
+    def __init__(self, own: LocalEngine) -> None:
         self.own = own
-        self.world = world
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -71,8 +70,9 @@ class RanksEngine:
         """
         if not prompts:  # refused by the built-in engine, on every rank
             return self.own.generate(prompts, num_samples=num_samples, options=options, key=key)
-        rank, size = self.world.rank, self.world.size
-        begun = None if on_finished is None else _Begun(self.world, prompts, on_finished)
+        world = current()
+        rank, size = world.rank, world.size
+        begun = None if on_finished is None else _Begun(world, prompts, on_finished)
         own: list[Response] = []
         failure: Exception | None = None
         try:
@@ -93,7 +93,7 @@ class RanksEngine:
         else:
             indices = [index for index in range(rank, len(prompts), size) for _ in range(num_samples)]
             mine = _Share(responses=to_bytes(zip(indices, own, strict=True)))
-        shares = self.world.gather(mine, what="responses of all ranks")
+        shares = world.gather(mine, what="responses of all ranks")
         if failure is not None:
             raise failure
         for number, share in enumerate(shares):

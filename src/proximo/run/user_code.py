@@ -1,27 +1,36 @@
 """Calls user-defined code: turns its exceptions into errors that name it, and checks what a reward source returns."""
 
 import math
+import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from proximo.callables import place_of, said
+from proximo.distributed.world import on_first
 from proximo.errors import ProximoError, TrainingError
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import as_number, is_list
+from proximo.rewards.on_ranks import is_shared, score_on_ranks, scored_once
 from proximo.rewards.source import RewardSource
 from proximo.system_errors import disk_refused, memory_ran_out
 
 
 def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
-    """Scores of these responses as Python numbers.
+    """Scores of these responses as Python numbers. On several ranks every rank calls it and gets the same.
 
     Raises TrainingError if a user-defined source raises, or does not return one `Scored` per response, in order.
     """
     what = f"reward source {source.name!r}"
     if type(source).__module__.startswith("proximo."):
-        return source.score(responses)
+        return score_on_ranks(source, responses)
+    if is_shared(source):
+        return _asked(source, responses, what)
+    return scored_once(lambda: _asked(source, responses, what), responses, name=source.name)
+
+
+def _asked(source: RewardSource, responses: Sequence[Response], what: str) -> list[Scored]:
     with user_errors_named(what, source.score):
         scored = source.score(responses)
     if not is_list(scored) or len(scored) != len(responses):
@@ -72,9 +81,29 @@ def user_errors_named(what: str, function: Any) -> Generator[None]:
 
 
 def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:
-    """Call `on_step`. Its exceptions may be meant to end the loop, so they pass through, with a note of origin."""
+    """Call `on_step`, on rank 0 alone. Its exceptions may be meant to end the loop, so they pass through, with a note
+    of origin, and are raised on every rank."""
+
+    def run() -> BaseException | None:
+        try:
+            on_step(number, metrics)
+        except BaseException as error:
+            error.add_note(
+                f"raised by on_step after step {number}, which is done; train goes on with step {number + 1}"
+            )
+            if (current().size == 1 and not is_alone()) or not _can_be_sent(error):
+                raise
+            return error
+        return None
+
+    error = on_first(run, what="on_step")
+    if error is not None:
+        raise error
+
+
+def _can_be_sent(error: BaseException) -> bool:
     try:
-        on_step(number, metrics)
-    except BaseException as error:
-        error.add_note(f"raised by on_step after step {number}, which is done; train goes on with step {number + 1}")
-        raise
+        pickle.dumps(error)
+    except Exception:  # an exception of the user's may hold anything
+        return False
+    return True

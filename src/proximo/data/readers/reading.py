@@ -18,6 +18,7 @@ from proximo.data.readers.source import DataSource, Format
 from proximo.data.readers.split import DataPhase, phase_indices
 from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
 from proximo.data.rows import Row, nearest
+from proximo.distributed.world import current, on_first
 from proximo.errors import ConfigError, DataError
 from proximo.local_or_hub import is_local
 
@@ -130,7 +131,7 @@ def _raw_rows(source: DataSource) -> Iterator[Row]:
     path = Path(source.path).expanduser()
     match _format(source, path):
         case "function":
-            return function_rows(source.path, source.kwargs)
+            return _rows_of_function(source)
         case "hub":
             return hub_rows(source.path, source.path, split=source.split, subset=source.subset)
         case "disk":
@@ -139,6 +140,14 @@ def _raw_rows(source: DataSource) -> Iterator[Row]:
             return parquet_rows(_existing(path, source), source.path)
         case text_format:
             return _text_rows(text_format, _existing(path, source), source)
+
+
+def _rows_of_function(source: DataSource) -> Iterator[Row]:
+    """A function may do anything, so rank 0 alone calls it and sends its rows to the others."""
+    rows = function_rows(source.path, source.kwargs)
+    if current().size == 1:
+        return rows
+    return iter(on_first(lambda: list(islice(rows, source.max_rows)), what=f"rows of {source.path}"))
 
 
 def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[Row]:

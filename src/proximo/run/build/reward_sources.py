@@ -8,6 +8,7 @@ from proximo.config.rewards.kinds import WatchedSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardConfig
 from proximo.config.schema.base import Section
+from proximo.distributed.world import on_first
 from proximo.errors import ConfigError
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.function_process import ProcessFunctionReward
@@ -44,10 +45,14 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
 
 
 def check_services(configs: Iterable[Section]) -> None:
-    """Contact each remote service once. Raises ConfigError if one does not answer."""
-    for config in configs:
-        if isinstance(config, RemoteRewardConfig):
+    """Contact each remote service once, from rank 0. Raises ConfigError if one does not answer."""
+    remote = [config for config in configs if isinstance(config, RemoteRewardConfig)]
+
+    def contact() -> None:
+        for config in remote:
             _remote_reward(config).close()
+
+    on_first(contact, what="the check of reward services")
 
 
 def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
