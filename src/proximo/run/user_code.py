@@ -91,7 +91,7 @@ def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int
             error.add_note(
                 f"raised by on_step after step {number}, which is done; train goes on with step {number + 1}"
             )
-            if (current().size == 1 and not is_alone()) or not _can_be_sent(error):
+            if not _can_be_sent(error):
                 raise
             return error
         return None
