@@ -2,15 +2,14 @@
 
 import multiprocessing as mp
 import os
-import shutil
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 DEADLINE_SECONDS = 240.0
 COLLECTIVE_SECONDS = 100.0
@@ -21,11 +20,12 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         context = mp.get_context("spawn")
-        self._folder = Path(tempfile.mkdtemp(prefix="proximo-ranks-"))
+        # Here and not on rank 0, so that it outlives a rank.
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [context.Pipe() for _ in range(size)]
         self._pipes = [mine for mine, _ in pipes]
         self._processes = [
-            context.Process(target=_work, args=(rank, size, str(self._folder / "store"), theirs), daemon=True)
+            context.Process(target=_work, args=(rank, size, self._store.port, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -52,7 +52,6 @@ class Ranks:
             process.join(10)
             if process.is_alive():
                 process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def ranks_of(size: int) -> Iterator[Ranks]:
         ranks.close()
 
 
-def _work(rank: int, size: int, store_path: str, pipe: Connection) -> None:
+def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
@@ -74,9 +73,9 @@ def _work(rank: int, size: int, store_path: str, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-    file = dist.FileStore(store_path, size)
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", file), rank=rank, world_size=size, timeout=timeout)
-    world = ProcessGroupWorld(dist.PrefixStore("world", file), timeout_seconds=COLLECTIVE_SECONDS)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout)
+    world = ProcessGroupWorld(dist.PrefixStore("world", store), timeout_seconds=COLLECTIVE_SECONDS)
     with using(world):
         while True:
             try:

@@ -20,6 +20,7 @@ POLL_SECONDS = 0.02
 CHANNEL = "responses"
 _END = b"all"
 """The message of a rank that has sampled all its responses, or failed."""
+_Identity = tuple[int, int, tuple[int, ...], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,7 @@ def _in_order(
     shares: Sequence[_Share], prompts: Sequence[Prompt], num_samples: int, known: Sequence[Response]
 ) -> list[Response]:
     """The responses of all ranks by prompt and sample. Those that this rank has as records stay the same objects."""
-    records: dict[tuple[int, int, tuple[int, ...]], list[Response]] = {}
+    records: dict[_Identity, list[Response]] = {}
     for response in known:
         records.setdefault(_identity(response), []).append(response)
     found: list[list[Response]] = [[] for _ in prompts]
@@ -119,8 +120,9 @@ def _in_order(
     return [response for responses in found for response in responses]
 
 
-def _identity(response: Response) -> tuple[int, int, tuple[int, ...]]:
-    return id(response.prompt), response.sample_index, response.token_ids
+def _identity(response: Response) -> _Identity:
+    # With the log-probs: a batch may ask one prompt several times, and their last bits depend on the neighbours.
+    return id(response.prompt), response.sample_index, response.token_ids, response.logprobs.numpy().tobytes()
 
 
 def _raised_elsewhere(rank: int, share: _Share) -> Exception:

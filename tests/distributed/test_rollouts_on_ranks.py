@@ -1,0 +1,244 @@
+"""Samples of two and three ranks are those of one, and an engine of the user's is called on rank 0 alone."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from distributed.ranks import Ranks
+from foreign_engine import ForeignEngine
+from proximo.config.devices import DevicesConfig
+from proximo.distributed.world import current, whole
+from proximo.errors import TrainingError, UserError
+from proximo.models.language import LanguageModel
+from proximo.models.precision.placement import Precision
+from proximo.records import Prompt, Response
+from proximo.rollout.engine import fingerprint
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.on_ranks import on_ranks, push_to, sampling_with
+from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.build.sharding import shard_model
+from records_made import response
+
+PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(5)]
+KEY = RandomKey(seed=3, purpose="rollout", step=1)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"greedy": True},
+    "sampled": {},
+    "top_p": {"top_p": 0.5},
+    "random limits": {"random_limit_min": 1},
+}
+ASKED = {"several": (PROMPTS, 3), "fewer than ranks": (PROMPTS[3:4], 2), "the same thrice": (PROMPTS[:1] * 3, 1)}
+
+
+def policy(shard: str, precision: Precision = Precision.FLOAT32) -> LanguageModel:
+    model = LanguageModel(tiny_language_model(initializer_range=0.2), precision=precision)
+    shard_model(model, DevicesConfig.model_validate({"shard": shard}), role="policy")
+    return model
+
+
+def built_in(model: LanguageModel) -> LocalEngine:
+    return LocalEngine(model, tiny_tokenizer(), eos_token_ids=[2], max_num_seqs=3)
+
+
+def plain(responses: list[Response]) -> list[tuple[Any, ...]]:
+    return [
+        (r.prompt.id, r.sample_index, r.token_ids, r.finish, r.text, r.policy_version, r.logprobs.tolist())
+        for r in responses
+    ]
+
+
+def samples(shard: str) -> dict[str, Any]:
+    """What every rank gets, and on rank 0 the number of calls of `on_finished`."""
+    model = policy(shard)
+    engine = on_ranks(built_in(model))
+    found: dict[str, Any] = {}
+    for name, options in OPTIONS.items():
+        for asked, (prompts, count) in ASKED.items():
+            told: list[Response] = []
+            with sampling_with(engine, model):
+                push_to(engine, model, version=7)
+                got = engine.generate(
+                    prompts,
+                    num_samples=count,
+                    options=SamplingOptions(max_new_tokens=8, **options),
+                    key=KEY,
+                    on_finished=told.append,
+                )
+            assert all(each.prompt is prompts[i // count] for i, each in enumerate(got))
+            if current().leads:  # the records that began are those that are scored
+                assert sorted(map(id, told)) == sorted(map(id, got))
+            found[f"{name}, {asked}"] = plain(got), len(told)
+    return found
+
+
+@cache
+def samples_of_one() -> dict[str, Any]:
+    return samples("replicate")
+
+
+def check_samples(ranks: Ranks, shard: str) -> None:
+    results = ranks.run(samples, shard)
+    for rank, found in enumerate(results):
+        for name, (wanted, num_told) in samples_of_one().items():
+            got, told = found[name]
+            assert [each[:-1] for each in got] == [each[:-1] for each in wanted], name
+            for mine, others in zip(got, wanted, strict=True):
+                assert mine[-1] == pytest.approx(others[-1], abs=1e-5)
+            assert told == (num_told if rank == 0 else 0)
+            assert got == results[0][name][0], "every rank has the same bits"
+
+
+@pytest.mark.parametrize("shard", ["replicate", "full", "grads"])
+def test_samples_of_two_ranks_are_those_of_one(two: Ranks, shard: str) -> None:
+    check_samples(two, shard)
+
+
+def test_samples_of_three_ranks_are_those_of_one(three: Ranks) -> None:
+    check_samples(three, "replicate")
+    check_samples(three, "full")
+
+
+def no_step_is_shared(shard: str) -> list[int]:
+    """How often a rank waited for another one between the start and the end of sampling."""
+    model = policy(shard)
+    engine = on_ranks(built_in(model))
+    push_to(engine, model, version=0)
+    num_gathers: list[int] = []
+    inner = engine.own.generate
+
+    def counted(*arguments: Any, **options: Any) -> list[Response]:
+        calls: list[Any] = []
+        original = torch.distributed.all_gather_into_tensor
+        torch.distributed.all_gather_into_tensor = lambda *a, **k: (calls.append(a), original(*a, **k))[1]
+        try:
+            return inner(*arguments, **options)
+        finally:
+            torch.distributed.all_gather_into_tensor = original
+            num_gathers.append(len(calls))
+
+    engine.own.generate = counted
+    with sampling_with(engine, model):
+        engine.generate(PROMPTS, num_samples=1, options=SamplingOptions(max_new_tokens=8), key=KEY)
+    return num_gathers
+
+
+def test_the_ranks_meet_at_no_token(two: Ranks) -> None:
+    assert two.run(no_step_is_shared, "full") == [[0], [0]]
+
+
+def in_bf16(shard: str) -> list[tuple[Any, ...]]:
+    model = policy(shard, Precision.BF16)
+    engine = on_ranks(built_in(model))
+    with sampling_with(engine, model):
+        push_to(engine, model, version=0)
+        return plain(engine.generate(PROMPTS, num_samples=2, options=SamplingOptions(max_new_tokens=8), key=KEY))
+
+
+def test_a_policy_in_bf16_samples_the_same_on_ranks(two: Ranks) -> None:
+    wanted = in_bf16("replicate")
+    for shard in ("replicate", "full"):
+        for found in two.run(in_bf16, shard):
+            for mine, others in zip(found, wanted, strict=True):
+                assert mine[:-1] == others[:-1]
+                assert mine[-1] == pytest.approx(others[-1], abs=1e-2)
+
+
+def failures() -> dict[str, Any]:
+    """What each rank raises, and what it samples afterwards."""
+    model = policy("replicate")
+    engine = on_ranks(built_in(model))
+    long = Prompt(id="long", token_ids=(5,) * 256)
+    found: dict[str, Any] = {}
+
+    def attempt(name: str, prompts: list[Prompt], on_finished: Any = None) -> None:
+        try:
+            engine.generate(
+                prompts, num_samples=1, options=SamplingOptions(max_new_tokens=8), key=KEY, on_finished=on_finished
+            )
+        except Exception as error:
+            found[name] = type(error), str(error)
+
+    def refuse(_: Response) -> None:
+        raise TrainingError("this source begins nothing")
+
+    attempt("none", [])
+    attempt("too long", [PROMPTS[0], long])
+    attempt("eager", PROMPTS, refuse)
+    with torch.no_grad():
+        weight = next(model.model.parameters())
+        kept = weight.clone()
+        if not current().leads:
+            weight.fill_(float("nan"))
+        attempt("not finite", PROMPTS, lambda _: None)
+        weight.copy_(kept)
+    told: list[Response] = []
+    attempt("after", PROMPTS, told.append)
+    found["told"] = len(told)
+    return found
+
+
+def test_what_fails_on_one_rank_fails_on_all_with_its_error(two: Ranks) -> None:
+    found = two.run(failures)
+    for rank, each in enumerate(found):
+        assert each["none"][0] is UserError
+        assert each["too long"][0] is UserError
+        assert "prompt 'long' has 256 tokens" in each["too long"][1]
+        assert ("rank 1: " in each["too long"][1]) == (rank == 0)
+        assert each["eager"][0] is TrainingError
+        assert "begins nothing" in each["eager"][1]
+        assert each["not finite"][0] is TrainingError
+        assert "not finite" in each["not finite"][1]
+        assert "after" not in each
+    assert [each["told"] for each in found] == [5, 0], "no message of a call that failed reaches the next one"
+
+
+def with_foreign_engine(shard: str) -> dict[str, Any]:
+    model = policy(shard)
+    theirs = ForeignEngine(LanguageModel(tiny_language_model(seed=9)))
+    engine = on_ranks(theirs)
+    told: list[Response] = []
+    push_to(engine, model, version=3)
+    push_to(engine, model, version=3)
+    with sampling_with(engine, model):
+        got = engine.generate(
+            PROMPTS, num_samples=2, options=SamplingOptions(max_new_tokens=8), key=KEY, on_finished=told.append
+        )
+    whole_tensors = {name: whole(tensor.detach()) for name, tensor in model.trainable_parameters()}
+    return {
+        "responses": plain(got),
+        "told": len(told),
+        "loaded": theirs.loaded,
+        "holds": engine.holds(),
+        "fingerprint": fingerprint(whole_tensors),
+    }
+
+
+@pytest.mark.parametrize("shard", ["replicate", "full"])
+def test_an_engine_of_the_users_is_called_on_rank_0_with_whole_weights(two: Ranks, shard: str) -> None:
+    wanted = with_foreign_engine("replicate")
+    assert wanted["loaded"] == [3]
+    first, second = two.run(with_foreign_engine, shard)
+    assert first == wanted
+    assert second == wanted | {"told": 0, "loaded": []}
+
+
+def test_responses_survive_as_bytes() -> None:
+    asked = [Prompt(id="a", token_ids=(5,)), Prompt(id="b", token_ids=(6,))]
+    given = [
+        (1, response((7, 8, 2), to=asked[1], text='lone \ud800 and "quotes"', mask=[True, False, True])),
+        (0, response((), to=asked[0], text="")),
+        (1, response((2**40,), to=asked[1], logprobs=[float("nan")])),
+        (0, response((9, 9), to=asked[0], logprobs=[])),
+    ]
+    found = from_bytes(to_bytes(given), asked)
+    for (index, sent), (number, got) in zip(given, found, strict=True):
+        assert index == number
+        assert got.prompt is sent.prompt
+        assert (got.token_ids, got.text, got.finish) == (sent.token_ids, sent.text, sent.finish)
+        assert got.logprobs.numpy().tobytes() == sent.logprobs.numpy().tobytes()
+        assert got.response_mask.tolist() == sent.response_mask.tolist()
+        assert (got.logprobs.dtype, got.response_mask.dtype) == (torch.float32, torch.bool)
