@@ -45,7 +45,7 @@ def break_it(fault: dict[str, Any]) -> None:
         "folder": (loop, "open_run"),
         "step": (SFTTask, "step"),
         "evaluate": (SFTTask, "evaluate"),
-        "save": (CheckpointStore, "_write"),
+        "save": (CheckpointStore, "_publish"),
         "state": (SFTTask, "state"),
     }
     owner, name = places[fault["at"]]

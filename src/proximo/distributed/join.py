@@ -15,9 +15,10 @@ from proximo.errors import ConfigError, RankError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from proximo.distributed.process_group import ProcessGroupWorld
     from proximo.distributed.watch import Watch
 
+START_SECONDS = 300.0
+"""Least time for all ranks to come, which import and may be started one after the other."""
 LINGER_SECONDS = 5.0
 """After a failure, how long the rank that serves the store waits for the others to read what happened."""
 
@@ -41,43 +42,37 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
     if place is None:
         yield current()
         return
-    world, watch = _connect(place, timeout_seconds)
-    with using(world):
-        try:
-            world.barrier(what="all ranks to start")
+    store, watch = _connect(place, timeout_seconds)
+    world: World = World()
+    try:
+        world = _make_world(store, watch, place, timeout_seconds)
+        with using(world):
             yield world
             watch.leave()
             if world.leads:
                 watch.claims_message()  # there is none
             world.barrier(what="all ranks to end")
-        except BaseException as error:
-            explained = world.explain(error) if isinstance(error, Exception) else error
-            world.publish(explained)
-            if place.hosts_store:
-                watch.linger(LINGER_SECONDS)
-            watch.stop()
-            if explained is not error:
-                raise explained from error
-            raise
+    except BaseException as error:
+        explained = world.explain(error) if isinstance(error, Exception) else error
+        watch.publish_error(explained, world.traces)
+        if place.hosts_store:
+            watch.linger(LINGER_SECONDS)
+        watch.stop()
+        if explained is not error:
+            raise explained from error
+        raise
     watch.stop()
     _destroy()
 
 
-def _connect(place: Place, timeout_seconds: float) -> "tuple[ProcessGroupWorld, Watch]":
+def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]":
+    """Connect to the store and begin to watch."""
     _prepare(place)
-    import torch
     import torch.distributed as dist
 
-    from proximo.distributed.process_group import ProcessGroupWorld
     from proximo.distributed.watch import Watch
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, num_cores() // place.local_size))
-    backend = "gloo"
-    if torch.cuda.is_available() and place.local_rank < torch.cuda.device_count():
-        torch.cuda.set_device(place.local_rank)
-        backend = "cpu:gloo,cuda:nccl"
-    timeout = timedelta(seconds=timeout_seconds)
+    timeout = timedelta(seconds=max(timeout_seconds, START_SECONDS))
     served = _serve(place, timeout) if place.hosts_store else None
 
     def connect() -> dist.Store:
@@ -88,8 +83,8 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[ProcessGroupWorld, 
         store, watched = connect(), connect()
     except (dist.DistError, RuntimeError) as error:
         raise RankError(
-            f"rank {place.rank} of {place.size} found no other rank within {timeout_seconds:g} s: nothing answers at "
-            f"{place.host}:{place.port} ({str(error).partition(chr(10))[0]})"
+            f"rank {place.rank} of {place.size} found no other rank: nothing answers at {place.host}:{place.port} "
+            f"({str(error).partition(chr(10))[0]})"
         ) from error
     watch = Watch(
         watched,
@@ -100,15 +95,31 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[ProcessGroupWorld, 
         served=served,
     )
     watch.start()
+    return dist.PrefixStore("world", store), watch
+
+
+def _make_world(store: "dist.Store", watch: "Watch", place: Place, timeout_seconds: float) -> World:
+    """Wait for all ranks, and make their process groups."""
+    import torch
+    import torch.distributed as dist
+
+    from proximo.distributed.process_group import ProcessGroupWorld
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, num_cores() // place.local_size))
+    backend, timeout = "gloo", timedelta(seconds=timeout_seconds)
+    if torch.cuda.is_available() and place.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(place.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    watch.wait_for_all(max(timeout_seconds, START_SECONDS))
     try:
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("torch", store), rank=place.rank, world_size=place.size, timeout=timeout
-        )
+        groups = dist.PrefixStore("torch", store)
+        dist.init_process_group(backend, store=groups, rank=place.rank, world_size=place.size, timeout=timeout)
         world = ProcessGroupWorld(store, timeout_seconds=timeout_seconds, watch=watch)
     except (dist.DistError, RuntimeError) as error:
         raise watch.cause("all ranks to start", error) from error
     world.local_rank, world.local_size = place.local_rank, place.local_size
-    return world, watch
+    return world
 
 
 def _prepare(place: Place) -> None:

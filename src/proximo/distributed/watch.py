@@ -89,6 +89,22 @@ class Watch:
         self._beat()
         self._thread.start()
 
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until every rank has started its watch. Raises RankError that names those that do not come."""
+        end = time.monotonic() + seconds
+        missing = list(range(self.size))
+        while missing and self.failure is None and time.monotonic() < end:
+            with self._lock:
+                missing = [rank for rank in missing if not self._store.check([f"name/{rank}"])]
+            time.sleep(0.02)
+        if self.failure is not None:
+            raise self.cause("all ranks to start")
+        if missing:
+            names = ", ".join(map(str, missing[:8])) + (" and more" if len(missing) > 8 else "")
+            message = f"{len(missing)} of {self.size} ranks did not start within {seconds:g} s: {names}"
+            self.publish(Failure(rank=missing[0], message=message, is_alive=True))
+            raise self.cause("all ranks to start")
+
     def leave(self) -> None:
         """From here on the end of other ranks is no failure."""
         self._leaving = True
@@ -190,12 +206,8 @@ class Watch:
         failure = self.failure
         assert failure is not None
         self._main_knows.set()
-        waits = "" if failure.rank == self.rank else f"; {self._own_name} waited for it in: {what}"
+        waits = "" if failure.rank == self.rank else f"; rank {self.rank} waited for it in: {what}"
         return RankError(f"{failure.message}{waits}", exit_status=failure.status)
-
-    @property
-    def _own_name(self) -> str:
-        return f"rank {self.rank}"
 
     def _run(self) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
@@ -236,7 +248,7 @@ class Watch:
         for rank, beat in zip(others, self._beats(others), strict=True):
             if self._has_ended(rank):
                 return Failure(rank=rank, message=f"{self.name_of(rank)} is gone")
-            if rank not in self._seen or self._seen[rank][0] != beat:
+            if not beat or rank not in self._seen or self._seen[rank][0] != beat:  # none: it has not joined yet
                 self._seen[rank] = (beat, now)
             silence = now - self._seen[rank][1]
             if silence >= seconds:

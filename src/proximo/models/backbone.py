@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from proximo.distributed.world import is_alone
+from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
 from proximo.models.attention.packed import (
     ATTENTION,
@@ -211,6 +211,8 @@ class Backbone:
                 f"a sequence of {longest} tokens was given to a {self.layers.config.model_type} model that reads at "
                 f"most {self.position_limit} positions"
             )
+        if torch.is_grad_enabled():
+            current().counts["trained_tokens"] += packed.num_tokens
         layout = layout or PackedLayout(packed.lengths, self.path.attention)
         fused = self._fused_layers()
         if fused is not None:

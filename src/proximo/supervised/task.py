@@ -14,7 +14,7 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
-from proximo.distributed.world import current
+from proximo.distributed.world import checksum, current
 from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
@@ -123,6 +123,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         result, metrics, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group
+        self._compare_ranks(step, result)
         self._stop_if_diverged(step, result)
         shared: dict[str, MetricValue] = {
             f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
@@ -144,6 +145,17 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         with backbone.at_work():
             results = [backbone.run_pass(partial(run, batch)) for batch in batches]
         return [result for part in current().gather(results, what="the evaluation") for result in part]
+
+    def _compare_ranks(self, step: int, result: UpdateResult) -> None:
+        """Raises RankError if a rank has other numbers. Shards differ by their nature; replicas must not."""
+        world = current()
+        if world.size > 1:
+            learner = self.learners[self.role]
+            digest = {"loss": repr(result.loss), "gradient norm": repr(result.gradient_norm)}
+            digest["updates"] = str(learner.updates_done)
+            if learner.sharding is None:
+                digest["weights"] = f"{checksum(list(learner.parameters.values())):016x}"
+            world.agree(digest, what=f"the numbers and weights of step {step}")
 
     def _stop_if_diverged(self, step: int, result: UpdateResult) -> None:
         self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import torch
 
+from proximo.distributed.world import World, current
 from proximo.errors import ConfigError
 
 
@@ -83,8 +84,25 @@ def _has_bf16(device: str) -> bool:
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def _device_of_rank(name: str, world: World) -> torch.device:
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_devices == 0 and name == "auto":
+        return torch.device("cpu")
+    if world.local_size > num_devices:
+        raise ConfigError(
+            f"{world.local_size} ranks run on this machine, and it has {num_devices} CUDA devices that torch can use: "
+            "start one rank per device, or say run.device=cpu"
+        )
+    return torch.device("cuda", world.local_rank)
+
+
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU. Raises ConfigError for a device that is not there."""
+    """`auto` takes CUDA, then MPS, then the CPU. Raises ConfigError for a device that is not there.
+
+    On several ranks `auto` and `cuda` are the CUDA device with the number of the rank on its machine, or the CPU.
+    """
+    if current().size > 1 and name in ("auto", "cuda"):
+        return _device_of_rank(name, current())
     available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}
     if name == "auto":
         return torch.device(next(kind for kind, is_there in available.items() if is_there()))
