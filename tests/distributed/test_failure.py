@@ -1,0 +1,136 @@
+"""A rank that fails, dies or does not answer ends the run of all, soon, with one message that names it."""
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import LAUNCHED, end, launched, rank_command, sft_recipe, start, torchrun, wait_for_lines
+
+from run_outcomes import read_lines
+from tiny_runs import NUM_STEPS
+
+RANK_1 = r"error: rank 1 \(process \d+ on \S+\) "
+
+
+def test_an_exception_in_one_rank_ends_all_with_its_name_and_a_file_with_its_traceback(tmp_path: Path) -> None:
+    recipe = sft_recipe(tmp_path)
+    ended = launched(recipe, {"rank": 1, "at": "step", "number": 3, "do": "raise"})
+    assert ended.status == 1
+    (error,) = ended.errors
+    assert re.match(RANK_1 + "failed: ValueError: this was to fail; its traceback is in", error)
+    assert "rank 0 waited for it in: " in error
+    assert "Traceback" not in ended.output
+    trace = ended.run / "ranks" / "rank-1.log"
+    assert str(trace) in error
+    assert "in _raise" in trace.read_text()
+    assert ended.outcome["state"] == "failed"
+    assert "rank 1 (process" in ended.outcome["reason"]
+    assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_after_a_kill_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    recipe = sft_recipe(tmp_path)
+    fault = {"rank": 1, "at": "step", "number": 4, "do": "kill"}  # the last save was after step 2
+    ended = torchrun(recipe, fault, "--resume=auto", restarts=1)
+    assert ended.status == 0, ended.output
+    assert "going on after step 2" in (ended.run / "log.txt").read_text()
+    assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == list(range(NUM_STEPS + 1))
+    assert ended.outcome["state"] == "finished"
+
+
+KINDS: dict[str, tuple[Mapping[str, Any], int, str]] = {
+    "an exception in rank 0": ({"rank": 0, "at": "step", "number": 3, "do": "raise"}, 1, ""),
+    "a refusal in rank 1's build": (
+        {"rank": 1, "at": "build", "number": 1, "do": "refuse"},
+        2,
+        RANK_1 + "failed: DataError: this row is refused; rank 0 waited",
+    ),
+    "a refusal in rank 0's build": (
+        {"rank": 0, "at": "build", "number": 1, "do": "refuse"},
+        2,
+        "error: this row is refused$",
+    ),
+    "a refusal of the run folder": (
+        {"rank": 0, "at": "folder", "number": 1, "do": "refuse"},
+        2,
+        "error: this row is refused$",
+    ),
+    "an exception in rank 1's evaluation": (
+        {"rank": 1, "at": "evaluate", "number": 2, "do": "raise"},
+        1,
+        RANK_1 + "failed: ValueError",
+    ),
+    "an exception in rank 1's state for a save": (
+        {"rank": 1, "at": "state", "number": 1, "do": "raise"},
+        1,
+        RANK_1 + "failed: ValueError",
+    ),
+    "a disk that is full in rank 0's save": (
+        {"rank": 0, "at": "save", "number": 1, "do": "refuse"},
+        2,
+        "error: this row is refused$",
+    ),
+    "rank 1 exits": ({"rank": 1, "at": "step", "number": 3, "do": "exit"}, 3, RANK_1 + "ended with status 3"),
+    "rank 1 is killed": ({"rank": 1, "at": "step", "number": 3, "do": "kill"}, 137, RANK_1 + "was ended by SIGKILL"),
+    "rank 0 is killed": (
+        {"rank": 0, "at": "step", "number": 3, "do": "kill"},
+        137,
+        r"error: rank 0 \(process \d+ on \S+\) was ended by SIGKILL; rank 1 waited for it in: ",
+    ),
+    "rank 0 is killed in a save": (
+        {"rank": 0, "at": "save", "number": 1, "do": "kill"},
+        137,
+        r"error: rank 0 \(process \d+ on \S+\) was ended by SIGKILL; rank 1 waited for it in: ",
+    ),
+    "rank 1 is stopped": (
+        {"rank": 1, "at": "step", "number": 3, "do": "stop"},
+        1,
+        RANK_1 + r"is stopped or gone: no sign of life for \d+ s; rank 0 waited for it in: ",
+    ),
+    "rank 1 does not arrive": (
+        {"rank": 1, "at": "step", "number": 3, "do": "sleep"},
+        1,
+        RANK_1 + "lives but did not arrive: it is after the end of step 2; rank 0 waited for it in: ",
+    ),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
+    fault, status, message = KINDS[kind]
+    ended = launched(sft_recipe(tmp_path, timeout_seconds=8), fault)
+    assert ended.status == status, ended.output
+    if message:
+        (error,) = ended.errors
+        assert re.match(message, error), error
+        assert "Traceback" not in ended.output
+    else:
+        assert ended.output.count("ValueError: this was to fail") == 1
+    assert "terminate called" not in ended.output
+
+
+@pytest.mark.soak
+def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    recipe = sft_recipe(tmp_path)
+    many = ("sft.num_epochs=80", "run.save_every_steps=1000", "run.evaluate_every_steps=1000")
+    process = start([*LAUNCHED, *rank_command(recipe, {}, *many)])
+    run = tmp_path / "run"
+    wait_for_lines(run, 3)
+    os.killpg(process.pid, signal.SIGTERM)  # the parent passes it on as well
+    ended = end(process, recipe)
+    assert ended.status == 143, ended.output
+    assert not ended.errors
+    assert ended.output.count("SIGTERM: ending this step") == 1
+    step = read_lines(run / "metrics.jsonl")[-1]["step"]
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
+    assert ended.outcome["state"] == "stopped"
+    resumed = launched(recipe, {}, *many, "--resume")
+    assert resumed.status == 0, resumed.output
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > step + 2
