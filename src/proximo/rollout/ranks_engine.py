@@ -87,7 +87,7 @@ class RanksEngine:
                 )
         except Exception as error:  # raised below, when the others know of it
             failure = error
-        self.world.counts["sampled_tokens"] += sum(len(response.token_ids) for response in own)
+        current().counts["sampled_tokens"] += sum(len(response.token_ids) for response in own)
         if begun is not None:
             failure = begun.wait_for_others(failure)
         if failure is not None:
