@@ -193,7 +193,9 @@ class ProcessGroupWorld(World):
                 try:
                     self.store.wait([key], wait)
                     break
-                except dist.DistStoreError:  # not yet: the effect has no deadline of its own
+                except RuntimeError as error:  # not yet: the effect has no deadline of its own
+                    if "timeout" not in str(error).lower() and not isinstance(error, dist.DistStoreError):
+                        raise
                     if self.watch is not None and self.watch.failure is not None:
                         raise
             said = self.store.get(key).decode()
