@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -32,6 +33,8 @@ from proximo.supervised.reward.task import RewardTask
 from proximo.supervised.sft.recipe import SFTConfig
 from proximo.supervised.sft.task import SFTTask
 from proximo.supervised.task import SupervisedTask, TaskInputs
+from proximo.trainer_kinds import recipe_kind
+from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 Trainer = Literal["sft", "reward", "dpo"]
 TRAINERS: tuple[Trainer, ...] = ("sft", "reward", "dpo")
@@ -290,3 +293,42 @@ def test_gradients_in_float32_are_those_of_one_rank(two: Ranks, trainer: Trainer
 def test_gradients_in_bf16_are_those_of_one_rank(two: Ranks, trainer: Trainer, devices: dict[str, Any]) -> None:
     """But for how often bf16 rounds, by 2^-8 at most: sums over micro-batches and ranks are in float32."""
     check_gradients(two, trainer, "bf16", devices, 0.02)
+
+
+def built(trainer: Trainer, place: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The task of a recipe: digests of what it read, how its models lie, an evaluation and the first step."""
+    kind = recipe_kind(trainer)
+    recipe = kind.schema.model_validate(changed(recipe_of(trainer, Path(place)), changes))
+    task = kind.build(recipe)
+    models = [task.model, *([task.reference] if trainer == "dpo" else [])]
+    evaluated = task.evaluate()
+    assert evaluated is not None
+    return {
+        "fingerprint": task.inputs_fingerprint,
+        "sharded": [model.backbone.sharding is not None for model in models],
+        "lines": [numbers(evaluated), numbers(task.step(1))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "sharded"),
+    [
+        ("sft", {}, [True]),
+        ("reward", {"devices.model.shard": "grads"}, [True]),
+        ("dpo", {"devices.reference.shard": "replicate"}, [True, False]),
+        ("dpo", {"model.lora": LORA}, [True, True]),
+    ],
+    ids=str,
+)
+def test_a_recipe_builds_the_same_task_on_ranks(
+    two: Ranks, tmp_path: Path, trainer: Trainer, changes: dict[str, Any], sharded: list[bool]
+) -> None:
+    place = str(make_inputs(tmp_path))
+    wanted = built(trainer, place, changes)
+    for found in two.run(built, trainer, place, changes):
+        assert found["sharded"] == sharded
+        assert wanted["sharded"] == [False] * len(sharded)
+        assert found["fingerprint"] == wanted["fingerprint"]
+        for line, other in zip(found["lines"], wanted["lines"], strict=True):
+            assert line.keys() == other.keys()
+            assert all(relative(line[name], value) < 1e-4 for name, value in other.items())
