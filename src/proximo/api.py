@@ -4,6 +4,7 @@ from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLContr
 from proximo.config.ppo.options import KLConfig, PPOConfig, RolloutConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import OptimizerConfig
+from proximo.distributed.join import join
 from proximo.errors import (
     CheckpointError,
     ConfigError,
@@ -11,6 +12,7 @@ from proximo.errors import (
     MissingExtraError,
     ModelError,
     ProximoError,
+    RankError,
     RunFolderError,
     TrainingError,
     UserError,
@@ -55,6 +57,7 @@ __all__ = [
     "Prompt",
     "ProximoError",
     "RandomKey",
+    "RankError",
     "Response",
     "RolloutConfig",
     "RunFolderError",
@@ -67,5 +70,6 @@ __all__ = [
     "TrainingError",
     "UserError",
     "WeightedReward",
+    "join",
     "rollout_tensordict",
 ]

@@ -103,7 +103,8 @@ KINDS: dict[str, tuple[Mapping[str, Any], int, str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
     fault, status, message = KINDS[kind]
-    ended = launched(sft_recipe(tmp_path, timeout_seconds=8), fault)
+    waits = {"timeout_seconds": 20} if fault["do"] in ("stop", "sleep") else {}
+    ended = launched(sft_recipe(tmp_path, **waits), fault)
     assert ended.status == status, ended.output
     if message:
         (error,) = ended.errors
