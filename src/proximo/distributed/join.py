@@ -93,6 +93,7 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
         timeout_seconds=timeout_seconds,
         store_of="rank 0" if place.first_hosts_store else "the process that started the ranks",
         served=served,
+        told_of_ends=place.starter == "proximo",
     )
     watch.start()
     return dist.PrefixStore("world", store), watch

@@ -58,9 +58,11 @@ class Watch:
         timeout_seconds: float,
         store_of: str,
         served: dist.Store | None = None,
+        told_of_ends: bool = False,
     ) -> None:
         """`store`: a connection of its own. `store_of`: who serves the store, such as `rank 0`.
 
+        `told_of_ends`: whether who started the ranks tells why one ended, so that nobody has to look for its process.
         `served`: the store itself, kept where this process serves it.
         """
         self.rank, self.size = rank, size
@@ -74,6 +76,7 @@ class Watch:
         """How far the main thread came; `ProcessGroupWorld` writes it."""
         self._store_of = store_of
         self._served = served
+        self._told_of_ends = told_of_ends
         self._num_beats = 0
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._names: dict[int, tuple[str, int, str]] = {}
@@ -266,7 +269,7 @@ class Watch:
     def _has_ended(self, rank: int) -> bool:
         """Whether a rank of this machine is no process any more."""
         self.name_of(rank)
-        if rank not in self._names:
+        if self._told_of_ends or rank not in self._names:
             return False
         machine, process, _ = self._names[rank]
         return machine == _machine() and not _is_alive(process)
