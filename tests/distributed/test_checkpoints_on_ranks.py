@@ -37,10 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
     # 61 tokens and 48 rows over 2 and 3 ranks: uneven shards; a value head has one row, so that ranks have empty ones.
     "full": {"three": True, "devices": {"shard": "full"}},
     "grads_tied": {"devices": {"shard": "grads"}, "architecture": "qwen2"},
-    "offload": {"devices": {"shard": "full", "offload": "always"}, "dtype": torch.float64},
+    "offload_frozen": {"devices": {"shard": "full", "offload": "always"}, "dtype": torch.float64, "frozen_layers": 1},
     "copies": {"devices": {"shard": "full", "shard_size": 1}},
     "experts": {"devices": {"shard": "full"}, "architecture": "qwen3_moe"},
-    "frozen": {"devices": {"shard": "full"}, "frozen_layers": 1},
     "lora": {"three": True, "devices": {"shard": "full"}, "lora": True},
     "trunk": {"three": True, "devices": {"shard": "full"}, "trunk": True},
     "value": {"three": True, "devices": {"shard": "full"}, "scalar": True},

@@ -1,0 +1,73 @@
+"""A run that was saved on some ranks goes on on others, where the user allows it: the next step is the same."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from distributed.ranks import Ranks
+from proximo.checkpoint.store import CheckpointStore
+from proximo.errors import RunFolderError
+from proximo.run.options import RunOptions
+from run_outcomes import read_lines
+from tiny_runs import changed, make_inputs, recipe_of, run
+
+TOLERANCE = 1e-4
+
+
+def train(place: Path, folder: Path, num_steps: int, how: str = "start") -> int:
+    """Take the PPO run in `folder` to a step, on this rank."""
+    changes = {"run.folder": str(folder), "devices.shard": "full", "ppo.num_steps": num_steps}
+    options = RunOptions(
+        quiet=True,
+        resume="never" if how == "start" else "must",
+        allow_different_environment=how == "on other ranks",
+    )
+    return run("ppo", changed(recipe_of("ppo", place), changes), options)
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    line = read_lines(folder / "metrics.jsonl")[-1]
+    timed = ("time/", "throughput/", "memory/", "ranks/")
+    return {name: value for name, value in line.items() if not name.startswith(timed) and "seconds" not in name}
+
+
+def assert_same_step(found: Path, wanted: Path) -> None:
+    """The last steps of two runs agree, in every metric and in what was sampled."""
+    line, other = last_line(found), last_line(wanted)
+    assert {name for name in other if name not in line} == set()
+    for name, value in other.items():
+        assert line[name] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+    texts = [[each["response"] for each in read_lines(folder / "samples.jsonl")] for folder in (found, wanted)]
+    assert texts[0] == texts[1]
+
+
+def test_ppo_saved_on_two_ranks_and_on_one_goes_on_on_the_other_number(two: Ranks, tmp_path):
+    place = make_inputs(tmp_path / "inputs")
+    started = tmp_path / "two"
+    two.run(train, place, started, 2)
+    for role, loader in (("policy", AutoModelForCausalLM), ("value", AutoModelForSequenceClassification)):
+        loader.from_pretrained(started / "checkpoints" / "step-000002" / role)  # whole at the end of a run
+    assert list((started / "checkpoints" / "step-000002").glob("optimizer/policy/rank-*"))
+    alone = tmp_path / "alone"
+    train(place, alone, 2)
+
+    with pytest.raises(
+        RunFolderError, match=r"(?s)environment \(saved -> now\):.*num_ranks: 2 -> 1.*--allow-different-en"
+    ):
+        train(place, started, 3, "on the same")
+    copies = {size: shutil.copytree(started, tmp_path / f"two-on-{size}") for size in (1, 2)}
+    assert train(place, copies[1], 3, "on other ranks") == 0
+    assert two.run(train, place, copies[2], 3, "on the same") == [0, 0]
+    assert_same_step(copies[1], copies[2])
+    log = (copies[1] / "log.txt").read_text(encoding="utf-8")
+    assert "resumed in another environment: num_ranks: 2 -> 1" in log
+    assert [line["step"] for line in read_lines(copies[1] / "metrics.jsonl")] == [0, 1, 2, 3]
+
+    on_two = shutil.copytree(alone, tmp_path / "alone-on-2")
+    assert two.run(train, place, on_two, 3, "on other ranks") == [0, 0]
+    assert train(place, alone, 3, "on the same") == 0
+    assert_same_step(on_two, alone)
+    assert CheckpointStore(on_two / "checkpoints").load().step == 3
