@@ -20,11 +20,11 @@ from proximo.supervised.sft.recipe import SFTRecipe
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
-SECTIONS = "run|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
+SECTIONS = "run|devices|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
     "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|sft|reward_model|evaluation|"
-    "progress|filter|time|throughput|memory"
+    "progress|filter|time|throughput|memory|ranks"
 )
 METRIC = re.compile(rf"(?:{METRIC_GROUPS})/[a-z_0-9/]+")
 OPTION = re.compile(r"--[a-z-]+")
