@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, ranks_of
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current, whole
@@ -159,6 +159,13 @@ def test_two_ranks_compute_what_one_rank_computes(two: Ranks, name: str) -> None
 def test_three_ranks_compute_what_one_rank_computes(three: Ranks, devices: dict[str, Any]) -> None:
     """Twenty steps; the last minibatch of each has two responses, so that one rank has none."""
     check(three, "accumulation", devices, 20)
+
+
+def test_four_ranks_hold_two_copies_of_which_each_is_shared_by_two() -> None:
+    """Hybrid sharding, in which one rank of four has nothing to do in the last minibatch."""
+    with ranks_of(4) as four:
+        for name in ("accumulation", "in_backward"):
+            check(four, name, FULL | {"shard_size": 2}, 3)
 
 
 def gradients_of_first_update(devices: dict[str, Any]) -> dict[str, torch.Tensor]:
