@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proximo.checkpoint.interruption import SIGNALS
+from proximo.distributed.failure import status_of
 from proximo.distributed.place import Place
-from proximo.errors import ConfigError, ProximoError
+from proximo.errors import ConfigError
 
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
@@ -65,7 +66,7 @@ def run_rank(
         if place.rank == 0:
             raise
         # Not through the interpreter's end: threads of torch's may still wait for ranks that are gone.
-        os._exit(error.exit_status if isinstance(error, ProximoError) else 1)
+        os._exit(status_of(error))
 
 
 def _join_and_run(

@@ -1,8 +1,12 @@
 """The record of what ended a run of several ranks, which the first who knows leaves in the store for all."""
 
 import json
+import traceback
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Self
+
+from proximo.errors import ProximoError, redacted
 
 FAILURE = "failure"
 """Key of the record. Written once: what follows from a failure does not replace it."""
@@ -31,3 +35,27 @@ class Failure:
     def decode(cls, text: bytes) -> Self:
         """What `encode` wrote."""
         return cls(**json.loads(text))
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a process that an exception ends."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return error.exit_status if isinstance(error, ProximoError) else 1
+
+
+def keep_traceback(error: BaseException, path: Path | None) -> str:
+    """Append an exception's traceback to a file, and return how its message is to end.
+
+    Without a file the message has the traceback, unless the error explains itself.
+    """
+    text = redacted("".join(traceback.format_exception(error)))
+    if path is None:
+        return "" if isinstance(error, ProximoError) else f"\n{text}"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as refused:
+        return f" (its traceback could not be written: {refused})\n{text}"
+    return f"; its traceback is in {path}"

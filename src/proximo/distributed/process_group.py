@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from proximo.distributed.failure import status_of
 from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World, differing_ranks, on_host
-from proximo.errors import ProximoError, RankError
+from proximo.errors import RankError
 
 Value = TypeVar("Value")
 BUCKET_BYTES = 64 * 2**20
@@ -97,8 +98,7 @@ class ProcessGroupWorld(World):
         try:
             value = run()
         except BaseException as error:
-            status = error.exit_status if isinstance(error, ProximoError) else 1
-            problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status])
+            problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status_of(error)])
             with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them
                 self.store.set(key, PROBLEM + problem)
             raise

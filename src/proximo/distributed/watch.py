@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure
-from proximo.errors import ProximoError, RankError, redacted
+from proximo.distributed.processes import first_line, is_alive, process_table, say
+from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
@@ -88,7 +88,7 @@ class Watch:
 
     def start(self) -> None:
         """Say who this is, and begin to watch."""
-        self._store.set(f"name/{self.rank}", json.dumps([_machine(), os.getpid(), socket.gethostname()]))
+        self._store.set(f"name/{self.rank}", json.dumps([process_table(), os.getpid(), socket.gethostname()]))
         self._beat()
         self._thread.start()
 
@@ -161,22 +161,10 @@ class Watch:
         message = f"{self.name_of(self.rank)} failed: {type(error).__name__}: {error}"
         if self.rank > 0 and not isinstance(error, RankError):
             message += self._keep_traceback(error, traces)
-        status = error.exit_status if isinstance(error, ProximoError) else 130 if _is_interrupt(error) else 1
+        status = (
+            error.exit_status if isinstance(error, ProximoError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+        )
         self.publish(Failure(rank=self.rank, message=message, status=status, is_alive=True))
-
-    def _keep_traceback(self, error: BaseException, traces: Path | None) -> str:
-        """Write it to the file, and return how the message ends. Without a file the message has the traceback."""
-        text = redacted("".join(traceback.format_exception(error)))
-        if traces is None:
-            return "" if isinstance(error, ProximoError) else f"\n{text}"
-        path = traces / f"rank-{self.rank}.log"
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as refused:
-            return f" (its traceback could not be written: {refused})\n{text}"
-        return f"; its traceback is in {path}"
 
     def claims_message(self) -> bool:
         """Whether this rank is the first that asks to print how the run ends."""
@@ -272,10 +260,10 @@ class Watch:
         if self._told_of_ends or rank not in self._names:
             return False
         machine, process, _ = self._names[rank]
-        return machine == _machine() and not _is_alive(process)
+        return machine == process_table() and not is_alive(process)
 
     def _without_store(self, error: Exception) -> Failure:
-        message = f"{self._store_of} is gone: its store does not answer ({_first_line(error)})"
+        message = f"{self._store_of} is gone: its store does not answer ({first_line(error)})"
         return Failure(rank=0 if self._store_of == "rank 0" else None, message=message)
 
     def _late(self, error: Exception | None) -> Failure:
@@ -289,7 +277,7 @@ class Watch:
         if positions[last].number < furthest:
             message = f"{self.name_of(last)} lives but did not arrive: it is {positions[last]}"
             return Failure(rank=last, message=message, is_alive=True)
-        reason = "" if error is None else f" ({_first_line(error)})"
+        reason = "" if error is None else f" ({first_line(error)})"
         where = "; ".join(f"rank {rank} is {position}" for rank, position in sorted(positions.items())[:4])
         return Failure(rank=None, message=f"the ranks lost each other, though all live{reason}: {where}")
 
@@ -306,34 +294,3 @@ class Watch:
         with suppress(dist.DistError, RuntimeError):
             self._store.set(f"ends/{self.rank}", "")
         os._exit(failure.status)
-
-
-def say(text: str) -> None:
-    """A line on standard error, whatever Python's streams are at the moment."""
-    os.write(2, f"{redacted(text)}\n".encode())
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
-
-
-def _machine() -> str:
-    """The same for processes that share a process table."""
-    try:
-        table = os.readlink("/proc/self/ns/pid")
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return f"process {os.getpid()}"  # no other one compares equal
-    return f"{boot} {table}"
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in (b"Z", b"X")

@@ -3,18 +3,16 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.checkpoint.environment import describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
+from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.interruption import Interruption
-from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
-from proximo.config.saved import read_saved
 from proximo.distributed.world import current
 from proximo.errors import RunFolderError
 from proximo.metrics.console import ProgressInfo, open_progress
@@ -32,27 +30,11 @@ from proximo.run.preflight import inputs_of
 from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, shown
 from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
+from proximo.run.resumption import load_to_resume
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
-
-MAY_CHANGE = (
-    "run.folder",
-    "run.save_every_steps",
-    "run.save_every_minutes",
-    "run.keep_last",
-    "run.grace_seconds",
-    "run.tensorboard",
-    "run.sinks",
-    "run.token_cache",
-    "devices.timeout_seconds",
-)
-"""Settings of every run that may change on resume: none of them affects the steps already taken. A trainer adds its own
-(`config/recipe.py::TrainerRecipe.may_change`).
-"""
-ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices")
-"""Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
 REPEAT_SECONDS = 2.0
 """On several ranks, a signal that comes again so soon is the same one."""
@@ -284,36 +266,15 @@ class _Loop:
         """Steps already done: 0 for a new run."""
         if not self.resuming:
             return 0
-        checkpoint, differences = self.world.once(self._load, what="the checkpoint to be verified")
+        checkpoint, differences = self.world.once(
+            lambda: load_to_resume(self.store, self.recipe, self.options, self.fingerprints),
+            what="the checkpoint to be verified",
+        )
         self.num_log_lines = checkpoint.state["num_log_lines"]
         self.notes.append(f"going on after step {checkpoint.step}")
         self.notes += [f"resumed in another environment: {line}" for line in differences]
         self.task.restore(checkpoint)
         return checkpoint.step
-
-    def _load(self) -> tuple[Checkpoint, Sequence[str]]:
-        """The checkpoint to go on from, and how its environment differed."""
-        checkpoint = self.store.load()
-        differences = check_fingerprints(
-            self._saved_fingerprints(checkpoint),
-            self.fingerprints,
-            may_change=(*MAY_CHANGE, *self.recipe.may_change),
-            environment_settings=(*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in self.recipe.sections())),
-            allow_different_environment=self.options.allow_different_environment,
-        )
-        return checkpoint, differences
-
-    def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
-        """The saved fingerprints, with defaults for settings that are newer than the checkpoint."""
-        saved, folder = Fingerprints.from_json(checkpoint.state["fingerprints"]), self.options.pipeline_folder
-        known = read_saved(
-            type(self.recipe), relocated(saved.config, folder), saved_by=saved.environment.get("proximo")
-        )
-        return replace(
-            saved,
-            config=relocatable(known.model_dump(mode="json"), folder),
-            environment={"num_ranks": 1, **saved.environment},  # earlier versions knew no other number
-        )
 
     def _nothing_to_do(self, step: int) -> int:
         assert self.folder is not None

@@ -1,0 +1,59 @@
+"""The checkpoint that a run goes on from, compared with the run that is to go on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.store import CheckpointStore
+from proximo.config.recipe import TrainerRecipe
+from proximo.config.saved import read_saved
+from proximo.run.options import RunOptions
+
+MAY_CHANGE = (
+    "run.folder",
+    "run.save_every_steps",
+    "run.save_every_minutes",
+    "run.keep_last",
+    "run.grace_seconds",
+    "run.tensorboard",
+    "run.sinks",
+    "run.token_cache",
+    "devices.timeout_seconds",
+)
+"""Settings of every run that may change on resume: none of them affects the steps already taken. A trainer adds its own
+(`config/recipe.py::TrainerRecipe.may_change`).
+"""
+ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices")
+"""Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
+
+
+def load_to_resume(
+    store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, fingerprints: Fingerprints
+) -> tuple[Checkpoint, Sequence[str]]:
+    """The latest checkpoint, verified, and how its environment differed from that of `fingerprints`, one line each.
+
+    Raises CheckpointError for a damaged one, and what `check_fingerprints` raises for another run's.
+    """
+    checkpoint = store.load()
+    differences = check_fingerprints(
+        _saved_fingerprints(checkpoint, recipe, options.pipeline_folder),
+        fingerprints,
+        may_change=(*MAY_CHANGE, *recipe.may_change),
+        environment_settings=(*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in recipe.sections())),
+        allow_different_environment=options.allow_different_environment,
+    )
+    return checkpoint, differences
+
+
+def _saved_fingerprints(checkpoint: Checkpoint, recipe: TrainerRecipe, pipeline_folder: str) -> Fingerprints:
+    """The saved fingerprints, with defaults for settings that are newer than the checkpoint."""
+    saved = Fingerprints.from_json(checkpoint.state["fingerprints"])
+    known = read_saved(
+        type(recipe), relocated(saved.config, pipeline_folder), saved_by=saved.environment.get("proximo")
+    )
+    return replace(
+        saved,
+        config=relocatable(known.model_dump(mode="json"), pipeline_folder),
+        environment={"num_ranks": 1, **saved.environment},  # earlier versions knew no other number
+    )
