@@ -160,11 +160,8 @@ class Watch:
             return
         message = f"{self.name_of(self.rank)} failed: {type(error).__name__}: {error}"
         if self.rank > 0 and not isinstance(error, RankError):
-            message += self._keep_traceback(error, traces)
-        status = (
-            error.exit_status if isinstance(error, ProximoError) else 130 if isinstance(error, KeyboardInterrupt) else 1
-        )
-        self.publish(Failure(rank=self.rank, message=message, status=status, is_alive=True))
+            message += keep_traceback(error, None if traces is None else traces / f"rank-{self.rank}.log")
+        self.publish(Failure(rank=self.rank, message=message, status=status_of(error), is_alive=True))
 
     def claims_message(self) -> bool:
         """Whether this rank is the first that asks to print how the run ends."""
