@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from proximo.distributed.failure import FAILURE, TOLD, Failure
+from proximo.distributed.failure import FAILURE, TOLD, Failure, keep_traceback, status_of
 from proximo.distributed.processes import first_line, is_alive, process_table, say
 from proximo.errors import RankError
 
