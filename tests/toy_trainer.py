@@ -188,6 +188,7 @@ class ToyKind(TrainerKind[ToyRecipe]):
             likelihood_loss(model),
             max_tokens=recipe.data.max_tokens,
             sequences_per_row=1,
+            context=context,
         )
 
     def ineffective_keys(self, recipe: ToyRecipe, prefix: str) -> Iterator[str]:

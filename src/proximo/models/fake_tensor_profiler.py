@@ -140,6 +140,11 @@ class PassProfiler(TorchDispatchMode):
             self._heap += self._in_heap(part, size) - self._in_heap(before, size)
             self._parts[key] = part
 
+    def hold(self, part: str, size: int) -> None:
+        """Count `size` more bytes from now on, for what the run holds and these passes do not make."""
+        self._held[part] += size
+        self._note_peak()
+
     def cost(self) -> Cost:
         """The cost of everything since the profiler was created."""
         return Cost(parts=dict(self._peak), flops=self.flops, heap=self._heap_at_peak)
@@ -166,6 +171,9 @@ class PassProfiler(TorchDispatchMode):
         self._alive[key] = weakref.ref(storage, lambda _: self._release(key, size))
         self._held[self.part] += size
         self._heap += self._in_heap(self.part, size)
+        self._note_peak()
+
+    def _note_peak(self) -> None:
         if self._held.total() > sum(self._peak.values()):
             self._peak = {part: held for part, held in self._held.items() if held}
             self._heap_at_peak = self._heap

@@ -5,14 +5,15 @@ Call these functions inside `shapes_only()`. Every sequence is assumed to have t
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from proximo.models.batching import plan_batches
-from proximo.models.fake_tensor_profiler import Cost, PassProfiler
+from proximo.models.batching import plan_share
+from proximo.models.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
@@ -43,19 +44,22 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """Micro-batches of sequences that all have the same lengths."""
+    """Micro-batches of one rank, of sequences that all have the same lengths."""
 
     lengths: Lengths
     sizes: tuple[int, ...]
     """Number of sequences in each micro-batch."""
 
     @classmethod
-    def of(cls, lengths: Lengths, count: int, *, token_budget: int, sequences_per_row: int = 1) -> "Batches":
-        """Micro-batches for `count` rows of the data.
+    def of(
+        cls, lengths: Lengths, count: int, *, token_budget: int, sequences_per_row: int = 1, num_ranks: int = 1
+    ) -> "Batches":
+        """Micro-batches of the first rank, which has the most, for `count` rows of the data.
 
         The `sequences_per_row` sequences of a row share a micro-batch (2 for preference pairs).
         """
-        plan = plan_batches([lengths.total * sequences_per_row] * count, token_budget=token_budget)
+        rows = [lengths.total * sequences_per_row] * count
+        plan = plan_share(rows, token_budget=token_budget, rank=0, num_ranks=num_ranks)
         return cls(lengths=lengths, sizes=tuple(len(batch) * sequences_per_row for batch in plan))
 
     @property
@@ -75,6 +79,19 @@ class Batches:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """Passes of a phase in one step, counted for what ranks exchange in them."""
+
+    kind: Literal["train", "read", "rollout"]
+    modules: tuple[nn.Module, ...]
+    """Those that run."""
+    calls: int
+    """Updates, or calls that read."""
+    microbatches: int
+    """Of each call; of a rollout, the steps that decode one token of each row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCost:
     """Memory and work of one phase of a step."""
 
@@ -86,20 +103,30 @@ class StepCost:
     """Tokens that these passes process."""
     heap: int
     """Bytes of the peak in small heap blocks, see `Cost.heap`."""
+    passes: tuple[Passes, ...]
 
 
-def scale_to_step(cost: Cost, *, profiled_tokens: int, tokens: int) -> StepCost:
-    """Scale the FLOPs of a pass over `profiled_tokens` tokens to the `tokens` tokens of a step.
+def reading_cost(cost: Cost, modules: Sequence[nn.Module], batches: Batches, *, tokens: int | None = None) -> StepCost:
+    """The cost of reading `tokens` tokens in a step (None: those of `batches`), by that of the largest micro-batch.
 
-    Memory is not scaled.
+    The FLOPs are scaled, memory is not.
     """
-    return StepCost(parts=cost.parts, flops=cost.flops * tokens // profiled_tokens, tokens=tokens, heap=cost.heap)
+    tokens = tokens or batches.total_tokens
+    calls = max(1, round(tokens / batches.total_tokens))
+    return StepCost(
+        parts=cost.parts,
+        flops=cost.flops * tokens // batches.max_tokens,
+        tokens=tokens,
+        heap=cost.heap,
+        passes=(Passes(kind="read", modules=tuple(modules), calls=calls, microbatches=len(batches.sizes)),),
+    )
 
 
 def sequential_cost(costs: Sequence[StepCost]) -> StepCost:
     """Cost of passes that run in sequence: the largest of their peaks, the sum of their FLOPs and tokens."""
     largest = max(costs, key=lambda cost: sum(cost.parts.values()))
-    return replace(largest, flops=sum(c.flops for c in costs), tokens=sum(c.tokens for c in costs))
+    passes = tuple(each for cost in costs for each in cost.passes)
+    return replace(largest, flops=sum(c.flops for c in costs), tokens=sum(c.tokens for c in costs), passes=passes)
 
 
 def concurrent_costs(costs: Mapping[str, StepCost]) -> dict[str, StepCost]:
@@ -119,16 +146,29 @@ class TrainingPass:
     """Tokens trained with this loss in one step, over all updates."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReducedGradients:
+    """Gradients of sharded models, which leave their units as soon as these are complete."""
+
+    units: Sequence[tuple[Sequence[nn.Parameter], int]]
+    """Trained parameters of a unit, and the bytes that a rank keeps of their gradients."""
+
+
 def training_cost(
-    modules: Sequence[nn.Module], passes: Sequence[TrainingPass], *, in_backward: bool = False
+    modules: Sequence[nn.Module],
+    passes: Sequence[TrainingPass],
+    *,
+    in_backward: bool = False,
+    reduced: ReducedGradients | None = None,
 ) -> StepCost:
     """Cost of the forward and backward passes that train the modules.
 
     `in_backward`: the optimizer steps inside the backward pass, so each gradient is freed as soon as it is computed.
+    `reduced`: what becomes of gradients of sharded models; None for models that are whole.
     """
     learner, flops = nn.ModuleList(modules), 0
     learner.train()
-    with PassProfiler(modules) as profiler, casting(), _free_gradients(learner) if in_backward else nullcontext():
+    with PassProfiler(modules) as profiler, casting(), _gradients(profiler, learner, reduced, in_backward=in_backward):
         for training_pass in passes:
             batches, flops_before = training_pass.batches, profiler.flops
             # The peak is in the second micro-batch, if there is one: it starts with all accumulated gradients in
@@ -141,7 +181,58 @@ def training_cost(
     for parameter in learner.parameters():
         parameter.grad = None
     cost = profiler.cost()
-    return StepCost(parts=cost.parts, flops=flops, tokens=sum(p.tokens for p in passes), heap=cost.heap)
+    return StepCost(
+        parts=cost.parts,
+        flops=flops,
+        tokens=sum(p.tokens for p in passes),
+        heap=cost.heap,
+        passes=(
+            Passes(
+                kind="train",
+                modules=tuple(modules),
+                calls=max(1, round(passes[0].tokens / passes[0].batches.total_tokens)),
+                microbatches=sum(len(p.batches.sizes) for p in passes),
+            ),
+        ),
+    )
+
+
+def _gradients(
+    profiler: PassProfiler, learner: nn.Module, reduced: ReducedGradients | None, *, in_backward: bool
+) -> AbstractContextManager[None]:
+    if reduced is not None:
+        return _reduce_gradients(profiler, reduced)
+    return _free_gradients(learner) if in_backward else nullcontext()
+
+
+@contextmanager
+def _reduce_gradients(profiler: PassProfiler, reduced: ReducedGradients) -> Generator[None]:
+    """Free the gradients of a unit when they are complete, and count what the rank keeps of them, once."""
+    handles, seen = [], set[int]()
+
+    def watch(unit: Sequence[nn.Parameter], kept: int) -> None:
+        missing = {id(parameter) for parameter in unit}
+
+        def reduce(parameter: Tensor) -> None:
+            missing.discard(id(parameter))
+            if missing:
+                return
+            for each in unit:
+                each.grad = None
+            missing.update(id(each) for each in unit)
+            if id(unit) not in seen:
+                seen.add(id(unit))
+                profiler.hold(GRADIENTS, kept)
+
+        handles.extend(parameter.register_post_accumulate_grad_hook(reduce) for parameter in unit)
+
+    for unit, kept in reduced.units:
+        watch(unit, kept)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -185,9 +276,8 @@ def inference_cost(
     None for the tokens of `batches`.
     """
     batch = batches.largest()
-    with PassProfiler(
-        [model.model] if full_kl_with in (None, model) else [model.model, full_kl_with.model]
-    ) as profiler:
+    modules = [model.model] if full_kl_with in (None, model) else [model.model, full_kl_with.model]
+    with PassProfiler(modules) as profiler:
         if isinstance(model, ScalarModel):
             model.token_scores(batch.packed, batch.predictors)
         else:
@@ -197,4 +287,4 @@ def inference_cost(
                 token_logprobs(hidden, model.head, batch.targets)
                 if full_kl_with is not None and other is not None:
                     full_kl(other, full_kl_with.head, hidden, model.head)
-    return scale_to_step(profiler.cost(), profiled_tokens=batches.max_tokens, tokens=tokens or batches.total_tokens)
+    return reading_cost(profiler.cost(), modules, batches, tokens=tokens)

@@ -38,6 +38,22 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankCosts:
+    """What one of several ranks exchanges in a step, and how long the step takes."""
+
+    num: int
+    """Number of ranks."""
+    host: int
+    """Bytes of a rank in its host's memory."""
+    traffic: Mapping[str, Mapping[str, int]]
+    """Phase -> kind -> bytes that come to this rank in a step."""
+    collectives: Mapping[str, Mapping[str, int]]
+    """Phase -> kind -> number of collectives in a step, without those of records."""
+    seconds: Mapping[str, float]
+    """Phase -> predicted time in a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The plan of one stage."""
 
@@ -57,6 +73,8 @@ class Plan:
     """Maximum number of tokens in a micro-batch of shorter sequences."""
     notes: tuple[str, ...] = ()
     """Sentences about costs that the plan does not count."""
+    ranks: RankCosts | None = None
+    """None for one rank. Otherwise the phases are those of one of them."""
 
     @property
     def largest(self) -> Phase:

@@ -5,6 +5,7 @@ from typing import Any
 
 from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, WORKING
 from proximo.plan.cost_model import CACHE, LOGITS
+from proximo.plan.ranks_text import describe_ranks, ranks_to_json
 from proximo.plan.record import Phase, Plan
 
 MIB = 2**20
@@ -50,6 +51,7 @@ def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
                 for phase in plan.phases
             },
             "notes": list(plan.notes),
+            **ranks_to_json(plan),
         }
         for plan in plans
     ]
@@ -71,6 +73,9 @@ def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
     yield ""
     yield from _table(plan.phases)
     yield ""
+    if plan.ranks is not None:
+        yield describe_ranks(plan)
+        yield ""
     own = f" + {_mib(process)} MiB of the process with its libraries" if process else ""
     yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)
     if memory is not None and plan.peak + process > memory:

@@ -17,7 +17,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
-from proximo.plan.cost_model import CACHE, COPY, LOGITS, Batches, Lengths, StepCost, scale_to_step
+from proximo.plan.cost_model import CACHE, COPY, LOGITS, Batches, Lengths, Passes, StepCost, reading_cost
 from proximo.ppo.roles.policy import sampling_options
 from proximo.rollout.local import PREFILL_TOKENS, rows_for
 from proximo.rollout.sampling import sample
@@ -65,7 +65,7 @@ def logprobs_and_values_cost(policy: LanguageModel, value: ScalarModel, batches:
         with profiler.attribute_to(LOGITS):
             token_logprobs(hidden[batch.predictors], policy.head, batch.targets)
         value.scores(hidden[batch.value_positions])
-    return scale_to_step(profiler.cost(), profiled_tokens=batches.max_tokens, tokens=batches.total_tokens)
+    return reading_cost(profiler.cost(), [policy.model, value.model], batches)
 
 
 @torch.no_grad()
@@ -113,6 +113,14 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
         flops=prefill_flops * num_prompts // num_prefilled + cost.flops * decoded // num_rows,
         tokens=num_prompts * lengths.prompt + decoded,
         heap=cost.heap,
+        passes=(
+            Passes(
+                kind="rollout",
+                modules=(policy.model,),
+                calls=1,
+                microbatches=lengths.response * math.ceil(num_prompts * num_samples / num_rows),
+            ),
+        ),
     )
 
 

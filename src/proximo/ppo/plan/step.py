@@ -1,6 +1,6 @@
 """Plans a PPO step: its models, and the cost of each call of its graph. The profiled passes: costs.py."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from proximo.config.rewards.sources import ModelRewardConfig
@@ -16,6 +16,7 @@ from proximo.models.sharing.shared_base import check_scalar_adapter, value_on_ba
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
 from proximo.plan import cost_model
 from proximo.plan.cost_model import Batches, Lengths, Model, StepCost, TrainingPass
+from proximo.plan.rank_layout import Layout, Ranks
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
 from proximo.plan.static_memory import OptimizedModules
 from proximo.plan.weightless_models import (
@@ -43,13 +44,20 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
     texts = None
     if recipe.ptx_data is not None:
         texts = truncated_lengths({"policy": models["policy"]}, prompt=1, response=recipe.ptx_data.max_tokens - 1)
+    layout = context.lay_out(
+        models, lambda role: role if role in ("policy", "reference", "value", "average") else "reward"
+    )
     optimized = ppo_optimized_modules(recipe, models)
+    update = Batches.of(
+        lengths, ppo.responses_per_update, token_budget=ppo.tokens_per_microbatch, num_ranks=context.ranks.num
+    )
     return StageCosts(
         models=models,
         optimized=optimized,
-        costs=ppo_costs(recipe, models, optimized, lengths, texts, device=context.device),
-        update=Batches.of(lengths, ppo.responses_per_update, token_budget=ppo.tokens_per_microbatch),
+        costs=ppo_costs(recipe, models, optimized, lengths, texts, layout=layout, device=context.device),
+        update=update,
         token_budget=ppo.tokens_per_microbatch,
+        layout=layout,
         notes=tuple(_notes_on(recipe)),
     )
 
@@ -139,15 +147,18 @@ def ppo_costs(
     lengths: Lengths,
     texts: Lengths | None,
     *,
+    layout: Layout,
     device: str,
 ) -> dict[str, StepCost]:
     """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
     serve = models["policy"].precision is Precision.FLOAT32 and not config.rollout.reshapes_distribution
     calls = step_graph(config, reuse_sampled=serve, shares_trunk=_shares_trunk(models)).calls
-    possible = _inference_calls(recipe, models, lengths) | _training_calls(recipe, models, optimized, lengths, texts)
+    possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(
+        recipe, models, optimized, lengths, texts, layout=layout
+    )
     step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible}
-    overlapped = overlaps_updates(
+    overlapped = layout.ranks.num == 1 and overlaps_updates(
         config,
         device=device,
         shares_trunk=_shares_trunk(models),
@@ -160,21 +171,22 @@ def ppo_costs(
 
 
 def _inference_calls(
-    recipe: PPORecipe, models: Mapping[str, Model], lengths: Lengths
+    recipe: PPORecipe, models: Mapping[str, Model], lengths: Lengths, ranks: Ranks
 ) -> dict[str, Callable[[], StepCost]]:
     config, value = recipe.ppo, models.get("value")
     policy, reference = _language_models(models)
-    budget = config.tokens_per_microbatch
-    whole = Batches.of(lengths, config.responses_per_step, token_budget=budget)
-    sampled = Batches.of(lengths, config.prompts_per_step * config.sampled_per_prompt, token_budget=budget)
-    scored = [sampled]
-    one_greedy = config.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
+    budget, num_ranks = config.tokens_per_microbatch, ranks.num
+    whole = Batches.of(lengths, config.responses_per_step, token_budget=budget, num_ranks=num_ranks)
+    num_sampled = config.prompts_per_step * config.sampled_per_prompt
+    scored = [Batches.of(lengths, num_sampled, token_budget=budget, num_ranks=num_ranks)]
+    own = config.model_copy(update={"prompts_per_step": ranks.share(config.prompts_per_step)})
+    one_greedy = own.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
     if config.baseline_answer is not None:
-        scored.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget))
+        scored.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget, num_ranks=num_ranks))
     full_kl_with = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
     reward_models = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     calls: dict[str, Callable[[], StepCost]] = {
-        "generate": lambda: costs.rollout(policy, lengths, config),
+        "generate": lambda: costs.rollout(policy, lengths, own),
         "generate_greedy": lambda: costs.rollout(policy, lengths, one_greedy),
         "policy_logprobs": lambda: cost_model.inference_cost(policy, whole),
         "reference_logprobs": lambda: cost_model.inference_cost(reference, whole, full_kl_with=full_kl_with),
@@ -190,24 +202,35 @@ def _inference_calls(
 
 
 def _training_calls(
-    recipe: PPORecipe, models: Mapping[str, Model], optimized: OptimizedModules, lengths: Lengths, texts: Lengths | None
+    recipe: PPORecipe,
+    models: Mapping[str, Model],
+    optimized: OptimizedModules,
+    lengths: Lengths,
+    texts: Lengths | None,
+    *,
+    layout: Layout,
 ) -> dict[str, Callable[[], StepCost]]:
     config, value = recipe.ppo, models.get("value")
     policy, reference = _language_models(models)
-    budget = config.tokens_per_microbatch
-    update = Batches.of(lengths, config.responses_per_update, token_budget=budget)
-    trained = config.epochs_per_step * config.responses_per_step * lengths.total
+    budget, ranks = config.tokens_per_microbatch, layout.ranks
+    update = Batches.of(lengths, config.responses_per_update, token_budget=budget, num_ranks=ranks.num)
+    trained = config.epochs_per_step * ranks.share(config.responses_per_step) * lengths.total
+
+    def train(role: str, passes: Sequence[TrainingPass]) -> StepCost:
+        modules, optimizer = optimized[role]
+        rounds = sum(len(each.batches.sizes) for each in passes)
+        reduced = layout.reduced(modules, rounds=rounds, in_backward=optimizer.in_backward)
+        return cost_model.training_cost(modules, passes, in_backward=optimizer.in_backward, reduced=reduced)
 
     def policy_update(on_trunk: ScalarModel | None = None) -> StepCost:
         loss = costs.policy_loss(policy, reference, config, on_trunk=on_trunk)
         passes = [TrainingPass(loss=loss, batches=update, tokens=trained)]
         if texts is not None and config.ptx is not None:
-            ptx = Batches.of(texts, config.ptx.examples_per_update, token_budget=budget)
+            ptx = Batches.of(texts, config.ptx.examples_per_update, token_budget=budget, num_ranks=ranks.num)
             updates = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
             loss = cost_model.likelihood_loss(policy)
             passes.append(TrainingPass(loss=loss, batches=ptx, tokens=updates * ptx.total_tokens))
-        modules, optimizer = optimized["policy"]
-        cost = cost_model.training_cost(modules, passes, in_backward=optimizer.in_backward)
+        cost = train("policy", passes)
         if config.policy_loss.objective != "m2po":
             return cost
         # M2PO computes the minibatch's log-probs once before the update, to choose the masked tokens.
@@ -215,9 +238,7 @@ def _training_calls(
         return cost_model.sequential_cost([cost, mask_pass])
 
     def value_update(value: ScalarModel) -> StepCost:
-        modules, optimizer = optimized["value"]
-        training_pass = TrainingPass(loss=cost_model.score_loss(value), batches=update, tokens=trained)
-        return cost_model.training_cost(modules, [training_pass], in_backward=optimizer.in_backward)
+        return train("value", [TrainingPass(loss=cost_model.score_loss(value), batches=update, tokens=trained)])
 
     calls: dict[str, Callable[[], StepCost]] = {"train_policy": policy_update}
     if isinstance(value, ScalarModel):

@@ -19,5 +19,10 @@ def plan(recipe: DPORecipe, context: StageContext) -> StageCosts:
         narrow_frozen(reference, beside=[policy.model])
     models = {"policy": policy, "reference": reference}
     return plan_update(
-        models, recipe.dpo, likelihood_loss(policy), max_tokens=recipe.data.max_tokens, sequences_per_row=2
+        models,
+        recipe.dpo,
+        likelihood_loss(policy),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=2,
+        context=context,
     )

@@ -14,5 +14,10 @@ def plan(recipe: RewardRecipe, context: StageContext) -> StageCosts:
     with building():
         model = scalar_model(config, recipe.model, precision=context.precision, dropout=recipe.reward.dropout)
     return plan_update(
-        {"reward": model}, recipe.reward, score_loss(model), max_tokens=recipe.data.max_tokens, sequences_per_row=2
+        {"reward": model},
+        recipe.reward,
+        score_loss(model),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=2,
+        context=context,
     )

@@ -14,5 +14,10 @@ def plan(recipe: SFTRecipe, context: StageContext) -> StageCosts:
     with building():
         model = language_model(config, recipe.model, precision=context.precision, dropout=recipe.sft.dropout)
     return plan_update(
-        {"policy": model}, recipe.sft, likelihood_loss(model), max_tokens=recipe.data.max_tokens, sequences_per_row=1
+        {"policy": model},
+        recipe.sft,
+        likelihood_loss(model),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=1,
+        context=context,
     )
