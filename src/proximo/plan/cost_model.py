@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from proximo.models.batching import plan_share
+from proximo.models.batching import plan_shares
 from proximo.models.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
@@ -59,7 +59,7 @@ class Batches:
         The `sequences_per_row` sequences of a row share a micro-batch (2 for preference pairs).
         """
         rows = [lengths.total * sequences_per_row] * count
-        plan = plan_share(rows, token_budget=token_budget, rank=0, num_ranks=num_ranks)
+        plan = plan_shares(rows, token_budget=token_budget, num_ranks=num_ranks)[0]
         return cls(lengths=lengths, sizes=tuple(len(batch) * sequences_per_row for batch in plan))
 
     @property
