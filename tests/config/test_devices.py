@@ -71,7 +71,8 @@ REFUSED = [
         "set devices.reference.offload to always",
     ),
     ("ppo", [LORA, "devices.reference.shard=replicate"], "reference runs on the weights of policy"),
-    ("ppo", ["value.init_from=trunk", "devices.value.offload=idle"], "remove devices.value.offload"),
+    ("ppo", [LORA, "devices.policy.shard=replicate"], "set devices.reference.shard to replicate"),
+    ("ppo", ["value.init_from=trunk", "devices.value.shard=grads"], "set devices.value.shard to full"),
 ]
 
 
@@ -85,12 +86,25 @@ def test_what_cannot_lie_on_several_ranks_is_refused_where_their_number_is_known
     assert piece in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [("ppo", [LORA]), ("dpo", ["model.lora.rank=8"]), ("ppo", ["policy.frozen_layers=1"])],
+)
+def test_weights_that_another_model_uses_stay_on_the_device(tmp_path, kind, overrides):
+    recipe = loaded(tmp_path, kind, *overrides, "devices.offload=idle")
+    assert "set devices.reference.offload to none" in str(devices_problem(recipe, 1))
+    recipe = loaded(tmp_path, kind, *overrides, "devices={offload: idle, reference: {offload: none}}")
+    assert devices_problem(recipe, 1) is None
+    assert devices_problem(recipe, 2) is None
+
+
 FINE = [
     ["devices.shard_size=2"],
     ["run.compile=inductor", "devices.shard=replicate"],
     ["ppo.average_decay=0.9", "ppo.kl.reference_every_steps=5", "devices.offload=always"],
     ["ppo.average_decay=0.9", "devices.average.offload=idle"],
-    [LORA, "policy.quantisation=4bit", "value.lora.rank=8", "devices.policy.shard=replicate"],
+    [LORA, "policy.quantisation=4bit", "value.lora.rank=8", "devices.shard=replicate"],
+    ["value.init_from=trunk", "devices.policy.shard=replicate"],
     ["value.init_from=trunk", "devices.policy.shard=grads", "devices.value.shard=grads"],
 ]
 
@@ -112,7 +126,7 @@ def test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_
 
 
 NOTES = [
-    ("ppo", ["devices.num=1", "devices.shard=grads"], ["devices.shard has no effect: num is 1"]),
+    ("ppo", ["devices={num: 1, shard: grads, offload: idle}"], ["devices.shard has no effect: num is 1"]),
     (
         "ppo",
         ["ppo.advantage=return_to_go", "reward=[{kind: length, longest: 3}]", "devices.value.shard=grads"],

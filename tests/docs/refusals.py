@@ -185,6 +185,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Many devices", "devices.num=2 ppo.average_decay=0.99 devices.average.shard=replicate"),
     ("ppo", "Many devices", "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.offload=always"),
     ("ppo", "Many devices", "devices.num=2 value.init_from=trunk devices.value.shard=grads"),
+    ("ppo", "Many devices", "devices.num=2 devices.offload=idle policy={path: owner/model, lora: {rank: 8}}"),
     ("pipeline", "Many devices", "sft.devices.num=2"),
     ("ppo", "Data", "data.filter.max_fraction=0.5"),
     ("ppo", "Data", "data.filter={above: 0.2, below: 0.8}"),

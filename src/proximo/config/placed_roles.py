@@ -26,6 +26,10 @@ class PlacedRole:
     """Key -> the optimizers of the recipe that train it."""
     shares: str | None = None
     """The role whose weights it runs on."""
+    is_head: bool = False
+    """Whether it is a head on the layers of that role, in one pass with it."""
+    has_common_tensors: bool = False
+    """Whether another role has some of its tensors."""
     follows: str | None = None
     """The role whose weights are copied or averaged into its own during the run."""
 
@@ -35,8 +39,6 @@ def devices_problem(recipe: "Recipe", num_ranks: int) -> str | None:
 
     Call it before anything is loaded, where the number of ranks is known. docs/scale.md lists the reasons.
     """
-    if num_ranks == 1:
-        return None
     for prefix, stage in recipe.given_stages():
         for problem in _problems(stage, num_ranks, prefix):
             return problem
@@ -45,6 +47,14 @@ def devices_problem(recipe: "Recipe", num_ranks: int) -> str | None:
 
 def _problems(recipe: "TrainerRecipe", num_ranks: int, prefix: str) -> Iterator[str]:
     devices, at = recipe.devices, f"{prefix}devices"
+    for placed in recipe.placed_roles():
+        if placed.has_common_tensors and not placed.trains and devices.offload_of(placed.role) == "idle":
+            yield (
+                f"{at}.{placed.role}.offload idle would take weights of {placed.key} to the host that another model "
+                f"uses at the same time: set {at}.{placed.role}.offload to none"
+            )
+    if num_ranks == 1:
+        return
     if devices.shard_size is not None and num_ranks % devices.shard_size:
         fitting = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
         yield (
@@ -58,14 +68,14 @@ def _problems(recipe: "TrainerRecipe", num_ranks: int, prefix: str) -> Iterator[
 
 
 def _other_place(placed: PlacedRole, devices: DevicesConfig, at: str) -> Iterator[str]:
-    own = getattr(devices, placed.role)
-    if (base := placed.shares) is not None:
-        for name, value in (("shard", devices.shard_of(base)), ("offload", devices.offload_of(base))):
-            if getattr(own, name) not in (None, value):
-                yield (
-                    f"{placed.key} runs on the weights of {base}, so it lies where they do: remove "
-                    f"{at}.{placed.role}.{name}"
-                )
+    given = getattr(devices, placed.role).shard is not None
+    if (base := placed.shares) is not None and (given or not placed.is_head):
+        shard = devices.shard_of(base)
+        if devices.shard_of(placed.role) != shard:
+            yield (
+                f"{placed.key} runs on the weights of {base}, so both must be sharded alike: set "
+                f"{at}.{placed.role}.shard to {shard}"
+            )
     if (leader := placed.follows) is not None:
         shard, offload = devices.shard_of(leader), devices.offload_of(leader)
         if devices.shard_of(placed.role) != shard:
@@ -106,13 +116,9 @@ def unused_devices_keys(recipe: "TrainerRecipe", shared: DevicesConfig) -> Itera
     `shared`: the section of the pipeline, whose values a stage does not answer for; or one of defaults.
     """
     devices, placed = recipe.devices, recipe.placed_roles()
-    given = {
-        name: value
-        for name, value in devices
-        if name not in ("num", "timeout_seconds") and value != getattr(shared, name)
-    }
+    given = {name for name, value in devices if value != getattr(shared, name)}
     if devices.num == 1:
-        yield from ((name, "num is 1") for name in given)
+        yield from ((name, "num is 1") for name in ("shard", "shard_size", "reduce_gradients") if name in given)
         return
     used = {each.role for each in placed}
     yield from ((name, "the run has no such model") for name in ROLES if name in given and name not in used)

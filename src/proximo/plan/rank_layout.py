@@ -135,8 +135,10 @@ class Layout:
     ranks: Ranks
     models: Mapping[str, PlacedModel]
     """Role -> the tensors that no role before it has."""
+    roles: Mapping[int, str]
+    """id of a module that runs -> its role."""
     owners: Mapping[int, str]
-    """id of a parameter -> the role that has it."""
+    """id of a parameter -> the role whose optimizer has it."""
 
     def on(self, devices: DevicesConfig) -> "Layout":
         """The same shards under other settings, of `grads`, `full` and offload."""
@@ -148,8 +150,8 @@ class Layout:
         return replace(self, ranks=Ranks(num=self.ranks.num, devices=devices), models=models)
 
     def used_by(self, modules: Sequence[nn.Module]) -> list[str]:
-        """The roles whose own tensors these modules read."""
-        return list(dict.fromkeys(self.owners[id(p)] for m in modules for p in m.parameters() if id(p) in self.owners))
+        """The roles whose weights these modules are."""
+        return list(dict.fromkeys(self.roles[id(module)] for module in modules))
 
     def moment_bytes(self, modules: Sequence[nn.Module], config: OptimizerConfig) -> int:
         """Bytes of the optimizer state of these modules on a rank."""
@@ -190,17 +192,25 @@ def lay_out(models: Mapping[str, Model], ranks: Ranks, role_of: Callable[[str], 
 
     `role_of`: the subsection of `devices` of a role of the run.
     """
-    placed, owners = {}, dict[int, str]()
+    placed, roles, owners = dict[str, PlacedModel](), dict[int, str](), dict[int, str]()
     narrow: dict[int, nn.Parameter] = {}
+    bodies: dict[int, str] = {}
     for name, model in models.items():
-        own = [p for p in model.model.parameters() if id(p) not in owners]
-        shared = next((owners[id(p)] for p in model.model.parameters() if id(p) in owners), None)
-        section = role_of(shared or name)
-        placed[name] = _placed(model, own, ranks, section, narrow)
-        owners |= {id(p): name for p in own}
+        trunk = bodies.setdefault(id(model.backbone.layers), name)
+        section = role_of(trunk)
+        is_sharded = ranks.num > 1 and ranks.devices.shard_of(section) != "replicate"
+        # A sharded model has shards of its own, also of tensors that it has in common with another one.
+        whole = {id(p) for p in models[trunk].model.parameters()} if trunk != name else set[int]()
+        known = whole if is_sharded else owners
+        placed[name] = _placed(
+            model, [p for p in model.model.parameters() if id(p) not in known], ranks, section, narrow
+        )
+        owners = {id(p): name for p in model.model.parameters()} | owners
+        heads = [module for module in model.model.modules() if module is not model.backbone.layers]
+        roles |= {id(module): name for module in heads if id(module) not in roles}
     for parameter in narrow.values():
         parameter.data = torch.empty(parameter.shape, dtype=torch.bfloat16)
-    return Layout(ranks=ranks, models=placed, owners=owners)
+    return Layout(ranks=ranks, models=placed, roles=roles, owners=owners)
 
 
 def _placed(

@@ -43,14 +43,17 @@ def _static(layout: Layout, optimized: OptimizedModules, cost: StepCost, *, has_
 
 
 def _gathered(sharded: Sequence[PlacedModel], passes: Passes) -> dict[str, int]:
-    """Whole weights beside a rank's shards. The layer at work lies there twice: as parameters, and as the buffer of its
-    gather, or in a backward pass that of the next one.
+    """Whole weights beside a rank's shards. In `full` the layer at work lies there twice: as parameters, and as the
+    buffer of its gather, or in a backward pass that of the next one. In `grads` only the first micro-batch gathers.
     """
-    if passes.kind == "rollout":
-        return {ROOT: sum(m.root.whole for m in sharded), LAYERS: sum(m.whole - m.root.whole for m in sharded)}
     layers = 0
     for model in sharded:
-        layers += model.largest + (model.whole - model.root.whole if model.shard == "grads" else model.largest)
+        if passes.kind == "rollout" or model.shard == "grads":
+            layers += model.whole - model.root.whole
+        if passes.kind != "rollout" and model.shard == "grads" and passes.microbatches == 1:
+            layers += model.largest
+        if passes.kind != "rollout" and model.shard == "full":
+            layers += 2 * model.largest
     return {ROOT: sum(m.root.whole for m in sharded), LAYERS: layers}
 
 

@@ -192,20 +192,41 @@ class PPORecipe(TrainerRecipe):
         if ppo.kl.apply_to != "none":
             base = "policy" if self.policy.lora is not None else None
             leader = "policy" if ppo.kl.reference_every_steps is not None else None
+            common = self.reference is None and (base is not None or self.policy.frozen_layers > 0)
             roles.append(
-                PlacedRole(role="reference", key="reference", model=self.reference, shares=base, follows=leader)
+                PlacedRole(
+                    role="reference",
+                    key="reference",
+                    model=self.reference,
+                    shares=base,
+                    follows=leader,
+                    has_common_tensors=common,
+                )
             )
         if ppo.uses_critic:
             own = {key: each for key, each in optimizers.items() if key == "ppo.value_optimizer"}
             base = "policy" if self._shares_weights(self.value) else None
-            value = PlacedRole(role="value", key="value", model=self.value, trains=True, optimizers=own, shares=base)
-            roles.append(value)
+            roles.append(
+                PlacedRole(
+                    role="value",
+                    key="value",
+                    model=self.value,
+                    trains=True,
+                    optimizers=own,
+                    shares=base,
+                    is_head=self.value.init_from == "trunk",
+                )
+            )
         for index, source in enumerate(self.reward):
             if isinstance(source, ModelRewardConfig):
                 base = "policy" if source.share_base else None
-                roles.append(PlacedRole(role="reward", key=f"reward.{index}", shares=base))
+                common = source.share_base
+                roles.append(PlacedRole(role="reward", key=f"reward.{index}", shares=base, has_common_tensors=common))
         if ppo.average_decay is not None:
-            roles.append(PlacedRole(role="average", key="ppo.average_decay", follows="policy"))
+            common = self.policy.lora is not None or self.policy.frozen_layers > 0
+            roles.append(
+                PlacedRole(role="average", key="ppo.average_decay", follows="policy", has_common_tensors=common)
+            )
         return tuple(roles)
 
     def _shares_weights(self, value: RoleScalarModelConfig) -> bool:

@@ -81,7 +81,11 @@ class DPORecipe(TrainerRecipe):
     def placed_roles(self) -> tuple[PlacedRole, ...]:
         trained, *_ = super().placed_roles()
         base = "model" if self.model.lora is not None else None
-        return trained, PlacedRole(role="reference", key="reference", model=self.reference, shares=base)
+        common = self.reference is None and (base is not None or self.model.frozen_layers > 0)
+        reference = PlacedRole(
+            role="reference", key="reference", model=self.reference, shares=base, has_common_tensors=common
+        )
+        return trained, reference
 
     def longest_sequence(self) -> dict[str, int]:
         return {"data.max_tokens": self.data.max_tokens}
