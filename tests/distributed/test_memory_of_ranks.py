@@ -48,6 +48,8 @@ ACTIVATIONS = 100_000
 """At most, of the four tokens of a micro-batch."""
 HEADS = 2 * 130 * 64 * 2
 """The operands of the output layer in bf16, which an update keeps."""
+MATRICES = 2 * LAYERS * (4 * 64 * 64 + 3 * 64 * 128)
+"""Of a whole model under bf16: copies, which an update keeps."""
 KERNELS = 200_000
 """Of buffers that the kernels of whole models on a CPU keep."""
 
@@ -216,7 +218,8 @@ def test_a_rank_holds_what_the_formula_says(two: Ranks, way: str, precision: Pre
     assert at["end of backward"][0] - idle == pytest.approx(
         model.gradients // (2 if model.is_sharded else 1), abs=SMALL
     )
-    start = {"replicate": 0, "grads": model.whole, "full": 2 * root}[model.shard]
+    copies = MATRICES if precision.is_half else 0
+    start = {"replicate": copies, "grads": model.whole, "full": 2 * root}[model.shard]
     assert second - idle - start - plan.kept == pytest.approx(0, abs=SMALL + (HEADS if precision.is_half else 0))
     if not model.is_sharded:
         return
@@ -227,7 +230,7 @@ def test_a_rank_holds_what_the_formula_says(two: Ranks, way: str, precision: Pre
         for index, note in enumerate((*forward, *backward)):
             kept = plan.kept if index % (2 * LAYERS) >= LAYERS or index >= 2 * LAYERS else 0
             assert note - idle - root - kept < 3 * layer + (layer if index >= 2 * LAYERS else 0)
-        assert 2 * layer < forward[0] - idle - root < 2.7 * layer
+        assert (1 if precision.is_half else 2) * layer < forward[0] - idle - root < 2.7 * layer
     peak = plan.peak()
     most = max(note for notes in at.values() for note in notes)
     assert sum(peak.values()) - peak[REDUCTION] - ACTIVATIONS < most < sum(peak.values()) + ACTIVATIONS
@@ -269,10 +272,9 @@ def exchanged(devices: dict[str, Any], precision: Precision) -> dict[tuple[str, 
         with Collectives() as collectives:
             run.update(rounds)
         found["train", rounds] = collectives.found()
-    with Collectives() as collectives, torch.no_grad():
+    with Collectives() as collectives, torch.no_grad(), backbone.at_work():
         for batch in run.batches:
             backbone.run_pass(lambda packed=batch.packed: run.model.hidden_states(packed))
-        backbone.release()
     found["read", 2] = collectives.found()
     with Collectives() as collectives, backbone.gathered():
         pass
