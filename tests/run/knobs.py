@@ -589,17 +589,21 @@ SHOWN_ELSEWHERE = {
     },
     # Of several ranks.
     **{
+        (section, "shard"): ("distributed/test_memory_of_ranks.py", "test_a_rank_holds_what_the_formula_says")
+        for section in (devices.DevicesConfig, devices.RoleDevicesConfig)
+    },
+    (devices.DevicesConfig, "reduce_gradients"): (
+        "distributed/test_memory_of_ranks.py",
+        "test_ranks_exchange_what_the_formula_says",
+    ),
+    **{
         (section, name): (
             "config/test_devices.py",
             "test_what_cannot_lie_on_several_ranks_is_refused_where_their_number_is_known",
         )
         for section in (devices.DevicesConfig, devices.RoleDevicesConfig)
-        for name in ("num", "shard", "shard_size", "offload")
+        for name in ("num", "shard_size", "offload")
     },
-    (devices.DevicesConfig, "reduce_gradients"): (
-        "config/test_devices.py",
-        "test_keys_of_devices_that_do_nothing_are_told",
-    ),
     (devices.DevicesConfig, "timeout_seconds"): (
         "config/test_devices.py",
         "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
