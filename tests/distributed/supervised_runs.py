@@ -55,13 +55,19 @@ CASES: dict[str, dict[str, Any]] = {
     "divergence_window": {"loss": "divergence_window", "rows": 1},
     "ipo": {"loss": "ipo", "rows": 1},
     "bf16": {"bf16": True, "tokens_per_microbatch": 24},
+    "dropout": {"dropout": True, "tokens_per_microbatch": 24},
 }
 
 FULL, GRADS, REPLICATE = {"shard": "full"}, {"shard": "grads"}, {"shard": "replicate"}
 OFFLOADED = FULL | {"offload": "always"}
 EACH_MICROBATCH = FULL | {"reduce_gradients": "microbatch"}
 EVERY_CASE: list[tuple[Trainer, str]] = [
-    *((trainer, case) for case in CASES if case not in ("divergence_window", "ipo", "bf16") for trainer in TRAINERS),
+    *(
+        (trainer, case)
+        for case in CASES
+        if case not in ("divergence_window", "ipo", "bf16", "dropout")
+        for trainer in TRAINERS
+    ),
     ("reward", "divergence_window"),
     ("dpo", "ipo"),
 ]
@@ -117,7 +123,8 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
         "optimizer": {"learning_rate": 1e-2, "warmup_updates": 2},
         "num_epochs": rows * NUM_UPDATES / 11,
     } | options
-    language = LanguageModel(tiny_language_model(dtype=dtype, seed=3, hidden_size=32), precision=precision)
+    sizes: dict[str, Any] = {"hidden_size": 32, "attention_dropout": 0.5 if "dropout" in options else 0.0}
+    language = LanguageModel(tiny_language_model(dtype=dtype, seed=3, **sizes), precision=precision)
     model: Any = language
     if trainer == "reward":
         model = scalar_from_language_model(language, HeadStart.NORMAL, seed=1)

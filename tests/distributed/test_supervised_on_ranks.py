@@ -122,6 +122,14 @@ def test_gradients_in_bf16_are_those_of_one_rank(two: Ranks, trainer: Trainer, d
     check_gradients(two, trainer, "bf16", devices, 0.02)
 
 
+def test_dropout_repeats_itself_on_ranks_and_is_not_that_of_one_rank(two: Ranks) -> None:
+    first, again = (two.run(run_case, "sft", "dropout", FULL)[0] for _ in range(2))
+    assert first["lines"] == again["lines"]
+    wanted = on_one_rank("sft", "dropout")
+    assert relative(first["lines"][0]["sft/loss"], wanted["lines"][0]["sft/loss"]) > 1e-4
+    assert relative(first["lines"][0]["sft/loss"], on_one_rank("sft", "accumulation")["lines"][0]["sft/loss"]) > 1e-4
+
+
 @pytest.mark.parametrize(
     ("trainer", "changes", "sharded"),
     [
