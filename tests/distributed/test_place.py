@@ -97,7 +97,7 @@ def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message:
         find_place({**TORCHRUN, **changes})
 
 
-def test_a_recipe_that_does_not_fit_the_ranks_is_refused() -> None:
+def test_a_recipe_that_does_not_fit_the_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     place = find_place(TORCHRUN)
     check_ranks(recipe(devices={"num": 8}), place)
     check_ranks(recipe(), place)
@@ -108,6 +108,11 @@ def test_a_recipe_that_does_not_fit_the_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"value.device is cpu, but each of 2 ranks has one device"):
         check_ranks(recipe(value={"device": "cpu"}, devices={"num": 2}), None)
     check_ranks(recipe(run={"folder": "x", "device": "cuda:1"}), None)  # one rank
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check_ranks(recipe(), None)
+    with pytest.raises(ConfigError, match="devices.num is 4, but torchrun started one rank"):
+        check_ranks(recipe(devices={"num": 4}), None)
 
 
 def test_more_ranks_than_cuda_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

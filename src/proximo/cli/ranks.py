@@ -36,6 +36,11 @@ def check_ranks(recipe: "Recipe", place: Place | None) -> None:
         )
     if size == 1:
         return
+    if place is None and os.environ.get("WORLD_SIZE") == "1" and "RANK" in os.environ:
+        raise ConfigError(
+            f"devices.num is {wanted}, but torchrun started one rank: remove torchrun, or devices.num and say "
+            f"--nproc-per-node={wanted}"
+        )
     for prefix, stage in recipe.given_stages():
         for key, section in stage.sections().items():
             device = getattr(section, "device", None)
