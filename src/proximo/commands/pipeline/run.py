@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from proximo.checkpoint.run_folder import MERGED
 from proximo.commands.export import export_model, is_adapter
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.stages import MARK
+from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.run.build.reward_sources import check_services
@@ -36,28 +38,39 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     With `resume` finished stages are skipped and the interrupted one is resumed. All folders are checked, and remote
     reward services contacted, before anything runs.
     """
-    folder = Path(recipe.run.folder)
+    folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
-    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
-    options = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
-    # PPO checks again when it starts, but by then the earlier stages have run for nothing.
-    check_services(section for stage in stages for section in stage.sections().values())
+
+    def check() -> None:
+        check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
+        # PPO checks again when it starts, but by then the earlier stages have run for nothing.
+        check_services(section for stage in stages for section in stage.sections().values())
+
+    world.once(check, what="the checks of the pipeline")
+    of_stage = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
     for stage in stages:
         try:
-            status = run_trainer(resolve_references(stage, folder), options)
-        except Exception:
-            with suppress(Exception):  # report what ended the stage instead
-                write_pipeline_report(folder)
+            resolved = world.once(partial(resolve_references, stage, folder), what="the models of earlier stages")
+            status = run_trainer(resolved, of_stage)
+        except Exception as error:
+            world.publish(world.explain(error))
+            if world.leads:
+                with suppress(Exception):  # report what ended the stage instead
+                    write_pipeline_report(folder)
             raise
         if status != 0:
             return status
-    report = write_pipeline_report(folder)
-    if not options.quiet:
-        console = Console()
-        print_before_after(Path(stages[-1].run.folder), console=console)
-        print_samples(Path(stages[-1].run.folder), console=console)
-        console.print(f"report: {report}", soft_wrap=True)
+    world.once(lambda: _report(folder, stages[-1], quiet=options.quiet), what="the report of the pipeline")
     return 0
+
+
+def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
+    report = write_pipeline_report(folder)
+    if not quiet:
+        console = Console()
+        print_before_after(Path(last.run.folder), console=console)
+        print_samples(Path(last.run.folder), console=console)
+        console.print(f"report: {report}", soft_wrap=True)
 
 
 def resolve_references(section: Stage, folder: Path) -> Stage:
