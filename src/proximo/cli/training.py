@@ -40,7 +40,7 @@ OtherEnvironment = Annotated[
     bool,
     typer.Option(
         "--allow-different-environment",
-        help="Resume despite other versions, processor or thread count; the last bits may differ.",
+        help="Resume despite other versions, processor, or numbers of threads or ranks; the last bits may differ.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
