@@ -216,7 +216,7 @@ def test_a_writer_that_wrote_nothing_is_a_bug(tmp_path):
     assert CheckpointStore(tmp_path).latest() is None
 
 
-@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT_OF_RANKS + 1])
 def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_path, disk, monkeypatch):
     store = CheckpointStore(tmp_path)
     save(store, disk, 1)

@@ -100,11 +100,14 @@ class CheckpointStore:
         self._pending = Background(work, what=what)
         return None
 
-    def finish(self) -> None:
-        """Wait for the save that is under way, if there is one. Raises on every rank what went wrong with it."""
+    def finish(self, *, timeout_seconds: float | None = None) -> None:
+        """Wait for the save that is under way, if there is one. Raises on every rank what went wrong with it.
+
+        `timeout_seconds`: None for that of the ranks.
+        """
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.finish(timeout_seconds=current().timeout_seconds)
+            pending.finish(timeout_seconds=timeout_seconds or current().timeout_seconds)
 
     def tidy(self) -> None:
         """Remove what is not to be kept, and whatever a crash left unfinished: the end of each save.

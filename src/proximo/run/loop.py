@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.world import current
-from proximo.errors import RunFolderError
+from proximo.errors import RankError, RunFolderError
 from proximo.metrics.console import ProgressInfo, open_progress
 from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
@@ -36,6 +36,8 @@ from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
 
+LAST_SAVE_SECONDS = 5.0
+"""How long the ranks that are left finish a save after one of them has failed."""
 REPEAT_SECONDS = 2.0
 """On several ranks, a signal that comes again so soon is the same one."""
 
@@ -149,6 +151,8 @@ class _Loop:
                 return status
             except Exception as error:
                 known = self.world.explain(error)
+                with suppress(Exception):  # a save that is under way needs no main thread, only ranks that live
+                    self.store.finish(timeout_seconds=LAST_SAVE_SECONDS if isinstance(known, RankError) else None)
                 self.world.publish(known)
                 journal.fail(known)
                 if known is not error:

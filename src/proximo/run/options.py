@@ -13,7 +13,8 @@ class RunOptions:
     overwrite: bool = False
     """Replace the run that is in the folder."""
     allow_different_environment: bool = False
-    """Allow a resume with other versions, another processor, or numbers of threads or ranks; the last bits may then differ."""
+    """Allow a resume with other versions, another processor, other numbers of threads or ranks; the last bits may then
+    differ."""
     quiet: bool = False
     """Print warnings and errors only."""
     pipeline_folder: str = ""
