@@ -8,7 +8,7 @@ import pytest
 from checkpoint_faults import FaultyDisk, is_whole, save
 
 from proximo.algorithms.scores import RunningMoments
-from proximo.checkpoint.manifest import FORMAT, DamagedError, read_manifest
+from proximo.checkpoint.manifest import FORMAT, FORMAT_OF_RANKS, DamagedError, read_manifest
 from proximo.checkpoint.state import as_record
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import CheckpointError
