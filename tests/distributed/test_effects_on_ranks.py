@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from distributed.ranks import Ranks
@@ -16,6 +18,7 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ProximoError, RankError
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.evaluation import evaluate_policy
@@ -48,7 +51,7 @@ def config(**options: Any) -> PPOConfig:
         "rollout": {"max_new_tokens": 5},
         "policy_optimizer": {"learning_rate": 1e-3},
     }
-    return PPOConfig(**(base | options))
+    return PPOConfig(**{key: value for key, value in (base | options).items() if value is not None})
 
 
 def trainer(*, shard: str = "replicate", **parts: Any) -> PPOTrainer:
@@ -200,23 +203,33 @@ class Controller(AdaptiveKLController):
         return super().update(kl_values) + random.random()
 
 
+def any_rate(update: int, num_updates: int) -> float:
+    CALLS.append(f"rate {update} of {num_updates}")
+    return random.random()
+
+
 def with_extras() -> dict[str, Any]:
     calls = [
         ExtraCall(name="noisy", reads=("experience",), writes=("noise",), function=noisy),
         ExtraCall(name="louder", reads=("scored",), writes=("scored",), function=louder),
     ]
     controller = Controller(0.1, target=6.0, horizon=100)
-    made = trainer(reward=length, extra_calls=calls, kl_controller=controller)
+    own = OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=0.1), schedule=any_rate)
+    parts: dict[str, Any] = {"extra_calls": calls, "kl_controller": controller, "optimizers": {"policy": own}}
+    made = trainer(reward=length, config={"policy_optimizer": None}, **parts)
     lines = made.train(PROMPTS)
     return {"lines": list(map(untimed, lines)), "calls": list(CALLS), "coefficient": made.state.kl_coefficient}
 
 
-def test_extra_calls_and_a_controller_are_called_once(two: Ranks) -> None:
+def test_extra_calls_a_controller_and_a_schedule_are_called_once(two: Ranks) -> None:
     first, second = two.run(with_extras)
     assert first["lines"] == second["lines"]
     assert first["lines"][0]["extra/noise"] != int(first["lines"][0]["extra/noise"])
     assert first["coefficient"] == second["coefficient"] > 0.1
-    assert first["calls"] == ["reward", "scored", "extra", "kl"] * 2
+    once = ["reward", "scored", "extra", "rate", "kl"]
+    assert [name for name, _ in groupby(call.split()[0] for call in first["calls"])] == once * 2
+    rates = [call for call in first["calls"] if call.startswith("rate")]
+    assert rates == [f"rate {update} of {len(rates)}" for update in range(len(rates))]
     assert second["calls"] == []
 
 
@@ -266,12 +279,13 @@ def summed(shard: str, url: str | None, dense: str = "none") -> dict[str, Any]:
         parts.append((1.0, remote))
     source = WeightedReward(parts)
     assert source.is_eager
-    scored = source.score(ANSWERS)
+    scored = [*source.score(ANSWERS), *scorer.score(ANSWERS[:1])]  # the last one has no share for a second rank
+    asked = [*ANSWERS, ANSWERS[0]]
     statistics = source.statistics() if current().leads else {}
     source.close()
     return {
         "scores": [(s.score, dict(s.components), s.state, s.reason, s.token_rewards, s.prefix_scores) for s in scored],
-        "same": all(s.response is a for s, a in zip(scored, ANSWERS, strict=True)),
+        "same": all(s.response is a for s, a in zip(scored, asked, strict=True)),
         "calls": sorted(CALLS),
         "counted": sorted(key for key in statistics if key.endswith("failure_fraction")),
     }

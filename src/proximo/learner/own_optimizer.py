@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from proximo.callables import calling_problem, place_of, said
+from proximo.distributed.world import on_first
 from proximo.errors import ConfigError, TrainingError
 from proximo.system_errors import memory_ran_out
 
@@ -58,8 +59,11 @@ class OwnOptimizer:
     def rate_factor(self, *, update: int, num_updates: int) -> float:
         """What each group's own learning rate is multiplied with at update number `update` (from 0).
 
-        Raises TrainingError where the schedule raises or gives no number.
+        On several ranks the schedule is called on rank 0. Raises TrainingError where it raises or gives no number.
         """
+        return on_first(lambda: self._factor(update, num_updates), what="the schedule of an optimizer")
+
+    def _factor(self, update: int, num_updates: int) -> float:
         try:
             factor = self.schedule(update, num_updates)
         except Exception as error:
