@@ -16,7 +16,7 @@ from torch import Tensor
 
 from proximo.distributed.failure import status_of
 from proximo.distributed.watch import Position, Watch
-from proximo.distributed.world import World, differing_ranks, on_host
+from proximo.distributed.world import World, alone, differing_ranks, on_host
 from proximo.errors import RankError
 
 Value = TypeVar("Value")
@@ -96,7 +96,8 @@ class ProcessGroupWorld(World):
         if not self.leads:
             return self._result_of_first(key, what)
         try:
-            value = run()
+            with alone():
+                value = run()
         except BaseException as error:
             problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status_of(error)])
             with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them

@@ -68,6 +68,8 @@ class World:
     def once(self, run: Callable[[], Value], *, what: str) -> Value:
         """Run an effect on rank 0 alone. Every rank gets its result; an exception ends the run of every rank.
 
+        Inside, the world is rank 0 by itself (`alone`): it may use models that lie whole there.
+
         There is no deadline for the effect itself, as on one device, but the others notice if rank 0 dies meanwhile.
         """
         del what
@@ -151,19 +153,6 @@ def alone() -> Generator[None]:
         yield
     finally:
         _alone.reset(token)
-
-
-def on_first(run: Callable[[], Value], *, what: str) -> Value:
-    """Run a user's code, or another effect, on rank 0 alone: `World.once`. It may use models that lie whole there."""
-    world = current()
-    if world.size == 1:
-        return run()
-
-    def effect() -> Value:
-        with alone():
-            return run()
-
-    return world.once(effect, what=what)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from proximo.callables import calling_problem, place_of, said
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.errors import ConfigError, TrainingError
 from proximo.system_errors import memory_ran_out
 
@@ -61,7 +61,7 @@ class OwnOptimizer:
 
         On several ranks the schedule is called on rank 0. Raises TrainingError where it raises or gives no number.
         """
-        return on_first(lambda: self._factor(update, num_updates), what="the schedule of an optimizer")
+        return current().once(lambda: self._factor(update, num_updates), what="the schedule of an optimizer")
 
     def _factor(self, update: int, num_updates: int) -> float:
         try:

@@ -11,7 +11,7 @@ from proximo.callables import calling_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.dataflow.graph import Call, Graph
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
 from proximo.ppo.graph import OWN_CALLS, step_graph
@@ -105,7 +105,7 @@ def handlers_of(extras: Sequence[ExtraCall]) -> dict[str, Handler]:
 
 
 def _run_once(extra: ExtraCall, *values: Any) -> tuple[Any, ...]:
-    return on_first(lambda: extra.run(*values), what=f"the extra call {extra.name}")
+    return current().once(lambda: extra.run(*values), what=f"the extra call {extra.name}")
 
 
 def values_of(extras: Sequence[ExtraCall], graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
@@ -92,7 +92,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     for source in early:
         if isinstance(source, ClosableSource):
             started.callback(source.close)
-    on_first(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
+    current().once(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
     all_sources = [
         source or build(config, policy=policy, own=own)

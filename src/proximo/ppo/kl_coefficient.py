@@ -6,7 +6,7 @@ from typing import Any
 from proximo.algorithms.controllers import KLController, adaptive_kl
 from proximo.callables import methods_problem
 from proximo.config.ppo.options import KLConfig
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_responses, sequence_kl
 from proximo.records import Experience
@@ -28,7 +28,7 @@ def first_coefficient(config: KLConfig, controller: KLController | None) -> floa
             "kl_controller is an object with a number `coefficient` and a method update(kl_values), such as "
             f"AdaptiveKLController(0.1, target=6.0, horizon=10_000), but {problem}"
         )
-    return on_first(lambda: _checked(getattr(controller, "coefficient", None)), what="kl_controller")
+    return current().once(lambda: _checked(getattr(controller, "coefficient", None)), what="kl_controller")
 
 
 def adapted_coefficient(
@@ -43,7 +43,7 @@ def adapted_coefficient(
     if not observed:
         return coefficient
     if controller is not None:
-        return on_first(lambda: _moved(controller, observed), what="the method update of kl_controller")
+        return current().once(lambda: _moved(controller, observed), what="the method update of kl_controller")
     if config.target is None:
         return coefficient
     return adaptive_kl(

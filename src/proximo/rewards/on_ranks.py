@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proximo.distributed.world import current, on_first
+from proximo.distributed.world import current
 from proximo.records import Response, Scored
 from proximo.rewards.source import ConcurrentSource, RewardSource, SharedSource, is_eager
 
@@ -34,7 +34,7 @@ def scored_once(run: Callable[[], list[Scored]], responses: Sequence[Response], 
         kept[:] = run()
         return without_responses(kept, responses)
 
-    sent = on_first(effect, what=f"scores of {name}")
+    sent = current().once(effect, what=f"scores of {name}")
     return kept if current().leads else with_responses(sent, responses)
 
 
@@ -84,5 +84,5 @@ def build_on_first(build: Callable[[], RewardSource], *, name: str) -> RewardSou
         concurrent = isinstance(source, ConcurrentSource) and source.concurrent
         return AbsentSource(name=source.name, concurrent=concurrent, is_eager=is_eager(source))
 
-    absent = on_first(effect, what=f"the start of {name}")
+    absent = current().once(effect, what=f"the start of {name}")
     return built[0] if built else absent

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
 from proximo.records import Scored
 from proximo.rewards.source import MeasuredSource, RewardSource
@@ -76,7 +76,7 @@ def statistics_of(source: RewardSource | None) -> dict[str, MetricValue]:
     """The metrics of a source since the last call; empty for a source without metrics. On ranks, those of rank 0."""
     if source is None:
         return {}
-    return on_first(
+    return current().once(
         lambda: dict(source.statistics()) if isinstance(source, MeasuredSource) else {},
         what=f"statistics of {source.name}",
     )

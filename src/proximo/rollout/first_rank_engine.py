@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from proximo.distributed.world import current, local, on_first, whole
+from proximo.distributed.world import current, local, whole
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
@@ -19,7 +19,7 @@ class FirstRankEngine:
 
     def __init__(self, own: Engine) -> None:
         self.own = own
-        self._exact = on_first(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
+        self._exact = current().once(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -28,16 +28,16 @@ class FirstRankEngine:
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
-        on_first(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
+        current().once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
 
     def push(self, version: int, model: LanguageModel) -> None:
         """See `push_weights`. Sharded tensors are gathered one by one, and stay on the host of rank 0."""
         tensors = {name: self._whole(tensor) for name, tensor in model.trainable_parameters()}
-        on_first(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
+        current().once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`."""
-        return on_first(self.own.holds, what="what the engine holds")
+        return current().once(self.own.holds, what="what the engine holds")
 
     def generate(
         self,
@@ -57,7 +57,7 @@ class FirstRankEngine:
             )
             return to_bytes(_numbered(kept, prompts, num_samples))
 
-        message = on_first(run, what="responses of the engine")
+        message = current().once(run, what="responses of the engine")
         sent = [response for _, response in from_bytes(message, prompts)]
         return [own if _is_sent_exactly(own) else copy for own, copy in zip(kept, sent, strict=True)] if kept else sent
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from proximo.callables import place_of, said
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.errors import ProximoError, TrainingError
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import as_number, is_list
@@ -96,7 +96,7 @@ def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int
             return error
         return None
 
-    error = on_first(run, what="on_step")
+    error = current().once(run, what="on_step")
     if error is not None:
         raise error
 

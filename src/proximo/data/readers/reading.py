@@ -18,7 +18,7 @@ from proximo.data.readers.source import DataSource, Format
 from proximo.data.readers.split import DataPhase, phase_indices
 from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
 from proximo.data.rows import Row, nearest
-from proximo.distributed.world import current, on_first
+from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError
 from proximo.local_or_hub import is_local
 
@@ -147,7 +147,7 @@ def _rows_of_function(source: DataSource) -> Iterator[Row]:
     rows = function_rows(source.path, source.kwargs)
     if current().size == 1:
         return rows
-    return iter(on_first(lambda: list(islice(rows, source.max_rows)), what=f"rows of {source.path}"))
+    return iter(current().once(lambda: list(islice(rows, source.max_rows)), what=f"rows of {source.path}"))
 
 
 def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[Row]:

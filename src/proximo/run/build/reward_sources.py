@@ -8,7 +8,7 @@ from proximo.config.rewards.kinds import WatchedSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardConfig
 from proximo.config.schema.base import Section
-from proximo.distributed.world import on_first
+from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.function_process import ProcessFunctionReward
@@ -52,7 +52,7 @@ def check_services(configs: Iterable[Section]) -> None:
         for config in remote:
             _remote_reward(config).close()
 
-    on_first(contact, what="the check of reward services")
+    current().once(contact, what="the check of reward services")
 
 
 def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
