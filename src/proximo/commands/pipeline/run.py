@@ -41,13 +41,11 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
 
-    def check() -> None:
-        check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
-        # PPO checks again when it starts, but by then the earlier stages have run for nothing.
-        check_services(section for stage in stages for section in stage.sections().values())
-
-    world.once(check, what="the checks of the pipeline")
-    of_stage = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
+    resume, overwrite = options.resume, options.overwrite
+    world.once(lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders")
+    # PPO checks again when it starts, but by then the earlier stages have run for nothing.
+    check_services(section for stage in stages for section in stage.sections().values())
+    of_stage = replace(options, resume="never" if resume == "never" else "auto", pipeline_folder=str(folder))
     for stage in stages:
         try:
             resolved = world.once(partial(resolve_references, stage, folder), what="the models of earlier stages")
