@@ -36,6 +36,7 @@ DEEDS: dict[str, Callable[[], None]] = {
 
 
 def break_it(fault: dict[str, Any]) -> None:
+    from proximo.checkpoint import ranks_files
     from proximo.checkpoint.store import CheckpointStore
     from proximo.run import loop
     from proximo.supervised.sft.task import SFTTask
@@ -46,6 +47,7 @@ def break_it(fault: dict[str, Any]) -> None:
         "step": (SFTTask, "step"),
         "evaluate": (SFTTask, "evaluate"),
         "save": (CheckpointStore, "_publish"),
+        "shards": (ranks_files, "_written"),
         "state": (SFTTask, "state"),
     }
     owner, name = places[fault["at"]]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from distributed.launched import launched, sft_recipe
 from distributed.ranks import Ranks
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
@@ -71,3 +72,16 @@ def test_ppo_saved_on_two_ranks_and_on_one_goes_on_on_the_other_number(two: Rank
     assert train(place, alone, 3, "on the same") == 0
     assert_same_step(on_two, alone)
     assert CheckpointStore(on_two / "checkpoints").load().step == 3
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", [{"rank": 1, "at": "shards"}, {"rank": 0, "at": "save"}])
+def test_a_rank_killed_inside_a_save_in_the_background_leaves_the_one_before(fault, tmp_path):
+    recipe = sft_recipe(tmp_path, shard="full")
+    ended = launched(recipe, {**fault, "number": 2, "do": "kill"})
+    assert f"rank {fault['rank']} (process" in ended.errors[0]
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    assert (store.load().step, store.steps()) == (2, (2,))
+    assert launched(recipe, {**fault, "number": 99, "do": "kill"}, "--resume").status == 0
+    assert store.load().step == 5
+    assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5]
