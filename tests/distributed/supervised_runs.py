@@ -1,8 +1,6 @@
 """Short runs of SFT, reward models and DPO, as they are on one process or as a rank of several."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,11 +8,11 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
+from distributed.paths import plain_paths
 from proximo.config.devices import DevicesConfig
 from proximo.data.examples import TextExample
 from proximo.data.preferences import PreferencePair
 from proximo.distributed.world import whole
-from proximo.models import fast_path
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.narrowing import narrow_frozen
@@ -72,17 +70,6 @@ EVERY_CASE: list[tuple[Trainer, str]] = [
     ("dpo", "ipo"),
 ]
 EVERY_WAY = [FULL, GRADS, REPLICATE, OFFLOADED, EACH_MICROBATCH]
-
-
-@contextmanager
-def plain_paths() -> Iterator[None]:
-    """One rank takes the path of a sharded model: the modules of transformers, on a CPU too."""
-    usual = dict(fast_path.PATHS)
-    fast_path.PATHS.update({key: replace(path, layers=None, decoder=None) for key, path in usual.items()})
-    try:
-        yield
-    finally:
-        fast_path.PATHS.update(usual)
 
 
 def draw(generator: torch.Generator, length: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -15,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from builders import tiny_language_model
+from distributed.paths import plain_paths
 from distributed.ranks import Ranks
 from proximo.config.devices import DevicesConfig
 from proximo.config.run import OptimizerConfig
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
-from proximo.models import fast_path
 from proximo.models.fake_tensor_profiler import GRADIENTS
 from proximo.models.freezing import decoder_layers
 from proximo.models.heads import token_logprobs
@@ -100,17 +99,6 @@ def live_bytes() -> int:
                     storage = tensor.untyped_storage()
                     found[storage._cdata] = storage.nbytes()
     return sum(found.values())
-
-
-@contextmanager
-def plain_paths() -> Iterator[None]:
-    """Replicated models take the path of sharded ones: the modules, without the buffers of the kernels."""
-    usual = dict(fast_path.PATHS)
-    fast_path.PATHS.update({key: replace(path, layers=None, decoder=None) for key, path in usual.items()})
-    try:
-        yield
-    finally:
-        fast_path.PATHS.update(usual)
 
 
 COLLECTIVES = {

@@ -1,6 +1,5 @@
 """PPO on one, two and three ranks gives the same losses, gradients, statistics and weights, however models lie."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,12 +8,12 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from distributed.paths import plain_paths
 from distributed.ranks import Ranks, ranks_of
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current, whole
 from proximo.errors import RankError
-from proximo.models import fast_path
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart
@@ -23,12 +22,6 @@ from proximo.ppo.trainer import PPOTrainer
 
 NUM_STEPS = 20
 PROMPTS = ["ab", "cdefgh", "i", "jkl"]
-
-
-def plain_paths() -> None:
-    """The modules of transformers on a CPU too, as a sharded model runs."""
-    for key, path in list(fast_path.PATHS.items()):
-        fast_path.PATHS[key] = replace(path, layers=None, decoder=None)
 
 
 def config(**options: Any) -> PPOConfig:
@@ -64,9 +57,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@plain_paths()
 def run_case(name: str, devices: dict[str, Any], num_steps: int, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """The metrics of every step and the weights at the end of one case, on every rank."""
-    plain_paths()
     options, lora, trunk = dict(CASES.get(name, {})), name.startswith("lora"), name == "trunk"
     if name == "ptx":
         options |= {"ptx": {"coefficient": 0.5, "examples_per_update": 2}}
@@ -168,9 +161,9 @@ def test_four_ranks_hold_two_copies_of_which_each_is_shared_by_two() -> None:
             check(four, name, FULL | {"shard_size": 2}, 3)
 
 
+@plain_paths()
 def gradients_of_first_update(devices: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Role and parameter -> whole gradient of the first update of one step in float32."""
-    plain_paths()
     policy = LanguageModel(tiny_language_model(seed=3))
     made = config(minibatch_responses=8, tokens_per_microbatch=20)
     trainer = PPOTrainer(policy, tiny_tokenizer(), config=made, devices=DevicesConfig(**devices))
@@ -195,9 +188,9 @@ def test_gradients_in_float32_differ_in_rounding_alone(two: Ranks, devices: dict
             assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
+@plain_paths()
 def flip_one_bit(what: str) -> str:
     """The message of the step in which a number of rank 1 has another last bit."""
-    plain_paths()
     trainer = PPOTrainer(
         LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(), devices=DevicesConfig(**WHOLE)
     )
@@ -225,9 +218,9 @@ def test_one_other_bit_on_a_rank_is_found_in_that_step(two: Ranks, what: str) ->
     assert all("rank 1 has other numbers than rank 0" in message for message in two.run(flip_one_bit, what))
 
 
+@plain_paths()
 def step_with_a_broken_loss(devices: dict[str, Any]) -> tuple[dict[str, float], bool]:
     """The metrics of a step in which the loss of rank 1 is not a number, and whether a weight moved."""
-    plain_paths()
     trainer = PPOTrainer(
         LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(), devices=DevicesConfig(**devices)
     )
