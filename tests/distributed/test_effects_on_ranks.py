@@ -179,7 +179,8 @@ def test_what_raises_on_rank_0_ends_every_rank(two: Ranks) -> None:
         assert second[name][0] is RankError
         assert first[name][1] in second[name][1]
     assert first["on_step"] == second["on_step"] == (Stop, "enough")
-    assert first["calls"] == ["reward", "stopped after 1 with True"]
+    # The other source of the weighted sum may still be at work in its thread when the error is raised.
+    assert [call for call in first["calls"] if call != "reward"] == ["stopped after 1 with True"]
     assert second["calls"] == []
     assert first["extra"][0] is ZeroDivisionError
     assert second["extra"][0] is RankError
