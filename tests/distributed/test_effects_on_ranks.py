@@ -166,6 +166,7 @@ def errors() -> dict[str, Any]:
     )
     attempt("on_step", lambda: trainer(reward=length).train(PROMPTS, on_step=stop_at_once))
     found["calls"] = list(CALLS)
+    attempt("unsendable", lambda: current().once(lambda: lambda: 0, what="a closure"))
     call = ExtraCall(name="check", reads=("experience",), writes=("checked",), function=lambda _: 1 / 0)
     attempt("extra", lambda: trainer(reward=length, extra_calls=[call]).train(PROMPTS))
     return found
@@ -182,6 +183,8 @@ def test_what_raises_on_rank_0_ends_every_rank(two: Ranks) -> None:
     # The other source of the weighted sum may still be at work in its thread when the error is raised.
     assert [call for call in first["calls"] if call != "reward"] == ["stopped after 1 with True"]
     assert second["calls"] == []
+    assert "a closure gave a function that cannot be sent to the other ranks" in first["unsendable"][1]
+    assert second["unsendable"][0] is RankError
     assert first["extra"][0] is ZeroDivisionError
     assert second["extra"][0] is RankError
 

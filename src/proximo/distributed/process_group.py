@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proximo.distributed.failure import status_of
+from proximo.distributed.messages import decode, encode
 from proximo.distributed.watch import Position, Watch
-from proximo.distributed.world import World, alone, differing_ranks, on_host
-from proximo.errors import RankError
+from proximo.distributed.world import World, alone, differing_ranks
+from proximo.errors import RankError, TrainingError
 
 Value = TypeVar("Value")
 BUCKET_BYTES = 64 * 2**20
@@ -55,11 +56,11 @@ class ProcessGroupWorld(World):
         self._num_read: dict[tuple[str, int], int] = {}
 
     def gather(self, value: Value, *, what: str) -> list[Value]:
-        values: list[Any] = [None] * self.size
+        messages: list[Any] = [None] * self.size
         with self.waiting(what):
-            dist.all_gather_object(values, on_host(value), group=self.records)
+            dist.all_gather_object(messages, encode(value), group=self.records)
         self._num_settled = self._num_effects  # each rank had them before it came here
-        return values
+        return [decode(message) for message in messages]
 
     def gather_aside(self, value: Value, *, what: str) -> list[Value]:
         values: list[Any] = [None] * self.size
@@ -98,6 +99,7 @@ class ProcessGroupWorld(World):
         try:
             with alone():
                 value = run()
+            message = _encoded_result(value, what)
         except BaseException as error:
             problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status_of(error)])
             with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them
@@ -106,7 +108,7 @@ class ProcessGroupWorld(World):
         self._forget_effects()
         self.store.set(key, DONE)
         with self.waiting(what):
-            dist.broadcast_object_list([value], src=0, group=self.records)
+            dist.broadcast_object_list([message], src=0, group=self.records)
         return value
 
     def barrier(self, *, what: str) -> None:
@@ -205,13 +207,23 @@ class ProcessGroupWorld(World):
                 raise RankError(problem, exit_status=status)
             received: list[Any] = [None]
             dist.broadcast_object_list(received, src=0, group=self.records)
-        return received[0]
+        return decode(received[0])
 
     def _forget_effects(self) -> None:
         """Delete the keys of effects that every rank has read."""
         while self._num_deleted < self._num_settled:
             self._num_deleted += 1
             self.store.delete_key(f"effect/{self._num_deleted}")
+
+
+def _encoded_result(value: Any, what: str) -> bytes:
+    try:
+        return encode(value)
+    except Exception as error:
+        raise TrainingError(
+            f"{what} gave a {type(value).__name__} that cannot be sent to the other ranks ({error}): return plain "
+            "values, records or tensors"
+        ) from error
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,19 +174,6 @@ def local(tensor: "Tensor") -> "Tensor":
     """The part of a tensor on this rank: its shard, or all of it."""
     part: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
-
-
-def on_host(value: Any) -> Any:
-    """A copy of a record, a tuple or a list with every tensor in it moved to the CPU."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, tuple | list):
-        return type(value)(on_host(each) for each in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: on_host(getattr(value, field.name)) for field in fields(value)})
-    return value
 
 
 def checksum(tensors: Sequence["Tensor"]) -> int:
