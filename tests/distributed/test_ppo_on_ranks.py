@@ -141,11 +141,18 @@ EACH = {
     "checkpointed layers": FULL,
     "in_backward": FULL,
 }
+IDLE = {"follows": FULL, "full_kl": GRADS}
+"""Cases whose frozen models lie on the host between their calls."""
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_two_ranks_compute_what_one_rank_computes(two: Ranks, name: str) -> None:
     check(two, name, EACH[name], 4)
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_models_that_leave_the_device_between_calls_compute_the_same(two: Ranks, name: str) -> None:
+    check(two, name, IDLE[name] | {"offload": "idle"}, 4)
 
 
 @pytest.mark.parametrize("devices", [FULL, GRADS, WHOLE], ids=lambda devices: devices["shard"])

@@ -158,6 +158,10 @@ class ProcessGroupWorld(World):
         if self.watch is not None:
             self.watch.position = position
 
+    def raise_failure(self, what: str) -> None:
+        if self.watch is not None and self.watch.failure is not None:
+            raise self.watch.cause(what)
+
     def explain(self, error: Exception) -> Exception:
         told = isinstance(error, RankError) or not isinstance(error, RuntimeError | dist.DistError)
         if told or not TRANSPORT.search(str(error)):

@@ -82,6 +82,10 @@ class World:
         """Compare a digest of what all ranks must have in the same bits. Raises RankError that names who differs."""
         del digest, what
 
+    def raise_failure(self, what: str) -> None:
+        """Raise RankError if another rank has failed already. For waits that poll; `what` names the wait."""
+        del what
+
     def explain(self, error: Exception) -> Exception:
         """The error itself, or where it only followed from the failure of another rank, one that names that."""
         return error

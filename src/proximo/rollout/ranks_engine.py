@@ -169,6 +169,7 @@ class _Begun:
         with self._world.waiting("responses of the other ranks"):
             deadline = time.monotonic() + self._world.timeout_seconds
             while self._num_ended < self._world.size - 1:
+                self._world.raise_failure("responses of the other ranks")
                 if failure is not None:
                     self._callback = _ignore
                 try:
