@@ -28,7 +28,7 @@ from worker_processes import workers_of
 LIMITS = PoolLimits(num_workers=2, answer_seconds=20.0, attempts=3)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not holds() and time.monotonic() < end:
         time.sleep(0.02)
@@ -112,6 +112,25 @@ def test_nothing_outlives_a_trainer_that_is_killed() -> None:
         assert wait_until(lambda: len(workers_of(trainer.pid)) >= 2)
         trainer.kill()
     assert wait_until(lambda: workers_of(trainer.pid) == [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
+def test_a_child_whose_parent_ends_before_it_first_ran_does_not_outlive_it() -> None:
+    program = (
+        "import os, time\n"
+        "from proximo.rewards.workers.main import die_with\n"
+        "def wait_for_the_parent_to_end():\n"  # as a busy machine may have it
+        "    while os.getppid() == worker:\n"
+        "        time.sleep(0.01)\n"
+        "os.register_at_fork(after_in_child=wait_for_the_parent_to_end)\n"
+        "die_with(os.getppid())\n"
+        "worker = os.getpid()\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "os.write(1, b'lives')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert ended.stdout == b""
 
 
 def kill_one(draw: random.Random) -> int:

@@ -64,13 +64,20 @@ def die_with(parent: int) -> None:
         return  # elsewhere the end of the pipe ends the worker, after its current answer
     libc = ctypes.CDLL(None)
 
-    def kill_when_the_parent_ends() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    own = os.getpid()
 
-    kill_when_the_parent_ends()
-    os.register_at_fork(after_in_child=kill_when_the_parent_ends)
-    if os.getppid() != parent:  # the parent ended before prctl was called
-        os._exit(1)
+    def follow(process: int) -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() not in (process, 0):  # it ended before prctl was called; 0: it is in another PID namespace
+            os._exit(1)
+
+    def follow_as_child() -> None:
+        nonlocal own
+        process, own = own, os.getpid()
+        follow(process)
+
+    follow(parent)
+    os.register_at_fork(after_in_child=follow_as_child)
 
 
 def verifier_service(path: str, options: Mapping[str, Any]) -> ReadyService:
