@@ -1,17 +1,20 @@
 """PPO on one, two and three ranks gives the same losses, gradients, statistics and weights, however models lie."""
 
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from builders import tiny_language_model, tiny_tokenizer
 from distributed.paths import plain_paths
-from distributed.ranks import Ranks, ranks_of
+from distributed.ranks import COLLECTIVE_SECONDS, Ranks, ranks_of
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.distributed.sharding import mesh_of
 from proximo.distributed.world import current, whole
 from proximo.errors import RankError
 from proximo.models.language import LanguageModel
@@ -166,6 +169,25 @@ def test_four_ranks_hold_two_copies_of_which_each_is_shared_by_two() -> None:
     with ranks_of(4) as four:
         for name in ("accumulation", "in_backward"):
             check(four, name, FULL | {"shard_size": 2}, 3)
+        assert four.run(groups_of_two_copies) == [
+            [([0, 2], COLLECTIVE_SECONDS), ([0, 1], COLLECTIVE_SECONDS)],
+            [([1, 3], COLLECTIVE_SECONDS), ([0, 1], COLLECTIVE_SECONDS)],
+            [([0, 2], COLLECTIVE_SECONDS), ([2, 3], COLLECTIVE_SECONDS)],
+            [([1, 3], COLLECTIVE_SECONDS), ([2, 3], COLLECTIVE_SECONDS)],
+        ]
+
+
+def groups_of_two_copies() -> list[tuple[list[int], float]]:
+    """Ranks and timeout of this rank's groups: those that have the same shard, and those that share a copy."""
+    mesh = mesh_of(current(), torch.device("cpu"), shard_size=2)
+    return [
+        (dist.get_process_group_ranks(group), timeout_of(group).total_seconds())
+        for group in (mesh.get_group("replicate"), mesh.get_group("shard"))
+    ]
+
+
+def timeout_of(group: Any) -> timedelta:
+    return group._get_backend(torch.device("cpu")).options._timeout
 
 
 @plain_paths()

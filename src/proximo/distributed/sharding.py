@@ -4,18 +4,21 @@ Each layer is gathered when it runs. What is outside the layers (embeddings, fin
 belongs to the root, a module that runs whole passes: no weight of the root is read outside of its `forward`.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from proximo.distributed.world import World
 from proximo.errors import ConfigError
@@ -116,7 +119,7 @@ _meshes: WeakKeyDictionary[World, dict[tuple[str, int], DeviceMesh]] = WeakKeyDi
 def mesh_of(world: World, device: torch.device, *, shard_size: int | None) -> DeviceMesh:
     """The mesh over all ranks; of two dimensions where models are replicated over groups of `shard_size` ranks.
 
-    Raises ConfigError if the ranks cannot be divided so.
+    Its groups wait as long as the world does. Raises ConfigError if the ranks cannot be divided so.
     """
     size = world.size if shard_size is None else shard_size
     if world.size % size:
@@ -126,10 +129,21 @@ def mesh_of(world: World, device: torch.device, *, shard_size: int | None) -> De
         )
     meshes = _meshes.setdefault(world, {})
     if (device.type, size) not in meshes:
-        one_copy = size == world.size
-        shape, names = ((size,), ("shard",)) if one_copy else ((world.size // size, size), ("replicate", "shard"))
-        meshes[device.type, size] = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        meshes[device.type, size] = _make_mesh(world, device.type, size)
     return meshes[device.type, size]
+
+
+def _make_mesh(world: World, device_type: str, size: int) -> DeviceMesh:
+    if size == world.size:
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        return DeviceMesh.from_group(everyone, device_type, mesh_dim_names=("shard",))
+    # By hand, since the groups that a mesh makes for itself have torch's own timeout.
+    mesh, timeout = torch.arange(world.size).view(-1, size), timedelta(seconds=world.timeout_seconds)
+    groups = [
+        dist.new_subgroups_by_enumeration(members, timeout=timeout)[0] for members in (mesh.t().tolist(), mesh.tolist())
+    ]
+    return DeviceMesh.from_group(groups, device_type, mesh=mesh, mesh_dim_names=("replicate", "shard"))
 
 
 def shard(
