@@ -144,6 +144,14 @@ EACH = {
     "checkpointed layers": FULL,
     "in_backward": FULL,
 }
+IN_EVERY_WAY = [
+    FULL,
+    GRADS,
+    WHOLE,
+    FULL | {"offload": "always"},
+    FULL | {"offload": "idle"},
+    GRADS | {"reduce_gradients": "microbatch"},
+]
 IDLE = {"follows": FULL, "full_kl": GRADS}
 """Cases whose frozen models lie on the host between their calls."""
 
@@ -275,7 +283,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(two: Ranks, dev
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("devices", [FULL, GRADS, WHOLE, FULL | {"offload": "always"}], ids=str)
+@pytest.mark.parametrize("devices", IN_EVERY_WAY, ids=str)
 @pytest.mark.parametrize("name", EACH)
 def test_every_case_lies_on_ranks_in_every_way(two: Ranks, name: str, devices: dict[str, Any]) -> None:
     check(two, name, devices, 20)
