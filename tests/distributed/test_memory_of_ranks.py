@@ -1,6 +1,7 @@
 """What a rank holds and exchanges, measured on two ranks, is what `proximo plan` says by its formulas."""
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +25,11 @@ from proximo.models.fake_tensor_profiler import GRADIENTS
 from proximo.models.freezing import decoder_layers
 from proximo.models.heads import token_logprobs
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision.placement import Precision
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sharing.shared_base import base_alone, value_on_base
 from proximo.plan.cost_model import Passes, StepCost
 from proximo.plan.rank_layout import Ranks as PlannedRanks
 from proximo.plan.rank_layout import lay_out
@@ -237,6 +241,62 @@ def test_ranks_exchange_what_the_formula_says(two: Ranks, way: str) -> None:
             assert found["rollout", 1] == plan.exchanged("rollout", 1)
             if way != "full, reduced each time":
                 assert found["train", 2]["reduce-scatter"] == found["train", 1]["reduce-scatter"]
+
+
+def on_one_base() -> dict[str, LanguageModel | ScalarModel]:
+    """A policy with an adapter, and the models that run on its base. Two ranks cannot halve 131 rows."""
+    options = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS}
+    base = LanguageModel(tiny_language_model(vocab_size=131, seed=1, **options))
+    policy = base.with_adapter(LoRAOptions(rank=2, alpha=4.0))
+    value = value_on_base(policy, LoRAOptions(rank=2, alpha=4.0), HeadStart.ZERO)
+    return {"policy": policy, "value": value, "reference": base_alone(policy)}
+
+
+def shard_on_one_base(devices: dict[str, Any]) -> tuple[dict[str, int], int]:
+    """Bytes of the shards of each role that no role before has, and most bytes of whole tensors on a device at once.
+
+    A tensor that comes to the device is one that FSDP makes there; here it makes a copy.
+    """
+    models, arrived, most = on_one_base(), list[Any](), 0
+
+    def arrive(parameters: list[Tensor], *_: Any) -> None:
+        nonlocal most
+        for parameter in parameters:
+            if not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.clone()
+                arrived.append(weakref.ref(parameter.untyped_storage()))
+        most = max(most, sum(storage.nbytes() for each in arrived if (storage := each()) is not None))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.distributed.fsdp._fully_shard._fsdp_init._move_states_to_device", arrive)
+        for role, model in models.items():
+            others = [other.model for other in models.values() if other is not model]
+            shard_model(model, DevicesConfig(**devices), role=role, beside=others)
+    seen: dict[int, int] = {}
+    sizes = {}
+    for role, model in models.items():
+        local = [
+            t.to_local() if isinstance(t, DTensor) else t for t in (*model.model.parameters(), *model.model.buffers())
+        ]
+        found = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in local}
+        sizes[role] = sum(size for key, size in found.items() if key not in seen)
+        seen |= found
+    return sizes, most
+
+
+@pytest.mark.parametrize("way", ["grads", "full"])
+def test_models_on_one_base_have_its_shards_once(two: Ranks, way: str) -> None:
+    """And no more than one layer, or the root, comes to the device whole while they are sharded."""
+    models = on_one_base()
+    layout = lay_out(models, PlannedRanks(num=2, devices=DevicesConfig(**WAYS[way])), lambda role: role)
+    policy = layout.models["policy"]
+    for sizes, most in two.run(shard_on_one_base, WAYS[way]):
+        for role, model in layout.models.items():
+            assert sizes[role] == pytest.approx(model.weights, abs=SMALL), role
+        assert most <= max(policy.largest, policy.root.whole)
+    # Of the base, the reference has shards of its own where the ranks have other numbers of rows.
+    uneven = [models["policy"].base.get_input_embeddings(), models["policy"].base.get_output_embeddings()]
+    assert layout.models["reference"].weights == pytest.approx(sum(66 * 64 * 4 for _ in uneven), abs=SMALL)
 
 
 def memory(devices: dict[str, Any], precision: Precision) -> tuple[dict[str, int], dict[str, list[int]]]:

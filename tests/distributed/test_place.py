@@ -124,5 +124,19 @@ def test_more_ranks_than_cuda_devices_are_refused(monkeypatch: pytest.MonkeyPatc
         assert resolve_device("auto") == torch.device("cuda", 2)
         assert resolve_device("cpu") == torch.device("cpu")
         world.local_size = 8
-        with pytest.raises(ConfigError, match="8 ranks run on this machine, and it has 4 CUDA devices"):
+        with pytest.raises(ConfigError, match="8 ranks run on this machine, and each sees 4 CUDA devices of it"):
             resolve_device("cuda")
+
+
+def test_a_rank_that_sees_one_device_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under Slurm's --gpus-per-task=1. Ranks that see the same one are refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    world = World()
+    world.size, world.rank, world.local_size, world.local_rank = 16, 13, 8, 5
+    with using(world):
+        assert resolve_device("auto") == torch.device("cuda", 0)
+        world.with_same_device = [12, 13]
+        with pytest.raises(ConfigError, match="ranks 12, 13 have the same CUDA device: start one rank per device"):
+            resolve_device("auto")
+        assert resolve_device("cpu") == torch.device("cpu")

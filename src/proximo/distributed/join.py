@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from proximo.distributed.place import Place, find_place
+from proximo.distributed.place import Place, device_index, find_place
 from proximo.distributed.world import World, current, using
 from proximo.errors import ConfigError, RankError
 
@@ -109,9 +109,12 @@ def _make_world(store: "dist.Store", watch: "Watch", place: Place, timeout_secon
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, num_cores() // place.local_size))
     backend, timeout = "gloo", timedelta(seconds=timeout_seconds)
-    if torch.cuda.is_available() and place.local_rank < torch.cuda.device_count():
-        torch.cuda.set_device(place.local_rank)
+    num_devices, device = torch.cuda.device_count() if torch.cuda.is_available() else 0, None
+    index = device_index(local_rank=place.local_rank, local_size=place.local_size, num_devices=num_devices)
+    if index is not None:
+        torch.cuda.set_device(index)
         backend = "cpu:gloo,cuda:nccl"
+        device = (socket.gethostname(), str(torch.cuda.get_device_properties(index).uuid))
     watch.wait_for_all(max(timeout_seconds, START_SECONDS))
     try:
         groups = dist.PrefixStore("torch", store)
@@ -120,6 +123,9 @@ def _make_world(store: "dist.Store", watch: "Watch", place: Place, timeout_secon
     except (dist.DistError, RuntimeError) as error:
         raise watch.cause("all ranks to start", error) from error
     world.local_rank, world.local_size = place.local_rank, place.local_size
+    devices = world.gather(device, what="all ranks to start")
+    if device is not None and devices.count(device) > 1:
+        world.with_same_device = [rank for rank, other in enumerate(devices) if other == device]
     return world
 
 

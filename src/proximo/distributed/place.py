@@ -24,7 +24,7 @@ class Place:
     rank: int
     size: int
     local_rank: int
-    """Number among the ranks of this machine, and so the number of its CUDA device."""
+    """Number among the ranks of this machine."""
     local_size: int
     host: str
     """Where the store listens through which the ranks find each other."""
@@ -64,6 +64,16 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
             f"this machine: ranks count from 0. Start every rank by {place.starter}, or unset its variables"
         )
     return place if place.size > 1 else None
+
+
+def device_index(*, local_rank: int, local_size: int, num_devices: int) -> int | None:
+    """The number of a rank's CUDA device among those that it sees; None where it has none for itself.
+
+    A launcher shows each rank either all devices of the machine or, as Slurm's --gpus-per-task=1 does, its own alone.
+    """
+    if num_devices == 1:
+        return 0
+    return local_rank if local_size <= num_devices else None
 
 
 def _of_torchrun(given: Mapping[str, str]) -> Place:

@@ -4,7 +4,7 @@ Each layer is gathered when it runs. What is outside the layers (embeddings, fin
 belongs to the root, a module that runs whole passes: no weight of the root is read outside of its `forward`.
 """
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +36,8 @@ class ShardingOptions:
     """Gradients are summed after each micro-batch, not once per update, so that no rank keeps whole ones."""
     offload: bool = False
     """Parameters, gradients and optimizer state are in the memory of the host."""
+    leaves_device: bool = False
+    """The model is moved to the host and back, so no other one may have its shards."""
     matrix_dtype: torch.dtype | None = None
     """The type in which `matrices` are gathered; None for their own. Their gradients are summed in float32."""
 
@@ -146,6 +148,56 @@ def _make_mesh(world: World, device_type: str, size: int) -> DeviceMesh:
     return DeviceMesh.from_group(groups, device_type, mesh=mesh, mesh_dim_names=("replicate", "shard"))
 
 
+_shards: MutableMapping[Tensor, nn.Parameter] = WeakTensorKeyDictionary()
+"""Frozen tensor that several models have -> the shards that the first of them got of it."""
+
+
+class _Common:
+    """The tensors that a model has in common with others, of which each becomes shards on its own.
+
+    It takes parameters of its own over the same memory, or what moves to a device for one model would lie there whole
+    until the last one is sharded. Of frozen tensors, the models then have the same shards.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], others: Collection[int], *, shares: bool) -> None:
+        """`others`: ids of the parameters of models that are still whole. `shares`: whether shards may be common."""
+        self._shares = shares
+        self._left: list[tuple[nn.Parameter, nn.Module, str]] = []
+        own: dict[int, nn.Parameter] = {}
+        for module in (each for outer in modules for each in outer.modules()):
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) in others or parameter in _shards:
+                    fresh = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                    setattr(module, name, own.setdefault(id(parameter), fresh))
+                    self._left.append((parameter, module, name))
+
+    def unify(self) -> None:
+        """Take the shards of the models before, or leave ours to those that follow, for what is sharded by now."""
+        left, self._left = self._left, []  # whole tensors are held no longer than needed
+        for whole, module, name in left:
+            shards: nn.Parameter = getattr(module, name)
+            if not isinstance(shards, DTensor):
+                self._left.append((whole, module, name))
+            elif self._shares and not whole.requires_grad:
+                first = _shards.setdefault(whole, shards)
+                if first is not shards and _are_alike(first, shards):
+                    module.load_state_dict({name: first}, strict=False, assign=True)
+
+
+def _are_alike(first: Tensor, second: Tensor) -> bool:
+    """Whether shards lie in the same way and place. FSDP pads those of other lengths, in memory of their own."""
+    assert isinstance(first, DTensor)
+    assert isinstance(second, DTensor)
+    mesh = first.device_mesh
+    return (
+        mesh == second.device_mesh
+        and first.placements == second.placements
+        and first.dtype == second.dtype
+        and first.to_local().device == second.to_local().device
+        and first.shape[0] % mesh.size(mesh.ndim - 1) == 0
+    )
+
+
 def shard(
     modules: Sequence[nn.Module],
     *,
@@ -153,12 +205,15 @@ def shard(
     matrices: Sequence[nn.Module],
     mesh: DeviceMesh,
     options: ShardingOptions,
+    others: Collection[int] = (),
 ) -> Sharding:
     """Shard modules that share passes, such as a policy and its value head, in place.
 
     `layers`: those to gather one at a time. `matrices`: modules whose own parameters are read in `matrix_dtype` only.
+    `others`: ids of parameters of other models, which may have them in common with these modules.
     Each parameter becomes a DTensor, so optimizers and copies are made afterwards and before, in that order.
     """
+    common = _Common(modules, others, shares=not options.leaves_device)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.offload else OffloadPolicy()
     wrap: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     narrow = set(matrices) if options.matrix_dtype is not None else set()
@@ -170,8 +225,10 @@ def shard(
         if inside:
             fully_shard(inside, mp_policy=policy, reshard_after_forward=not options.keeps_gathered, **wrap)
         fully_shard(layer, reshard_after_forward=not options.keeps_gathered, **wrap)
+        common.unify()
     root = _Root(modules)
     fully_shard(root, reshard_after_forward=False, **wrap)
+    common.unify()
     for module in root.modules():
         if isinstance(module, FSDPModule):  # neither call recurses
             module.set_gradient_divide_factor(1.0)

@@ -30,8 +30,10 @@ class World:
     timeout_seconds: float = math.inf
     """How long a rank waits for the others."""
     local_rank: int = 0
-    """Number among the ranks of this machine, and so the number of its CUDA device."""
+    """Number among the ranks of this machine."""
     local_size: int = 1
+    with_same_device: Sequence[int] = ()
+    """All ranks that have this rank's CUDA device, where there are several."""
 
     def __init__(self) -> None:
         self.seconds_waited = 0.0

@@ -92,7 +92,9 @@ class PlacedModel:
     first_backward_layer: int
     """Layers below it take no gradient, and are not gathered for the backward pass."""
     weights: int
-    """Bytes of a rank's own shards, or of the whole tensors."""
+    """Bytes of a rank's own shards, or of the whole tensors. Shards of frozen tensors belong to the first role."""
+    shards: int
+    """The same, with those of other roles that its passes gather."""
     trains: bool
 
     @property
@@ -193,18 +195,18 @@ def lay_out(models: Mapping[str, Model], ranks: Ranks, role_of: Callable[[str], 
     `role_of`: the subsection of `devices` of a role of the run.
     """
     placed, roles, owners = dict[str, PlacedModel](), dict[int, str](), dict[int, str]()
+    common = set[tuple[int, str]]()
     narrow: dict[int, nn.Parameter] = {}
     bodies: dict[int, str] = {}
     for name, model in models.items():
         trunk = bodies.setdefault(id(model.backbone.layers), name)
         section = role_of(trunk)
         is_sharded = ranks.num > 1 and ranks.devices.shard_of(section) != "replicate"
-        # A sharded model has shards of its own, also of tensors that it has in common with another one.
+        # A sharded model gathers by itself what it has in common with another one.
         whole = {id(p) for p in models[trunk].model.parameters()} if trunk != name else set[int]()
         known = whole if is_sharded else owners
-        placed[name] = _placed(
-            model, [p for p in model.model.parameters() if id(p) not in known], ranks, section, narrow
-        )
+        own = [p for p in model.model.parameters() if id(p) not in known]
+        placed[name] = _placed(model, own, ranks, section, narrow=narrow, common=common)
         owners = {id(p): name for p in model.model.parameters()} | owners
         heads = [module for module in model.model.modules() if module is not model.backbone.layers]
         roles |= {id(module): name for module in heads if id(module) not in roles}
@@ -214,8 +216,15 @@ def lay_out(models: Mapping[str, Model], ranks: Ranks, role_of: Callable[[str], 
 
 
 def _placed(
-    model: Model, own: Sequence[nn.Parameter], ranks: Ranks, section: str, narrow: dict[int, nn.Parameter]
+    model: Model,
+    own: Sequence[nn.Parameter],
+    ranks: Ranks,
+    section: str,
+    *,
+    narrow: dict[int, nn.Parameter],
+    common: set[tuple[int, str]],
 ) -> PlacedModel:
+    """`common`: id of a frozen tensor and its place, of the shards of the models before; this one's are added."""
     shard: Shard = "replicate" if ranks.num == 1 else ranks.devices.shard_of(section)
     size = 1 if shard == "replicate" else ranks.shard_size
     fresh = {id(p) for p in own}
@@ -226,15 +235,23 @@ def _placed(
     in_layers = {id(p) for layer in inside for p in layer}
     embeddings = any(p.requires_grad for p in model.base.get_input_embeddings().parameters())
     buffers = sum(buffer.untyped_storage().nbytes() for buffer in model.model.buffers())
+    offload = "none" if ranks.num == 1 else ranks.devices.offload_of(section)
+    trains = any(p.requires_grad for p in own)
+    place = "none" if trains and offload == "idle" else offload
+    shards = {id(p): _shard_numel(p, size) * p.element_size() for p in own}
+    known = {key for key in shards if (key, place) in common}
+    if shard != "replicate" and place != "idle":
+        common.update((id(p), place) for p in own if not p.requires_grad and p.dim() and p.shape[0] % size == 0)
     return PlacedModel(
         section=section,
         shard=shard,
-        offload="none" if ranks.num == 1 else ranks.devices.offload_of(section),
+        offload=offload,
         layers=tuple(Unit.of(layer, set(narrow), size) for layer in inside),
         root=Unit.of([p for p in own if id(p) not in in_layers], set(narrow), size),
         first_backward_layer=0 if embeddings else _first_trained(stack),
-        weights=buffers + sum(_shard_numel(p, size) * p.element_size() for p in own),
-        trains=any(p.requires_grad for p in own),
+        weights=buffers + sum(nbytes for key, nbytes in shards.items() if key not in known),
+        shards=buffers + sum(shards.values()),
+        trains=trains,
     )
 
 

@@ -114,7 +114,7 @@ def _host_traffic(layout: Layout, passes: Passes) -> int:
     for model in (layout.models[role] for role in layout.used_by(passes.modules)):
         if model.offload == "always" and model.whole:
             gathers = _gathers(model, passes, layout.ranks.shard_size)
-            total += gathers.size * model.weights // model.whole
+            total += gathers.size * model.shards // model.whole
             if passes.kind == "train":
                 total += passes.calls * model.gradients // layout.ranks.shard_size
         elif model.offload == "idle" and not model.trains:

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import torch
 
+from proximo.distributed.place import device_index
 from proximo.distributed.world import World, current
 from proximo.errors import ConfigError
 
@@ -88,18 +89,25 @@ def _device_of_rank(name: str, world: World) -> torch.device:
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_devices == 0 and name == "auto":
         return torch.device("cpu")
-    if world.local_size > num_devices:
+    index = device_index(local_rank=world.local_rank, local_size=world.local_size, num_devices=num_devices)
+    problem = None
+    if world.with_same_device:
+        problem = f"ranks {', '.join(map(str, world.with_same_device))} have the same CUDA device"
+    elif index is None:
+        problem = f"{world.local_size} ranks run on this machine, and each sees {num_devices} CUDA devices of it"
+    if problem is not None:
         raise ConfigError(
-            f"{world.local_size} ranks run on this machine, and it has {num_devices} CUDA devices that torch can use: "
-            "start one rank per device, or say run.device=cpu"
+            f"{problem}: start one rank per device, and let it see all devices of the machine or its own alone (Slurm: "
+            "--gpus-per-node, or --gpus-per-task=1), or say run.device=cpu"
         )
-    return torch.device("cuda", world.local_rank)
+    return torch.device("cuda", 0 if index is None else index)
 
 
 def resolve_device(name: str) -> torch.device:
     """`auto` takes CUDA, then MPS, then the CPU. Raises ConfigError for a device that is not there.
 
-    On several ranks `auto` and `cuda` are the CUDA device with the number of the rank on its machine, or the CPU.
+    On several ranks `auto` and `cuda` are the CUDA device with the number of the rank on its machine, or the only one
+    that the rank sees, or the CPU.
     """
     if current().size > 1 and name in ("auto", "cuda"):
         return _device_of_rank(name, current())

@@ -31,14 +31,15 @@ def shard_model(
     world = current()
     device = world.device or model.device
     trains = any(parameter.requires_grad for parameter in model.model.parameters())
+    leaves_device = devices.offload_of(role) == "idle" and not trains
     if world.size > 1 and devices.shard_of(role) != "replicate":
-        _shard(model, devices, device, role=role, on_trunk=on_trunk)
+        _shard(model, devices, device, role=role, on_trunk=on_trunk, beside=beside, leaves_device=leaves_device)
         model.backbone.home = device
     elif model.device != device:
         model.model.to(device)
         if on_trunk is not None:
             on_trunk.model.to(device)
-    if devices.offload_of(role) == "idle" and not trains:
+    if leaves_device:
         _check_own_tensors(model, beside, role=role)
         sharding = model.backbone.sharding
         model.backbone.home = device
@@ -53,6 +54,8 @@ def _shard(
     *,
     role: str,
     on_trunk: ScalarModel | None,
+    beside: Sequence[nn.Module],
+    leaves_device: bool,
 ) -> None:
     from proximo.distributed.sharding import ShardingOptions, mesh_of, shard  # takes a second, on several ranks only
 
@@ -72,8 +75,10 @@ def _shard(
             keeps_gathered=devices.shard_of(role) == "grads",
             reduces_each_microbatch=devices.reduce_gradients == "microbatch",
             offload=devices.offload_of(role) == "always",
+            leaves_device=leaves_device,
             matrix_dtype=torch.bfloat16 if narrow else None,
         ),
+        others={id(parameter) for module in beside for parameter in module.parameters()},
     )
     if on_trunk is not None:
         on_trunk.backbone.sharding, on_trunk.backbone.home = model.backbone.sharding, device
