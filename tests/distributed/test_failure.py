@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from launched import LAUNCHED, end, launched, rank_command, sft_recipe, start, torchrun, wait_for_lines
 
+from proximo.distributed.process_group import ProcessGroupWorld
+from proximo.distributed.watch import Position, Watch
+from proximo.distributed.world import World
+from proximo.errors import RankError, TrainingError
 from run_outcomes import read_lines
 from tiny_runs import NUM_STEPS
 
@@ -40,6 +45,28 @@ def test_after_a_kill_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path) 
     assert "going on after step 2" in (ended.run / "log.txt").read_text()
     assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == list(range(NUM_STEPS + 1))
     assert ended.outcome["state"] == "finished"
+
+
+def test_a_store_that_is_gone_is_a_failure_that_is_told_without_it() -> None:
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", served.port, is_master=False)
+    watch = Watch(store, rank=0, size=2, timeout_seconds=60, store_of="the process that started the ranks")
+    watch.start()
+    world = ProcessGroupWorld.__new__(ProcessGroupWorld)  # has no other rank
+    World.__init__(world)
+    world.watch, world.position = watch, Position(3, "scores of gold", waits=False)
+    del served
+    with pytest.raises(dist.DistNetworkError) as gone:
+        store.get("beat/0")
+    watch.publish_error(ValueError("first"), None)
+    assert watch.failure is not None
+    for error in (gone.value, dist.DistNetworkError("Failed to recv, got 0 bytes."), RuntimeError("Broken pipe")):
+        explained = world.explain(error)
+        assert isinstance(explained, RankError)
+        assert str(explained).startswith(watch.failure.message)
+    for known in (TrainingError("the reward service: connection reset"), ValueError("broken pipe")):
+        assert world.explain(known) is known
+    watch.stop()
 
 
 KINDS: dict[str, tuple[Mapping[str, Any], int, str]] = {

@@ -18,7 +18,7 @@ from proximo.distributed.failure import status_of
 from proximo.distributed.messages import decode, encode
 from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World, alone, differing_ranks
-from proximo.errors import RankError, TrainingError
+from proximo.errors import ProximoError, RankError, TrainingError
 
 Value = TypeVar("Value")
 BUCKET_BYTES = 64 * 2**20
@@ -105,9 +105,9 @@ class ProcessGroupWorld(World):
             with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them
                 self.store.set(key, PROBLEM + problem)
             raise
-        self._forget_effects()
-        self.store.set(key, DONE)
         with self.waiting(what):
+            self._forget_effects()
+            self.store.set(key, DONE)
             dist.broadcast_object_list([message], src=0, group=self.records)
         return value
 
@@ -163,8 +163,8 @@ class ProcessGroupWorld(World):
             raise self.watch.cause(what)
 
     def explain(self, error: Exception) -> Exception:
-        told = isinstance(error, RankError) or not isinstance(error, RuntimeError | dist.DistError)
-        if told or not TRANSPORT.search(str(error)):
+        said = isinstance(error, RuntimeError) and TRANSPORT.search(str(error))
+        if isinstance(error, ProximoError) or not (said or isinstance(error, dist.DistError)):
             return error
         explained = self._cause(self.position.waits_for, error)
         explained.__cause__ = error

@@ -88,7 +88,8 @@ class Watch:
 
     def start(self) -> None:
         """Say who this is, and begin to watch."""
-        self._store.set(f"name/{self.rank}", json.dumps([process_table(), os.getpid(), socket.gethostname()]))
+        mine = self._names[self.rank] = (process_table(), os.getpid(), socket.gethostname())
+        self._store.set(f"name/{self.rank}", json.dumps(mine))
         self._beat()
         self._thread.start()
 
