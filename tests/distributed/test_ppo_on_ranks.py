@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "in_backward": {
         **{f"{role}_optimizer": {"learning_rate": 1e-3, **EARLY} for role in ("policy", "value")},
     },
+    "trunk after warm-up": {"critic_warmup_steps": 2},
     "guards": {"guards": {"target_kl": 1e-4, "max_skipped_fraction": 1.0}, "epochs_per_step": 2},
 }
 
@@ -63,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 @plain_paths()
 def run_case(name: str, devices: dict[str, Any], num_steps: int, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """The metrics of every step and the weights at the end of one case, on every rank."""
-    options, lora, trunk = dict(CASES.get(name, {})), name.startswith("lora"), name == "trunk"
+    options, lora, trunk = dict(CASES.get(name, {})), name.startswith("lora"), name.startswith("trunk")
     if name == "ptx":
         options |= {"ptx": {"coefficient": 0.5, "examples_per_update": 2}}
     policy = LanguageModel(tiny_language_model(dtype=dtype, seed=3, tie_word_embeddings=name == "tied"))
@@ -143,7 +144,10 @@ EACH = {
     "tied": FULL,
     "checkpointed layers": FULL,
     "in_backward": FULL,
+    "trunk after warm-up": FULL,
 }
+OTHER_WAYS = [("in_backward", GRADS), ("in_backward", WHOLE), ("trunk after warm-up", WHOLE), ("follows", WHOLE)]
+"""Cases whose gradients or weights take another way through the code where models lie otherwise."""
 IN_EVERY_WAY = [
     FULL,
     GRADS,
@@ -159,6 +163,15 @@ IDLE = {"follows": FULL, "full_kl": GRADS}
 @pytest.mark.parametrize("name", EACH)
 def test_two_ranks_compute_what_one_rank_computes(two: Ranks, name: str) -> None:
     check(two, name, EACH[name], 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), OTHER_WAYS, ids=lambda each: each if isinstance(each, str) else each["shard"]
+)
+def test_two_ranks_compute_the_same_with_models_that_lie_otherwise(
+    two: Ranks, name: str, devices: dict[str, Any]
+) -> None:
+    check(two, name, devices, 4)
 
 
 @pytest.mark.parametrize("name", IDLE)
