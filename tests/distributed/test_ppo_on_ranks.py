@@ -241,10 +241,22 @@ def test_gradients_in_float32_differ_in_rounding_alone(two: Ranks, devices: dict
 @plain_paths()
 def flip_one_bit(what: str) -> str:
     """The message of the step in which a number of rank 1 has another last bit."""
+    options = {"average_decay": 0.9, "kl": {"reference_every_steps": 1, "reference_decay": 0.5}}
     trainer = PPOTrainer(
-        LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(), devices=DevicesConfig(**WHOLE)
+        LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(**options), devices=DevicesConfig(**WHOLE)
     )
     handlers, wrong = trainer.roles.value.values, current().rank == 1
+    average, reference = trainer.roles.average, trainer.roles.reference
+    move = average.move
+
+    def after_updates(*, policy: Any) -> Any:
+        moved = move(policy=policy)
+        if wrong and what not in {"a value", "a weight"}:
+            moment = next(iter(trainer.learners["value"].optimizer.state.values())).get("exp_avg")
+            models = {"the average": average, "the reference": reference}
+            flipped = moment if what == "a moment" else next(models[what].model.model.parameters()).data
+            flipped.view(torch.int32)[0, 0] ^= 1
+        return moved
 
     def values(responses: Any) -> Any:
         (found,) = handlers(responses)
@@ -252,9 +264,10 @@ def flip_one_bit(what: str) -> str:
             found.view(torch.int32)[0] ^= 1
         return (found,)
 
+    average.move = after_updates
     if what == "a value":
         trainer.roles.value.values = values
-    elif wrong:
+    elif wrong and what == "a weight":
         next(trainer.policy.model.parameters()).data.view(torch.int32)[0, 0] ^= 1
     try:
         trainer.step(["a", "b"], [[9, 8, 7], [6, 5]], [1.0, 0.0])
@@ -263,9 +276,21 @@ def flip_one_bit(what: str) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("what", ["a value", "a weight"])
+BITS = {
+    "a value": "records: ",
+    "a weight": "weights of the policy: ",
+    "a moment": "moments of the value: ",
+    "the average": "weights of the average: ",
+    "the reference": "weights of the reference: ",
+}
+
+
+@pytest.mark.parametrize("what", BITS)
 def test_one_other_bit_on_a_rank_is_found_in_that_step(two: Ranks, what: str) -> None:
-    assert all("rank 1 has other numbers than rank 0" in message for message in two.run(flip_one_bit, what))
+    """And the message says in which part, and names no other one."""
+    for message in two.run(flip_one_bit, what):
+        assert f"rank 1 has other numbers than rank 0 ({BITS[what]}" in message
+        assert "state: " not in message
 
 
 @plain_paths()

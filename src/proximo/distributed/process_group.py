@@ -17,7 +17,7 @@ from torch import Tensor
 from proximo.distributed.failure import status_of
 from proximo.distributed.messages import decode, encode
 from proximo.distributed.watch import Position, Watch
-from proximo.distributed.world import World, alone, differing_ranks
+from proximo.distributed.world import World, alone, difference, differing_ranks
 from proximo.errors import ProximoError, RankError, TrainingError
 
 Value = TypeVar("Value")
@@ -122,10 +122,10 @@ class ProcessGroupWorld(World):
             return
         common = next(rank for rank in range(self.size) if rank not in differing)
         names = ", ".join(f"rank {rank}" if self.watch is None else self.watch.name_of(rank) for rank in differing)
+        found = difference(digests[differing[0]], digests[common])
         raise RankError(
-            f"{what}: {names} has other numbers than rank {common} ({digests[differing[0]]} and "
-            f"{digests[common]}). Ranks must have the same bits: their software, processors or memory differ, or this "
-            "is a mistake of Proximo"
+            f"{what}: {names} has other numbers than rank {common} ({found}). Ranks must have the same bits: their "
+            "software, processors or memory differ, or this is a mistake of Proximo"
         )
 
     def send_to_first(self, channel: str, message: bytes) -> None:

@@ -186,13 +186,28 @@ def checksum(tensors: Sequence["Tensor"]) -> int:
     """A number that changes with every bit of the tensors; in 64 bits, so that two changes may cancel each other."""
     import torch
 
-    total = 0
+    numbers = []
     for tensor in tensors:
-        raw = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if raw.storage_offset() % 8:  # it could not be read as numbers of 8 bytes
+            raw = raw.clone()
         cut = len(raw) // 8 * 8
-        number = raw[:cut].view(torch.int64).sum() + raw[cut:].sum(dtype=torch.int64)
-        total = (total * 1_000_003 + int(number)) & 0xFFFF_FFFF_FFFF_FFFF
+        numbers.append(raw[:cut].view(torch.int64).sum() + raw[cut:].sum(dtype=torch.int64))
+    total = 0
+    # Asked for together: an accelerator is waited for once.
+    for number in torch.stack([number.to(numbers[0].device) for number in numbers]).tolist() if numbers else []:
+        total = (total * 1_000_003 + number) & 0xFFFF_FFFF_FFFF_FFFF
     return total
+
+
+def difference(first: Any, second: Any) -> str:
+    """Two digests, for a message; of dicts only the parts that differ."""
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return f"{first} and {second}"
+    keys = dict.fromkeys((*first, *second))
+    return "; ".join(
+        f"{key}: {first.get(key)} and {second.get(key)}" for key in keys if first.get(key) != second.get(key)
+    )
 
 
 def differing_ranks(digests: Sequence[Any]) -> list[int]:

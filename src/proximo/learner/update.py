@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proximo.distributed.world import World, current, local
+from proximo.distributed.world import World, checksum, current, local
 from proximo.errors import TrainingError
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
 from proximo.learner.own_optimizer import OwnOptimizer
@@ -133,6 +133,16 @@ class Learner:
         return UpdateResult(
             loss=total, statistics=tuple(statistics), gradient_norm=norm, learning_rate=learning_rate, refusal=refusal
         )
+
+    def digest(self) -> dict[str, str]:
+        """Name of a part -> what all ranks must have in the same bits. Of a sharded model each has other tensors."""
+        parts = {"updates": str(self.updates_done)}
+        if self.sharding is None:
+            states = (self.optimizer.state.get(parameter, {}) for parameter in self.parameters.values())
+            moments = [each for state in states for each in state.values()]
+            parts["weights"] = f"{checksum(list(self.parameters.values())):016x}"
+            parts["moments"] = f"{checksum([each for each in moments if isinstance(each, Tensor)]):016x}"
+        return parts
 
     def _set_rates(self) -> float:
         """Put this update's learning rates in place; returns the first."""

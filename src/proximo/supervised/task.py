@@ -14,7 +14,7 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
-from proximo.distributed.world import checksum, current
+from proximo.distributed.world import current
 from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
@@ -150,12 +150,8 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         """Raises RankError if a rank has other numbers. Shards differ by their nature; replicas must not."""
         world = current()
         if world.size > 1:
-            learner = self.learners[self.role]
             digest = {"loss": repr(result.loss), "gradient norm": repr(result.gradient_norm)}
-            digest["updates"] = str(learner.updates_done)
-            if learner.sharding is None:
-                digest["weights"] = f"{checksum(list(learner.parameters.values())):016x}"
-            world.agree(digest, what=f"the numbers and weights of step {step}")
+            world.agree(digest | self.learners[self.role].digest(), what=f"the numbers and weights of step {step}")
 
     def _stop_if_diverged(self, step: int, result: UpdateResult) -> None:
         self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1

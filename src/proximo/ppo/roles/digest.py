@@ -15,11 +15,15 @@ from proximo.records import Experience
 def step_digest(experience: Experience, state: TrainState, roles: Roles) -> dict[str, str]:
     """Name of a part -> digest. The weights of a sharded model are not compared: each rank has other ones."""
     digests = {"records": _of_records(experience), "state": _of_text(json.dumps(state.to_json()))}
+    of_policy = {id(parameter) for parameter in roles.policy.model.model.parameters()}
     for worker in roles.workers:
+        digests[f"state of the {worker.role}"] = _of_text(json.dumps(worker.state()))
         for role, learner in worker.learners.items():
-            digests[f"updates of the {role}"] = str(learner.updates_done)
-            if learner.sharding is None:
-                digests[f"weights of the {role}"] = f"{checksum(list(learner.parameters.values())):016x}"
+            digests |= {f"{part} of the {role}": value for part, value in learner.digest().items()}
+        for role, model in worker.saved_models.items():
+            if role not in worker.learners and model.backbone.sharding is None:  # it moves after the policy
+                own = [parameter for parameter in model.model.parameters() if id(parameter) not in of_policy]
+                digests[f"weights of the {role}"] = f"{checksum(own):016x}"
     return digests
 
 

@@ -180,8 +180,10 @@ def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: 
 
 
 def _within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> Tensor:
-    """`within_second_moment` over the tokens of all ranks: this rank's part of it, [T] bool on the CPU."""
+    """`within_second_moment` over the tokens of all ranks: this rank's part of it, [T] bool."""
     world, what = current(), "the log-ratios of M2PO"
+    if world.size == 1:
+        return within_second_moment(log_ratios, mask, limit=limit)
     counts = world.gather(len(mask), what=what)
     all_ratios, all_masks = (world.gather_rows(rows, what=what) for rows in (log_ratios, mask))
     return within_second_moment(all_ratios, all_masks, limit=limit).split(counts)[world.rank]
