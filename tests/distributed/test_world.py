@@ -1,9 +1,18 @@
-"""Digests by which ranks compare what they hold."""
+"""What ranks tell each other: digests of what they hold, results of effects, messages."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
 
 import pytest
 import torch
 
-from proximo.distributed.world import checksum, difference
+from distributed.ranks import Ranks
+from proximo.distributed.process_group import ProcessGroupWorld
+from proximo.distributed.world import checksum, current, difference
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
@@ -31,3 +40,65 @@ def test_a_checksum_copies_nothing() -> None:
 def test_of_two_digests_the_parts_are_said_that_differ() -> None:
     assert difference({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == "b: 2 and 3; c: None and 4"
     assert difference("one", "other") == "one and other"
+
+
+def run_slow_effect() -> tuple[str, str]:
+    """What this rank gets of an effect that takes a while, and what it prints meanwhile, also below Python."""
+    with tempfile.TemporaryFile() as file, kept_errors(file):
+        found = current().once(lambda: time.sleep(2.5) or "done", what="a slow effect")
+        file.seek(0)
+        return found, file.read().decode()
+
+
+@contextmanager
+def kept_errors(file: IO[bytes]) -> Iterator[None]:
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def test_who_waits_for_an_effect_of_rank_0_prints_nothing(two: Ranks) -> None:
+    assert two.run(run_slow_effect) == [("done", ""), ("done", "")]
+
+
+class CountedStore:
+    """A store that counts questions for the length of a queue."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.asked = 0
+
+    def queue_len(self, key: str) -> int:
+        self.asked += 1
+        return self.store.queue_len(key)
+
+    def queue_pop(self, key: str) -> bytes:
+        return self.store.queue_pop(key)
+
+
+def send_messages() -> tuple[list[bytes], int]:
+    """The messages that rank 0 got, in their order, and how often it asked the store for news."""
+    world = current()
+    assert isinstance(world, ProcessGroupWorld)
+    for number in range(0 if world.leads else 3):
+        world.send_to_first("news", f"{world.rank}: {number}".encode())
+    world.barrier(what="messages")
+    store = CountedStore(world.store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "store", store)
+        messages = world.received("news") if world.leads else []
+    return messages, store.asked
+
+
+def test_rank_0_asks_once_for_the_messages_of_all(three: Ranks) -> None:
+    (messages, asked), *_ = three.run(send_messages)
+    assert asked == 1
+    for rank in (1, 2):
+        assert [each for each in messages if each.startswith(b"%d:" % rank)] == [
+            b"%d: %d" % (rank, i) for i in range(3)
+        ]
+    assert len(messages) == 6

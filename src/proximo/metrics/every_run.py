@@ -167,7 +167,9 @@ RANKS = (
         reduction=Last,
         unit="fraction",
         definition="Share of the time since the last step that a rank spent waiting for the others and exchanging "
-        "records and replicated gradients, as the mean over ranks. Collectives of sharded models are not in it.",
+        "records and replicated gradients, as the mean over ranks. It leaves out what FSDP does by itself: gathers of "
+        "weights and sums of gradients of sharded models, in which a rank waits too. Where models are sharded, ranks "
+        "wait for longer than this says.",
         better=Better.DOWN,
         repeatable=False,
     ),
