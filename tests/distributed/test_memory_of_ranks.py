@@ -45,8 +45,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "full": {"shard": "full"},
     "full, reduced each time": {"shard": "full", "reduce_gradients": "microbatch"},
 }
-SMALL = 300
-"""Bytes of token ids, positions and losses."""
+SMALL = 1000
+"""Bytes of token ids, positions and losses, and of what torch keeps of a first pass."""
 ACTIVATIONS = 100_000
 """At most, of the four tokens of a micro-batch."""
 HEADS = 2 * 130 * 64 * 2
