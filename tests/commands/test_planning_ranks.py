@@ -1,13 +1,14 @@
 """A plan for several ranks is that of one of them: its share of memory and work, traffic, time, and ways to choose."""
 
 import json
+import re
 
 import pytest
 
 from proximo.cli import main
 from proximo.cli.planning import parse_bytes, parse_machine
 from proximo.errors import ConfigError
-from proximo.plan.alternatives import alternatives, cheapest, compare
+from proximo.plan.alternatives import alternatives, compare, fastest
 from proximo.plan.machine import MACHINES
 from proximo.plan.stages import make_plans
 from proximo.ppo.recipe import PPORecipe
@@ -104,10 +105,10 @@ def test_ways_are_compared_and_the_fastest_that_fits_is_named(place):
     assert "devices.shard=full devices.offload=none devices.shard_size=8" in names
     assert "devices.shard=replicate devices.offload=always" not in names
     least = min(each.peak for each in found)
-    assert cheapest(found, least - 1) is None
-    assert cheapest(found, 2**40) is found[0]
+    assert fastest(found, least - 1) is None
+    assert fastest(found, 2**40) is found[0]
     text = compare(found, memory=least, machine=MACHINES["cuda"])
-    assert "cheapest that fits" in text
+    assert "fastest that fits" in text
     assert text.count(" yes") == sum(each.peak <= least for each in found)
     assert "none fits" in compare(found, memory=1, machine=MACHINES["cuda"])
 
@@ -117,8 +118,11 @@ def test_the_command_takes_ranks_memory_and_a_machine(place, capsys, tmp_path):
     path.write_text(json.dumps(recipe_of("sft", place)))  # YAML
     assert main(["plan", str(path), "--devices", "2", "--memory", "80GiB", "--machine", "tflops=100"]) == 0
     text = capsys.readouterr().out
-    for piece in ("one of 2 ranks", "reduce-scatter", "cheapest that fits in 80 GiB", "times are for 100 TFLOP/s"):
+    for piece in ("one of 2 ranks", "reduce-scatter", "fastest that fits in 80 GiB", "times are for 100 TFLOP/s"):
         assert piece in text
+    assert "memory of the host" not in text
+    assert main(["plan", str(path), "--devices", "2", "devices.offload=always"]) == 0
+    assert re.search(r"one of 2 ranks; beside the device, \S+ GiB in the memory of the host", capsys.readouterr().out)
     assert main(["plan", str(path), "--devices", "2", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["ranks"]["num"] == 2
@@ -132,10 +136,12 @@ def test_the_command_takes_ranks_memory_and_a_machine(place, capsys, tmp_path):
 def test_sizes_and_machines_have_units():
     assert parse_bytes("80GiB") == 80 * 2**30
     assert parse_bytes("1.5 GB") == 1.5e9
-    with pytest.raises(ConfigError, match="a number with GiB"):
-        parse_bytes("80")
+    for wrong in ("80", "0GiB", "0.000000001 MB"):
+        with pytest.raises(ConfigError, match="a number above 0 with GiB"):
+            parse_bytes(wrong)
     machine = parse_machine("tflops=2,devices=4,between=0.5", MACHINES["cuda"])
     assert (machine.flops, machine.devices, machine.between) == (2e12, 4, 0.5e9)
     assert machine.inside == MACHINES["cuda"].inside
-    with pytest.raises(ConfigError, match="--machine takes tflops"):
-        parse_machine("speed=1", MACHINES["cuda"])
+    for wrong in ("speed=1", "tflops=0", "devices=0.5"):
+        with pytest.raises(ConfigError, match="--machine takes tflops"):
+            parse_machine(wrong, MACHINES["cuda"])

@@ -59,12 +59,13 @@ def plan(
     """
     from proximo.config.loader import load_recipe
 
+    given = None if memory is None else parse_bytes(memory)
     loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+    num_ranks = _num_ranks(loaded.recipe, devices)
     from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
     from proximo.plan.stages import make_plans
     from proximo.plan.text import describe, step_seconds, to_json
 
-    num_ranks = _num_ranks(loaded.recipe, devices)
     device = device_kind(loaded.recipe.run)
     process = process_bytes() if device == "cpu" else 0
     assumed = parse_machine(machine, MACHINES[device])
@@ -72,7 +73,7 @@ def plan(
     if as_json:
         print(json.dumps(to_json(plans, process=process), indent=2))
         return 0
-    available = memory_bytes(device) if memory is None else parse_bytes(memory)
+    available = memory_bytes(device) if given is None else given
     texts = [describe(plan, memory=available, process=process) for plan in plans]
     if measure:
         rates = {name: product_rate(device, precision=name) for name in {plan.precision for plan in plans}}
@@ -87,9 +88,10 @@ def plan(
 def parse_bytes(text: str) -> int:
     """Bytes of a size such as 80GiB. Raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w+)", text)
-    if match is None or match[2] not in _UNITS:
-        raise ConfigError(f"--memory takes a number with {', '.join(_UNITS)}, such as 80GiB, and got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else 0
+    if size == 0:
+        raise ConfigError(f"--memory takes a number above 0 with {', '.join(_UNITS)}, such as 80GiB, and got {text!r}")
+    return size
 
 
 def parse_machine(text: str, machine: "Machine") -> "Machine":
@@ -99,7 +101,8 @@ def parse_machine(text: str, machine: "Machine") -> "Machine":
     changes: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", part)
-        if match is None or match[1] not in units or not float(match[2]):
+        least = 1 if part.startswith("devices=") else 1e-9
+        if match is None or match[1] not in units or float(match[2]) < least:
             raise ConfigError(f"--machine takes {', '.join(units)} with a number above 0, and got {part!r}")
         name, unit = units[match[1]]
         changes[name] = float(match[2]) * unit

@@ -72,7 +72,7 @@ def _profile_of(devices: DevicesConfig) -> str:
     return f"{devices.reduce_gradients} {on_host} {devices.shard_size}"
 
 
-def cheapest(found: Sequence[Alternative], memory: int) -> Alternative | None:
+def fastest(found: Sequence[Alternative], memory: int) -> Alternative | None:
     """The fastest that fits; None if none does."""
     return next((each for each in found if each.peak <= memory), None)
 
@@ -95,7 +95,7 @@ def _with_devices(recipe: Recipe, devices: DevicesConfig) -> Recipe:
 
 
 def compare(found: Sequence[Alternative], *, memory: int | None, machine: Machine) -> str:
-    """A table of the ways that a recipe may take, and the cheapest that fits."""
+    """A table of the ways that a recipe may take, and the fastest that fits."""
     return "\n".join(_comparison(found, memory, machine))
 
 
@@ -108,9 +108,9 @@ def _comparison(found: Sequence[Alternative], memory: int | None, machine: Machi
         fits = "" if memory is None else f"  {'yes' if each.peak <= memory else 'no':>4}"
         yield f"  {each.settings:<{width}}  {sizes}{fits}"
     if memory is not None:
-        best = cheapest(found, memory)
+        best = fastest(found, memory)
         yield (
-            f"  cheapest that fits in {gib(memory)} GiB: {best.settings}"
+            f"  fastest that fits in {gib(memory)} GiB: {best.settings}"
             if best
             else (f"  none fits in {gib(memory)} GiB: the least takes {gib(min(each.peak for each in found))} GiB")
         )

@@ -36,7 +36,8 @@ def _lines(plan: Plan, costs: RankCosts) -> Iterator[str]:
         columns = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths.values(), strict=True))
         return f"  {name:<20} {columns}"
 
-    yield f"  one of {costs.num} ranks; {gib(costs.host)} GiB of it in the memory of the host"
+    on_host = f"; beside the device, {gib(costs.host)} GiB in the memory of the host" if costs.host else ""
+    yield f"  one of {costs.num} ranks{on_host}"
     yield ""
     yield row("received, GiB", list(widths))
     for kind in dict.fromkeys(kind for phase in costs.traffic.values() for kind in phase):
