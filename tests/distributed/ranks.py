@@ -1,25 +1,37 @@
-"""Ranks for tests: processes that stay, and run functions of tests as one world (gloo, on the CPU)."""
+"""Ranks for tests, as one world (gloo, on the CPU): processes that stay and run functions, or run one and end."""
 
 import multiprocessing as mp
 import os
+import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from typing import Any
+from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
+from proximo.distributed.place import Place
+
 DEADLINE_SECONDS = 240.0
 COLLECTIVE_SECONDS = 100.0
+SOON_SECONDS = 40.0
+"""After one rank has failed, all have ended within this, also on a busy machine. It is shorter than the deadlines, so
+that a wait which nobody ends shows."""
+PRELOADED = ["proximo.distributed.process_group", "proximo.distributed.sharding", "tiny_runs", "proximo.ppo.trainer"]
+"""What takes long to import, and is imported once for all ranks: they are forks of a process that computes nothing."""
 
 
 class Ranks:
     """`size` processes of one world. A function that a test runs on them must be importable by name."""
 
     def __init__(self, size: int) -> None:
-        context = mp.get_context("spawn")
+        context = _forks()
         # Here and not on rank 0, so that it outlives a rank.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [context.Pipe() for _ in range(size)]
@@ -88,3 +100,73 @@ def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
                 answer = (traceback.format_exc(), None)
             pipe.send(answer)
     os._exit(0)  # no destructors of groups whose other ranks have left
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnd:
+    """How a rank of `joined` ended."""
+
+    error: str
+    """What it raised, class and message; empty for none."""
+    at: float
+    """When it ended, by a clock that all processes of the machine share."""
+    status: int
+    """0 unless something else than its function ended the process."""
+
+
+def joined(function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[RankEnd]:
+    """How `function(*arguments)` ends within `proximo.join()` on each rank, in order. Each is a process of its own.
+
+    A test sees thus what ranks do that fail: nothing of them stays, and the others notice that they are gone.
+    """
+    context = _forks()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = {"host": "127.0.0.1", "port": store.port, "first_hosts_store": False}
+    pipes, processes = [context.Pipe(duplex=False) for _ in range(size)], []
+    for rank, (_, theirs) in enumerate(pipes):
+        place = Place(rank=rank, size=size, local_rank=rank, local_size=size, starter="torchrun", **address)
+        processes.append(context.Process(target=_join, args=(place, theirs, function, arguments)))
+    for process, (_, theirs) in zip(processes, pipes, strict=True):
+        process.start()
+        theirs.close()
+    try:
+        return [_ended(process, mine) for process, (mine, _) in zip(processes, pipes, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _forks() -> Any:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        ensure_running()
+    return context
+
+
+def _ended(process: Any, pipe: Connection) -> RankEnd:
+    if not pipe.poll(DEADLINE_SECONDS):
+        return RankEnd(error=f"no answer within {DEADLINE_SECONDS} s", at=time.monotonic(), status=-1)
+    try:
+        error, at = pipe.recv()
+    except EOFError:
+        error, at = "its process was ended", time.monotonic()
+    process.join(DEADLINE_SECONDS)
+    return RankEnd(error=error, at=at, status=-1 if process.exitcode is None else process.exitcode)
+
+
+def _join(place: Place, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    from proximo.distributed.join import join
+
+    torch.set_num_threads(1)
+    error = ""
+    try:
+        with join(timeout_seconds=COLLECTIVE_SECONDS, place=place):
+            function(*arguments)
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    pipe.send((error, time.monotonic()))
+    os._exit(0)  # as the command ends such ranks

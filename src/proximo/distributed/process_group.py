@@ -159,7 +159,8 @@ class ProcessGroupWorld(World):
         said = isinstance(error, RuntimeError) and TRANSPORT.search(str(error))
         if isinstance(error, ProximoError) or not (said or isinstance(error, dist.DistError)):
             return error
-        explained = self._cause(self.position.waits_for, error)
+        # A collective of a sharded model, which no wait of this class encloses.
+        explained = self._cause(f"a pass of a model, {self.position}", error)
         explained.__cause__ = error
         return explained
 
