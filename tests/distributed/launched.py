@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tiny_runs import changed, make_inputs, recipe_of
+from tiny_runs import Kind, changed, make_inputs, recipe_of
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = (
@@ -21,7 +21,9 @@ LAUNCH = (
     "sys.exit(launch([sys.executable, *sys.argv[2:]], num=int(sys.argv[1])))"
 )
 LAUNCHED = [sys.executable, "-c", LAUNCH, "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MOST_SECONDS = 240
+"""One attempt takes less, also on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,11 @@ class Ended:
         return [line for line in self.output.splitlines() if line.startswith("error: ")]
 
     @property
+    def faults(self) -> list[str]:
+        """The notes of `faulty_rank.py`."""
+        return [line for line in self.output.splitlines() if line.startswith("fault: ")]
+
+    @property
     def outcome(self) -> dict[str, Any]:
         return json.loads((self.run / "outcome.json").read_bytes())
 
@@ -47,14 +54,19 @@ def sft_recipe(place: Path, **devices: Any) -> Path:
     make_inputs(place)
     settings = {"shard": "replicate", **devices}
     recipe = changed(recipe_of("sft", place), {f"devices.{name}": value for name, value in settings.items()})
-    path = place / "sft.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return write_recipe("sft", recipe, place)
+
+
+def write_recipe(kind: Kind, recipe: Mapping[str, Any], place: Path) -> Path:
+    """The recipe as a file with the name of its command."""
+    path = place / f"{kind}.yaml"
+    path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False), encoding="utf-8")
     return path
 
 
-def rank_command(recipe: Path, fault: Mapping[str, Any], *arguments: str) -> list[str]:
+def rank_command(recipe: Path, faults: Sequence[Mapping[str, Any]], *arguments: str) -> list[str]:
     """What each rank runs."""
-    return [str(TESTS / "distributed" / "faulty_rank.py"), json.dumps(fault), "sft", str(recipe), *arguments]
+    return [str(TESTS / "distributed" / "faulty_rank.py"), json.dumps(faults), recipe.stem, str(recipe), *arguments]
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
@@ -69,9 +81,9 @@ def start(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str], recipe: Path) -> Ended:
+def end(process: subprocess.Popen[str], recipe: Path, *, attempts: int = 1) -> Ended:
     try:
-        output, _ = process.communicate(timeout=MOST_SECONDS)
+        output, _ = process.communicate(timeout=attempts * MOST_SECONDS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -80,14 +92,13 @@ def end(process: subprocess.Popen[str], recipe: Path) -> Ended:
 
 def launched(recipe: Path, fault: Mapping[str, Any], *arguments: str) -> Ended:
     """Run the command on ranks that its parent starts, as `proximo sft` does."""
-    return end(start([*LAUNCHED, *rank_command(recipe, fault, *arguments)]), recipe)
+    return end(start([*LAUNCHED, *rank_command(recipe, [fault] if fault else [], *arguments)]), recipe)
 
 
-def torchrun(recipe: Path, fault: Mapping[str, Any], *arguments: str, restarts: int) -> Ended:
-    """Run the command under torchrun."""
-    options = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, *rank_command(recipe, fault, *arguments)]
-    return end(start(command), recipe)
+def torchrun(recipe: Path, faults: Sequence[Mapping[str, Any]]) -> Ended:
+    """Run the command under torchrun, which starts it again after each fault."""
+    command = [*TORCHRUN, f"--max-restarts={len(faults)}", *rank_command(recipe, faults, "--resume=auto")]
+    return end(start(command), recipe, attempts=len(faults) + 1)
 
 
 def wait_for_lines(run: Path, count: int) -> None:

@@ -1,23 +1,42 @@
 """A rank that fails, dies or does not answer ends the run of all, soon, with one message that names it."""
 
 import os
+import random
 import re
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from launched import LAUNCHED, end, launched, rank_command, sft_recipe, start, torchrun, wait_for_lines
+from launched import (
+    LAUNCHED,
+    TORCHRUN,
+    end,
+    launched,
+    rank_command,
+    sft_recipe,
+    start,
+    torchrun,
+    wait_for_lines,
+    write_recipe,
+)
 
+from distributed.ranks import SOON_SECONDS, Ranks
 from proximo.distributed.process_group import ProcessGroupWorld
 from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World
 from proximo.errors import RankError, TrainingError
-from run_outcomes import read_lines
-from tiny_runs import NUM_STEPS
+from proximo.run.options import RunOptions
+from run_outcomes import assert_same_outcome, outcome, read_lines
+from tiny_runs import NUM_STEPS, changed, make_inputs, recipe_of, run
 
+MOST_CALLS = 100_000
+"""Of functions, in a step and what follows it: fewer than there are."""
+MOST_EFFECTS = (25, 8)
+"""On the file system, in a save, of rank 0 and of rank 1: fewer than there are."""
 RANK_1 = r"error: rank 1 \(process \d+ on \S+\) "
 
 
@@ -37,12 +56,64 @@ def test_an_exception_in_one_rank_ends_all_with_its_name_and_a_file_with_its_tra
     assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_after_a_kill_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    recipe = sft_recipe(tmp_path)
-    fault = {"rank": 1, "at": "step", "number": 4, "do": "kill"}  # the last save was after step 2
-    ended = torchrun(recipe, fault, "--resume=auto", restarts=1)
+def random_fault(draw: random.Random, at: str) -> dict[str, Any]:
+    """A kill of either rank at a moment of that kind."""
+    rank = draw.randrange(2)
+    moments = {
+        "call": {"step": draw.randint(1, 2), "number": draw.randrange(MOST_CALLS)},
+        "clock": {"step": draw.randint(1, 2), "number": draw.uniform(0.0, 2.0)},
+        "effect": {"number": draw.randrange(1, MOST_EFFECTS[rank])},
+    }
+    return {"rank": rank, "at": at, "do": "kill", **moments[at]}
+
+
+def check_kills(two: Ranks, place: Path, faults: Sequence[dict[str, Any]], num_steps: int) -> None:
+    """A run whose ranks are killed, and that torchrun starts again, ends with the bits of an uninterrupted one."""
+    recipe = changed(
+        recipe_of("ppo", make_inputs(place)),
+        {"devices.shard": "full", "ppo.num_steps": num_steps, "run.save_every_steps": 1},
+    )
+    two.run(run, "ppo", recipe, RunOptions(quiet=True))
+    expected = outcome(place / "run")
+    (place / "run").rename(place / "uninterrupted")
+    ended = torchrun(write_recipe("ppo", recipe, place), faults)
+    print("\n".join(ended.faults))
     assert ended.status == 0, ended.output
-    assert "going on after step 2" in (ended.run / "log.txt").read_text()
+    kills = [line for line in ended.faults if "kill" in line]
+    assert len(kills) == len(faults)
+    assert len(ended.faults) == len(faults) * 2 + 1, "each kill took one attempt"
+    assert_same_outcome(place / "run", expected, after="; ".join(kills))
+    assert ended.outcome["state"] == "finished"
+
+
+def test_after_kills_torchrun_goes_on_and_the_run_ends_with_the_same_bits(two: Ranks, tmp_path: Path) -> None:
+    """One dies in a step, one within a save."""
+    draw = random.Random(5)
+    check_kills(two, tmp_path, [random_fault(draw, "call"), random_fault(draw, "effect")], num_steps=3)
+
+
+@pytest.mark.soak
+def test_ten_random_kills_change_nothing(two: Ranks, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    kinds = ["call"] * 3 + ["clock"] * 3 + ["effect"] * 4
+    draw.shuffle(kinds)
+    start = time.monotonic()
+    check_kills(two, tmp_path, [random_fault(draw, kind) for kind in kinds], num_steps=30)
+    print(f"10 kills, 30 steps, {time.monotonic() - start:.0f} s")
+
+
+@pytest.mark.soak
+def test_torchrun_starts_a_rank_again_that_was_stopped(tmp_path: Path) -> None:
+    recipe = sft_recipe(tmp_path, timeout_seconds=20)
+    ended = torchrun(recipe, [{"rank": 1, "at": "step", "number": 4, "do": "stop"}])
+    assert ended.status == 0, ended.output
+    (error,) = ended.errors
+    assert re.match(RANK_1 + "is stopped or gone: no sign of life", error)
+    _, stopped, again = (float(line.split()[1]) for line in ended.faults)
+    print(f"{error}\nstarted again after {again - stopped:.1f} s")
+    assert again - stopped < 20 + 30 + SOON_SECONDS, "the deadline, and the time that torchrun gives to a rank"
     assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == list(range(NUM_STEPS + 1))
     assert ended.outcome["state"] == "finished"
 
@@ -143,15 +214,18 @@ def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("starter", "status"), [(LAUNCHED, 143), (TORCHRUN, 1)], ids=["proximo", "torchrun"])
+def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
+    starter: list[str], status: int, tmp_path: Path
+) -> None:
     recipe = sft_recipe(tmp_path)
     many = ("sft.num_epochs=80", "run.save_every_steps=1000", "run.evaluate_every_steps=1000")
-    process = start([*LAUNCHED, *rank_command(recipe, {}, *many)])
+    process = start([*starter, *rank_command(recipe, [], *many)])
     run = tmp_path / "run"
     wait_for_lines(run, 3)
     os.killpg(process.pid, signal.SIGTERM)  # the parent passes it on as well
     ended = end(process, recipe)
-    assert ended.status == 143, ended.output
+    assert ended.status == status, ended.output
     assert not ended.errors
     assert ended.output.count("SIGTERM: ending this step") == 1
     step = read_lines(run / "metrics.jsonl")[-1]["step"]

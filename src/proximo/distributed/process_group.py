@@ -32,6 +32,14 @@ TRANSPORT = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|process
 """Words of errors from collectives that are called elsewhere, such as those of sharded models."""
 
 
+class _LostError(RankError):
+    """Of a wait beside the main thread, which has to ask (`ProcessGroupWorld.explain`) who was waited for."""
+
+    def __init__(self, what: str, error: Exception) -> None:
+        super().__init__(f"waiting for the other ranks ({what}) failed: {error}")
+        self.what = what
+
+
 class ProcessGroupWorld(World):
     """Ranks of torch's default process group, with a group of their own for records (gloo, on the CPU)."""
 
@@ -66,7 +74,7 @@ class ProcessGroupWorld(World):
         try:
             dist.all_gather_object(values, value, group=self._aside)
         except (RuntimeError, dist.DistError) as error:
-            raise RankError(f"waiting for the other ranks ({what}) failed: {error}") from error
+            raise _LostError(what, error) from error
         return values
 
     def gather_rows(self, rows: Tensor, *, what: str) -> Tensor:
@@ -156,6 +164,8 @@ class ProcessGroupWorld(World):
             raise self.watch.cause(what)
 
     def explain(self, error: Exception) -> Exception:
+        if isinstance(error, _LostError):
+            return self._cause(error.what, error)
         said = isinstance(error, RuntimeError) and TRANSPORT.search(str(error))
         if isinstance(error, ProximoError) or not (said or isinstance(error, dist.DistError)):
             return error

@@ -93,8 +93,8 @@ class CapturedShards:
     def write(self, folder: Path) -> Path:
         """Write this rank's file, and free the copies."""
         path = folder / self._file
-        metadata = {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(self._offsets)}
-        save_file(self._copies, path, metadata=metadata)
+        # One entry, since safetensors writes several in an order that differs from save to save.
+        save_file(self._copies, path, metadata={_OFFSETS: json.dumps(self._offsets)})
         self._copies = {}
         return path
 
