@@ -4,6 +4,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch.distributed as dist
 from launched import (
     LAUNCHED,
+    MOST_SECONDS,
     TORCHRUN,
     end,
     launched,
@@ -138,6 +141,49 @@ def test_a_store_that_is_gone_is_a_failure_that_is_told_without_it() -> None:
     for known in (TrainingError("the reward service: connection reset"), ValueError("broken pipe")):
         assert world.explain(known) is known
     watch.stop()
+
+
+HANGING = """
+import atexit, sys, time
+atexit.register(time.sleep, 1000)  # what is registered before stands for what comes after: destructors that hang
+from proximo.distributed import join
+from proximo.distributed.place import Place
+from proximo.distributed.world import World
+from proximo.errors import RankError
+
+class Watch:
+    def __getattr__(self, name):
+        return lambda *_: None
+
+join._index_of_device = lambda place: {"cuda": 0, "cpu": None}[sys.argv[1]]
+join._connect = lambda *_: (None, Watch())
+join._make_world = lambda *_, **named: World()
+join._destroy = lambda: None
+place = Place(
+    rank=0, size=2, local_rank=0, local_size=2, host="", port=0, first_hosts_store=False, starter="torchrun"
+)
+with join.join(place=place):
+    atexit.register(print, "a report", end="")
+    if sys.argv[2] == "fails":
+        raise RankError("rank 1 is gone", exit_status=137)
+"""
+"""A rank 0 on the device of argument 1, without another rank."""
+
+
+def test_the_end_of_a_failed_rank_does_not_wait_for_nccl() -> None:
+    command = [sys.executable, "-c", HANGING, "cuda", "fails"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+    assert ended.returncode == 137, ended.stderr
+    assert ended.stdout == "a report", "functions of atexit have run, and what they printed is flushed"
+    assert "RankError: rank 1 is gone" in ended.stderr
+
+
+@pytest.mark.parametrize(("device", "how"), [("cuda", "ends well"), ("cpu", "fails")])
+def test_other_ends_are_left_to_the_interpreter(device: str, how: str) -> None:
+    program = HANGING.replace("time.sleep, 1000", "print, '.'")
+    command = [sys.executable, "-c", program, device, how]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+    assert (ended.returncode, ended.stdout) == (int(how == "fails"), "a report.\n")
 
 
 KINDS: dict[str, tuple[Mapping[str, Any], int, str]] = {

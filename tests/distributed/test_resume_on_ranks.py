@@ -10,8 +10,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from distributed.launched import launched, sft_recipe
 from distributed.ranks import Ranks
 from proximo.checkpoint.store import CheckpointStore
+from proximo.distributed.world import World
 from proximo.errors import RunFolderError
 from proximo.run.options import RunOptions
+from proximo.run.reporting.rank_metrics import RankMetrics
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -72,6 +74,29 @@ def test_ppo_saved_on_two_ranks_and_on_one_goes_on_on_the_other_number(two: Rank
     assert train(place, alone, 3, "on the same") == 0
     assert_same_step(on_two, alone)
     assert CheckpointStore(on_two / "checkpoints").load().step == 3
+
+
+class TwoAlike(World):
+    """A rank of two that count the same."""
+
+    size = 2
+
+    def gather(self, value: Any, *, what: str) -> list[Any]:
+        return [value, value]
+
+
+def test_a_step_counts_no_token_of_the_evaluation_before_it():
+    """Of which a run that is resumed after it knows nothing."""
+    world = TwoAlike()
+    metrics = RankMetrics(world)
+    world.counts["sampled_tokens"] += 100
+    for _ in range(2):
+        metrics.before_step()
+        world.counts["sampled_tokens"] += 7
+        record = metrics.after_step()
+        assert record is not None
+        assert record.metrics["ranks/sampled_tokens_max"].value == 7
+        world.counts["sampled_tokens"] += 100
 
 
 @pytest.mark.soak

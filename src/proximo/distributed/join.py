@@ -1,13 +1,16 @@
 """Join the ranks of a run: from `join` on, this process has a world of several."""
 
+import atexit
+import logging
 import os
 import socket
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from proximo.distributed.failure import status_of
 from proximo.distributed.place import Place, device_index, find_place
 from proximo.distributed.world import World, current, using
 from proximo.errors import ConfigError, RankError
@@ -30,7 +33,8 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
         with proximo.join():
             trainer = PPOTrainer(...)
 
-    An exception in one rank ends all: in the others the wait at hand raises a RankError that names the first.
+    An exception in one rank ends all: in the others the wait at hand raises a RankError that names the first. On CUDA
+    devices a process whose run failed so exits with the status of the failure, whatever it does after that.
 
     Args:
         timeout_seconds: how long a rank waits for the others.
@@ -42,10 +46,14 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
     if place is None:
         yield current()
         return
+    _prepare(place)
+    index, end = _index_of_device(place), _EndAtExit()
+    if index is not None:
+        atexit.register(end)
     store, watch = _connect(place, timeout_seconds)
     world: World = World()
     try:
-        world = _make_world(store, watch, place, timeout_seconds)
+        world = _make_world(store, watch, place, timeout_seconds, index=index)
         with using(world):
             yield world
             watch.leave()
@@ -58,6 +66,7 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
         if place.hosts_store:
             watch.linger(LINGER_SECONDS)
         watch.stop()
+        end.status = status_of(explained)
         if explained is not error:
             raise explained from error
         raise
@@ -65,9 +74,35 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
     _destroy()
 
 
+class _EndAtExit:
+    """The last function of `atexit`, as the first that is registered: ends the process where its run has failed.
+
+    Past it the destructors of NCCL may wait for ranks that are gone, with nobody left who would end this one.
+    """
+
+    status: int | None = None
+    """Of the failure; None where there was none."""
+
+    def __call__(self) -> None:
+        if self.status is None:
+            return
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # closed, or nobody reads it
+                stream.flush()
+        os._exit(self.status)
+
+
+def _index_of_device(place: Place) -> int | None:
+    """The number of this rank's CUDA device; None for the CPU."""
+    import torch
+
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return device_index(local_rank=place.local_rank, local_size=place.local_size, num_devices=num_devices)
+
+
 def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]":
     """Connect to the store and begin to watch."""
-    _prepare(place)
     import torch.distributed as dist
 
     from proximo.distributed.watch import Watch
@@ -99,8 +134,10 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     return dist.PrefixStore("world", store), watch
 
 
-def _make_world(store: "dist.Store", watch: "Watch", place: Place, timeout_seconds: float) -> World:
-    """Wait for all ranks, and make their process groups."""
+def _make_world(
+    store: "dist.Store", watch: "Watch", place: Place, timeout_seconds: float, *, index: int | None
+) -> World:
+    """Wait for all ranks, and make their process groups. `index`: of this rank's CUDA device."""
     import torch
     import torch.distributed as dist
 
@@ -108,9 +145,7 @@ def _make_world(store: "dist.Store", watch: "Watch", place: Place, timeout_secon
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, num_cores() // place.local_size))
-    backend, timeout = "gloo", timedelta(seconds=timeout_seconds)
-    num_devices, device = torch.cuda.device_count() if torch.cuda.is_available() else 0, None
-    index = device_index(local_rank=place.local_rank, local_size=place.local_size, num_devices=num_devices)
+    backend, timeout, device = "gloo", timedelta(seconds=timeout_seconds), None
     if index is not None:
         torch.cuda.set_device(index)
         backend = "cpu:gloo,cuda:nccl"

@@ -186,6 +186,7 @@ class _Loop:
                 entered.enter_context(interruption)
             for step in range(first + 1, last + 1):
                 journal.phase("training")
+                self.rank_metrics.before_step()
                 with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
                     record = self.task.step(step)
                 records = [record, self.rank_metrics.after_step(), self._evaluation_due(journal, step)]

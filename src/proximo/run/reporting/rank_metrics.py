@@ -20,6 +20,10 @@ class RankMetrics:
         self._waited = world.seconds_waited
         self._counted = dict(world.counts)
 
+    def before_step(self) -> None:
+        """Count from here on: an evaluation also samples, and a resumed run has not made the one before it."""
+        self._counted = dict(self._world.counts)
+
     def after_step(self) -> Record | None:
         """The metrics of the step that ended, the same on every rank; None for one rank."""
         world = self._world
@@ -28,7 +32,7 @@ class RankMetrics:
         now = time.perf_counter()
         waited, seconds = world.seconds_waited - self._waited, now - self._start
         counted = {name: world.counts[name] - self._counted.get(name, 0) for name in COUNTS}
-        self._start, self._waited, self._counted = now, world.seconds_waited, dict(world.counts)
+        self._start, self._waited = now, world.seconds_waited
         ranks = world.gather((waited / seconds, counted), what="the metrics of each rank")
         metrics: dict[str, MetricValue] = {}
         for name in COUNTS:
