@@ -196,6 +196,11 @@ ONE_BASE = [
         (["ppo.advantage=return_to_go"], "value", "none: advantage return_to_go needs none"),
         ([], "reward", "reward_model: reward model owner/reward (Hub: nothing here has that name), weight 2"),
         (["policy.path=model"], "policy", "model (folder), trained whole"),
+        (
+            ["devices.num=2", "devices.reference.shard=replicate"],
+            "ranks",
+            "2 on this machine; policy full, reference replicate, value full, reward full",
+        ),
     ],
 )
 def test_a_dry_run_says_which_model_takes_which_role(folder, capsys, overrides, role, text):

@@ -1,9 +1,13 @@
 """Which rank a process is, as torchrun and Slurm say it, and what does not fit them."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from proximo.cli.ranks import check_ranks
+from proximo.distributed.launch import launch
 from proximo.distributed.place import find_place, first_host
 from proximo.distributed.world import World, using
 from proximo.errors import ConfigError
@@ -140,3 +144,21 @@ def test_a_rank_that_sees_one_device_uses_it(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ConfigError, match="ranks 12, 13 have the same CUDA device: start one rank per device"):
             resolve_device("auto")
         assert resolve_device("cpu") == torch.device("cpu")
+
+
+def test_where_a_rank_cannot_be_started_those_before_it_are_ended(monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def start(command, **named):
+        if len(started) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(popen(command, **named))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(ConfigError, match="rank 1 of 3 cannot be started on this machine .*: set devices.num"):
+        launch([sys.executable, "-c", "import time; time.sleep(600)"], num=3)
+    try:
+        assert started[0].poll() is not None
+    finally:
+        started[0].kill()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.run.dry_run import run_lines
+from proximo.run.dry_run import rank_lines, run_lines
 from proximo.trainer_kinds import trainer_of
 
 NAME_WIDTH = 12
@@ -26,5 +26,5 @@ def _lines(recipe: Recipe) -> Iterator[str]:
 
 
 def _stage_lines(recipe: TrainerRecipe) -> Iterator[str]:
-    for name, text in (*run_lines(recipe.run), *trainer_of(recipe).dry_run(recipe)):
+    for name, text in (*run_lines(recipe.run), *rank_lines(recipe), *trainer_of(recipe).dry_run(recipe)):
         yield f"  {name:<{NAME_WIDTH}} {text}"

@@ -17,6 +17,7 @@ from types import FrameType
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure
 from proximo.distributed.place import LAUNCHED
+from proximo.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 60.0
@@ -28,13 +29,18 @@ INTERRUPT_SECONDS = 1.0
 
 
 def launch(command: Sequence[str], *, num: int) -> int:
-    """Run `num` ranks of a command on this machine and return the exit status: of rank 0, else of one that failed."""
+    """Run `num` ranks of a command on this machine and return the exit status: of rank 0, else of one that failed.
+
+    Raises ConfigError if the machine cannot start so many.
+    """
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         listener.listen(max(128, 4 * num))
         port = listener.getsockname()[1]
-        ranks = _Ranks([_start(command, rank=rank, num=num, port=port) for rank in range(num)])
+        ranks = _Ranks()
         try:
+            for rank in range(num):
+                ranks.processes.append(_start(command, rank=rank, num=num, port=port))
             return ranks.wait(listener)
         finally:
             ranks.kill()
@@ -52,7 +58,13 @@ def _start(command: Sequence[str], *, rank: int, num: int, port: int) -> subproc
         "TORCHELASTIC_RESTART_COUNT": "0",
         LAUNCHED: str(os.getpid()),
     }
-    return subprocess.Popen(command, env={**_without_ranks(os.environ), **environment})
+    try:
+        return subprocess.Popen(command, env={**_without_ranks(os.environ), **environment})
+    except OSError as error:
+        raise ConfigError(
+            f"rank {rank} of {num} cannot be started on this machine ({error}): set devices.num to the number of its "
+            "devices, or raise the limits of processes and memory (`ulimit -a`)"
+        ) from error
 
 
 def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -63,8 +75,8 @@ def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 class _Ranks:
     """The processes of the ranks, and what they leave in the store."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self.processes = processes
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.signals: list[tuple[int, float]] = []
         """Signals that came, and when they are due to be passed on."""
 

@@ -25,6 +25,16 @@ def run_lines(run: RunConfig) -> Iterator[Line]:
         yield "sink", f"{sink.label}, run {sink.name or run.folder}"
 
 
+def rank_lines(recipe: TrainerRecipe) -> Iterator[Line]:
+    """The ranks that the command starts, and how each model lies on them."""
+    devices = recipe.devices
+    if (devices.num or 1) == 1:
+        return
+    roles = dict.fromkeys(placed.role for placed in recipe.placed_roles())
+    shards = ", ".join(f"{role} {devices.shard_of(role)}" for role in roles)
+    yield "ranks", f"{devices.num} on this machine; {shards}"
+
+
 def _state(folder: Path) -> str:
     if not is_run_folder(folder):
         return "new" if not folder.exists() else "exists"
