@@ -1,11 +1,13 @@
 """Which rank a process is, as torchrun and Slurm say it, and what does not fit them."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from proximo.cli import ranks
 from proximo.cli.ranks import check_ranks
 from proximo.distributed.launch import launch
 from proximo.distributed.place import find_place, first_host
@@ -162,3 +164,16 @@ def test_where_a_rank_cannot_be_started_those_before_it_are_ended(monkeypatch):
         assert started[0].poll() is not None
     finally:
         started[0].kill()
+
+
+def test_the_end_of_a_rank_looks_for_no_garbage(monkeypatch):
+    """The modules that sharding imports have so many objects that this took seconds."""
+    monkeypatch.setattr(ranks, "_join_and_run", lambda *_: 0)
+    place = find_place({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"})
+    assert place is not None
+    frozen = gc.get_freeze_count()
+    try:
+        assert ranks.run_rank(place, prepare=lambda: pytest.fail("not called"), run=lambda *_: 0) == 0
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()

@@ -1,5 +1,6 @@
 """A command that runs on several ranks: how many, and what is particular to each of their processes."""
 
+import gc
 import os
 import signal
 import sys
@@ -66,7 +67,9 @@ def run_rank(
     if place.rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     try:
-        return _join_and_run(place, prepare, run)
+        status = _join_and_run(place, prepare, run)
+        gc.freeze()  # else the end of the interpreter looks for garbage for seconds: sharding imports half of torch
+        return status
     except BaseException as error:
         if place.rank == 0:
             raise
