@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from proximo.config.rewards.addresses import is_loopback
+from proximo.addresses import is_loopback
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.run.environment_secrets import read_secret
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from proximo.errors import ConfigError, DataError, TrainingError
+from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.progress_log import LOG, LOG_EVERY_SECONDS, log_progress, logging_start
 from proximo.rewards.protocol import check_body, request_body
-from proximo.rewards.remote_requests import RequestRefusedError, Requests, UnansweredError
+from proximo.rewards.remote_requests import Requests
 from proximo.rewards.statistics import SourceStatistics
 
 LONGEST_PAUSE_SECONDS = 30.0

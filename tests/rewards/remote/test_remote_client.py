@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from reward_services import ScriptedService, dripping, dripping_headers, good, grades, hang_up, reply, silent
 
+from proximo import http_client
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards import progress_log, remote, remote_requests
@@ -132,7 +133,7 @@ def test_what_may_pass_is_tried_again_and_then_has_no_score(behaviour: Any, reas
 
 
 def test_a_body_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_requests, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(http_client, "MAX_REPLY_BYTES", 10_000)
     with ScriptedService(reply(b" " * 20_000)) as service:
         (scored,) = source(service.url).score(asked(1))
         assert scored.state is FAULT
@@ -140,17 +141,17 @@ def test_a_body_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_requests, "CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr(http_client, "CLOSING_SECONDS", 0.1)
     with ScriptedService(silent) as service:
         made = remote_requests.Requests(service.url, token=None, token_env=None, kept_connections=1)
         go_on = threading.Event()
-        made._loop.call_soon_threadsafe(go_on.wait)
+        made._client._loop.call_soon_threadsafe(go_on.wait)
         found: list[str] = []
 
         def ask() -> None:
             try:
                 made.ask(b"{}", [], seconds=0.2)
-            except remote_requests.UnansweredError as error:
+            except http_client.UnansweredError as error:
                 found.append(str(error))
 
         asking = threading.Thread(target=ask, daemon=True)
@@ -204,7 +205,7 @@ def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyP
             reward = source(service.url, attempts=5, initial_backoff_seconds=0.02)
             call = remote._Call(time.monotonic() + 60)
             monkeypatch.setattr(call.over, "wait", found.append)
-            with pytest.raises(remote_requests.UnansweredError):
+            with pytest.raises(http_client.UnansweredError):
                 reward._answer(remote._Batch(index=3, responses=asked(1), body=request_body(asked(1))), call)
         return found
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.addresses import address_problem
+from proximo.addresses import address_problem
 from proximo.config.schema.base import Section
 from proximo.metrics.definitions import COMPONENT
 

@@ -1,4 +1,4 @@
-"""Checks addresses of reward services without resolving any name."""
+"""Checks addresses of services without resolving any name."""
 
 import ipaddress
 import re

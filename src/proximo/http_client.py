@@ -1,0 +1,148 @@
+"""Sends requests to one HTTP service and classifies the outcome: a reply, worth another attempt, or refused.
+
+Redirects are not followed, and a service on this machine is reached without the proxies of the environment. Requests
+run in an event loop of their own, because only an event loop can end a request at its deadline at any point, even in
+the middle of a header.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httpx2
+
+from proximo.addresses import is_loopback
+
+MAX_REPLY_BYTES = 64 * 2**20
+CLOSING_SECONDS = 5.0
+TRY_AGAIN = frozenset({408, 425, 429})
+"""Statuses beside 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
+
+
+class UnansweredError(Exception):
+    """The request got no usable reply; another attempt may get one."""
+
+    def __init__(self, reason: str, *, not_before_seconds: float = 0.0, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.not_before_seconds = not_before_seconds
+        """Seconds for which the service asks not to be contacted."""
+        self.timed_out = timed_out
+
+
+class RequestRefusedError(Exception):
+    """The service refused the request; a retry would be refused as well."""
+
+    def __init__(self, reason: str, *, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class HttpClient:
+    """Sends requests to one service. Thread-safe; `close` ends its background thread."""
+
+    def __init__(
+        self, url: str, *, token: str | None = None, kept_connections: int, advice: Callable[[int], str]
+    ) -> None:
+        """`advice`: what to do about a refusal with this status, for the message."""
+        address = urlsplit(url)
+        self.url = url.rstrip("/")
+        self._advice = advice
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx2.AsyncClient(
+            timeout=None,  # each request has one deadline instead
+            headers=headers,
+            follow_redirects=False,
+            trust_env=not is_loopback(address.hostname or ""),
+            verify=address.scheme == "https",  # loading certificates is slow and http needs none
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=kept_connections),
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="http-requests")
+        self._thread.start()
+
+    def send(
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        body: bytes = b"",
+        *,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """The body of the reply, which must have arrived within `seconds`.
+
+        Raises UnansweredError and RequestRefusedError.
+        """
+        seconds = max(seconds, 0.001)
+        future = asyncio.run_coroutine_threadsafe(self._reply(method, path, body, seconds, headers), self._loop)
+        try:
+            # _reply has the real limit. This longer one covers an event loop that no longer runs.
+            return future.result(seconds + CLOSING_SECONDS)
+        except TimeoutError:
+            future.cancel()
+            raise UnansweredError(f"no complete reply within {seconds:.3g} s", timed_out=True) from None
+        except httpx2.LocalProtocolError:  # its text quotes the header and thus the token
+            raise RequestRefusedError(f"no request can be sent to {self.url}: HTTP does not allow this token") from None
+        except httpx2.TransportError as error:
+            raise UnansweredError(f"{type(error).__name__}: {error!s:.200}") from None
+
+    async def _reply(
+        self, method: str, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None
+    ) -> bytes:
+        async with (
+            asyncio.timeout(seconds),
+            self._client.stream(method, self.url + path, content=body, headers=headers) as reply,
+        ):
+            await self._check_status(reply)
+            return await _read_body(reply)
+
+    def close(self) -> None:
+        """Closes the connections, within CLOSING_SECONDS, and ends the thread."""
+        if self._loop.is_closed():
+            return
+        with suppress(TimeoutError, httpx2.TransportError):
+            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(CLOSING_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _check_status(self, reply: httpx2.Response) -> None:
+        status = reply.status_code
+        if status == httpx2.codes.OK:
+            return
+        if status >= 500 or status in TRY_AGAIN:
+            raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
+        detail = "" if 300 <= status < 400 else _detail(await _read_body(reply))
+        raise RequestRefusedError(
+            f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
+        )
+
+
+def _retry_after(reply: httpx2.Response) -> float:
+    """Seconds in the header Retry-After. Its other form, a date, is ignored."""
+    value = reply.headers.get("Retry-After", "")
+    return float(value) if value.isascii() and value.isdigit() else 0.0
+
+
+async def _read_body(reply: httpx2.Response) -> bytes:
+    """The body of the reply. Raises UnansweredError if it is too long or compressed."""
+    if reply.headers.get("Content-Encoding", "identity") != "identity":
+        raise UnansweredError("the service sent an invalid reply: a compressed body")
+    body = bytearray()
+    async for chunk in reply.aiter_raw():
+        body += chunk
+        if len(body) > MAX_REPLY_BYTES:
+            raise UnansweredError(f"the service sent an invalid reply: more than {MAX_REPLY_BYTES} bytes")
+    return bytes(body)
+
+
+def _detail(body: bytes) -> str:
+    """The explanation of a refusal by the service, as one line."""
+    text = " ".join(body.decode("utf-8", "replace").split())
+    return f" ({text:.200})" if text.isprintable() and text else ""
