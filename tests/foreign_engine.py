@@ -19,6 +19,7 @@ class ForeignEngine:
     """Keeps what it is sent as bf16, and samples from that. `loaded` lists the versions that came."""
 
     logprobs_are_the_learners = False
+    max_logprob_error = None
 
     def __init__(self, model: LanguageModel, *, eos_token_ids: Sequence[int] = (2,)) -> None:
         """`model` is copied: what happens to it afterwards is not seen here."""

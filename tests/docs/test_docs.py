@@ -23,7 +23,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 SECTIONS = "run|devices|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
-    "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|sft|reward_model|evaluation|"
+    "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|mismatch|sft|reward_model|evaluation|"
     "progress|filter|time|throughput|memory|ranks"
 )
 METRIC = re.compile(rf"(?:{METRIC_GROUPS})/[a-z_0-9/]+")

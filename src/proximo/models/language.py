@@ -7,7 +7,7 @@ import copy
 
 import torch
 from jaxtyping import Float, Int64
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
@@ -43,6 +43,11 @@ class LanguageModel:
     def has_adapter(self) -> bool:
         """True under LoRA. The reference is then the base below the adapter (shared_base.py)."""
         return isinstance(self.model, PeftModel)
+
+    @property
+    def adapter_config(self) -> PeftConfig | None:
+        """What describes the adapter; None without one."""
+        return self.model.active_peft_config if isinstance(self.model, PeftModel) else None
 
     @property
     def vocab_size(self) -> int:

@@ -31,6 +31,9 @@ from proximo.ppo.update.invariants import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 
+RECOMPUTED = frozenset({"policy_logprobs", "policy_logprobs_and_values"})
+"""Calls that compute the old log-probs of a step, where the sampler's do not serve."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
@@ -67,6 +70,8 @@ def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> 
         | time_metrics(outcome, num_epochs=config.epochs_per_step)
         | group_metrics(outcome.experience.scored, counted_mask(outcome.experience.scored, config), config)
     )
+    if RECOMPUTED & outcome.seconds.keys():
+        metrics |= mismatch_metrics(outcome.experience)
     coefficient = outcome.kl_coefficient
     return metrics if coefficient is None else metrics | {"kl/coefficient": Last(coefficient)}
 
@@ -217,6 +222,20 @@ def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, Met
         "kl/sequence": Mean.of(value for i in counted if (value := per_response[i]) is not None),
         "kl/per_token": Mean(_sum(k1(policy, reference), mask), count),
         "kl/k3_per_token": Mean(_sum(k3(policy, reference), mask), count),
+    }
+
+
+def mismatch_metrics(experience: Experience) -> dict[str, MetricValue]:
+    """Metrics of the sampler's log-probs against the learner's own, which are the old ones."""
+    sampled = torch.cat([scored.response.logprobs for scored in experience.scored])
+    given = experience.mask & sampled.isfinite()
+    count = int(given.sum())
+    log_ratios = torch.where(given, sampled - experience.old_logprobs, 0.0)
+    return {
+        "mismatch/kl": Mean(_sum(k1(sampled, experience.old_logprobs), given), count),
+        "mismatch/k3": Mean(_sum(k3(sampled, experience.old_logprobs), given), count),
+        "mismatch/max_abs_log_ratio": Max.of([float(log_ratios.abs().max())]),
+        "mismatch/missing_logprobs": Sum(int(experience.mask.sum()) - count),
     }
 
 

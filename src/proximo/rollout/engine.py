@@ -35,6 +35,14 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def max_logprob_error(self) -> float | None:
+        """Largest difference between its log-probs and the learner's that rounding explains; None: not compared.
+
+        After each push a few fixed prompts are sampled to compare them.
+        """
+        ...
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -89,11 +97,14 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) -> None:
-    """Load the weights unless the engine holds them already. Raises TrainingError if it then holds other weights."""
+def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) -> bool:
+    """Load the weights unless the engine holds them already; False then.
+
+    Raises TrainingError if it then holds other weights.
+    """
     wanted = Holding(version=version, fingerprint=fingerprint(tensors))
     if engine.holds() == wanted:
-        return
+        return False
     engine.load_weights(version, tensors)
     if (held := engine.holds()) != wanted:
         actual = "nothing" if held is None else f"version {held.version} with other numbers or names"
@@ -103,3 +114,4 @@ def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) ->
             f"the engine was given the policy's weights of version {version}, but holds {actual}: its samples would be "
             "those of another policy"
         )
+    return True

@@ -19,21 +19,28 @@ class FirstRankEngine:
 
     def __init__(self, own: Engine) -> None:
         self.own = own
-        self._exact = current().once(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
+        self._exact, self._error = current().once(
+            lambda: (bool(own.logprobs_are_the_learners), own.max_logprob_error), what="the engine's precision"
+        )
 
     @property
     def logprobs_are_the_learners(self) -> bool:
         """See `Engine.logprobs_are_the_learners`; read once on rank 0."""
         return self._exact
 
+    @property
+    def max_logprob_error(self) -> float | None:
+        """See `Engine.max_logprob_error`; read once on rank 0."""
+        return self._error
+
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
         current().once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
 
-    def push(self, version: int, model: LanguageModel) -> None:
+    def push(self, version: int, model: LanguageModel) -> bool:
         """See `push_weights`. Sharded tensors are gathered one by one, and stay on the host of rank 0."""
         tensors = {name: self._whole(tensor) for name, tensor in model.trainable_parameters()}
-        current().once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
+        return current().once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`."""

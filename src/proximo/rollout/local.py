@@ -75,6 +75,11 @@ class LocalEngine:
         """True in float32, where engine and learner compute the same log-probs."""
         return self._model.precision is Precision.FLOAT32
 
+    @property
+    def max_logprob_error(self) -> float | None:
+        """None: what it samples with is in this process, and `holds` reads it."""
+        return None
+
     def samples_from(self, model: LanguageModel) -> bool:
         """Whether this model's own tensors are those that it samples with."""
         return self._model is model
@@ -124,7 +129,7 @@ class LocalEngine:
 
         Raises UserError if there is no prompt or one is empty or too long, and TrainingError if logits are not finite.
         """
-        _check_request(prompts, num_samples, options, max_positions=self._model.position_limit)
+        check_request(prompts, num_samples, options, max_positions=self._model.position_limit)
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
         samples = [
             [
@@ -331,7 +336,7 @@ def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], lis
     return [tokens[row::num_rows] for row in range(num_rows)], [logprobs[row::num_rows] for row in range(num_rows)]
 
 
-def _check_request(
+def check_request(
     prompts: Sequence[Prompt], num_samples: int, options: SamplingOptions, *, max_positions: int | None
 ) -> None:
     if not prompts:

@@ -20,15 +20,14 @@ def on_ranks(engine: Engine) -> Engine:
     return RanksEngine(engine) if isinstance(engine, LocalEngine) else FirstRankEngine(engine)
 
 
-def push_to(engine: Engine, model: LanguageModel, *, version: int) -> None:
+def push_to(engine: Engine, model: LanguageModel, *, version: int) -> bool:
     """Load the trained weights of `model` into its engine, whole. Every rank has to call it. See `push_weights`."""
     if isinstance(engine, FirstRankEngine):
-        engine.push(version, model)
-        return
+        return engine.push(version, model)
     # An engine that samples from the model's own tensors copies none, so that they need not be whole.
     shares = isinstance(engine, RanksEngine) and engine.own.samples_from(model)
     with nullcontext() if shares else model.backbone.gathered():
-        push_weights(engine, version, dict(model.trainable_parameters()))
+        return push_weights(engine, version, dict(model.trainable_parameters()))
 
 
 def sampling_with(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:

@@ -48,6 +48,11 @@ class RanksEngine:
         """See `Engine.logprobs_are_the_learners`."""
         return self.own.logprobs_are_the_learners
 
+    @property
+    def max_logprob_error(self) -> float | None:
+        """See `Engine.max_logprob_error`."""
+        return self.own.max_logprob_error
+
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Each rank loads its own engine."""
         self.own.load_weights(version, tensors)

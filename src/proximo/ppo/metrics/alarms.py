@@ -11,6 +11,7 @@ from proximo.ppo.metrics import update_checks as updates
 
 DESTROYED = "One step destroyed the policy"
 DISAGREE = "The sampler and the learner disagree"
+DRIFTS = "The engine samples from another policy than the learner's"
 NOISE = "The policy samples noise"
 GREEDY = "Sampling is almost greedy"
 CUT = "Nearly all answers are cut at the limit"
@@ -48,6 +49,16 @@ PPO_RULES = (
         "sampling settings that change the distribution.",
         severity=Severity.PROBLEM,
         check=lambda run: counted(run, "First minibatches", "first_minibatch/limit_exceeded"),
+        explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
+    ),
+    Rule(
+        title=DRIFTS,
+        when=f"mismatch/k3 is above {updates.MAX_MISMATCH} nats per token in the last fifth, or above "
+        f"{updates.GROWING_MISMATCH} and {updates.MISMATCH_GROWTH} times that of the first fifth",
+        advice="The updates take place on samples of another policy. Compare the precision, temperature and weights of "
+        "the engine with the learner's; ppo.policy_loss.behaviour_weight corrects for what remains.",
+        severity=Severity.PROBLEM,
+        check=updates.engine_drifts,
         explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
     ),
     Rule(

@@ -13,6 +13,10 @@ MAX_EXCLUDED_SHARE = 0.5
 """Share of excluded tokens above which the alarm is raised."""
 MAX_KL_TO_ADVANTAGE = 1
 """Largest allowed ratio of a token's KL gradient factor to the size of its advantage."""
+MAX_MISMATCH = 0.1
+"""KL of engine and learner in nats per token that no rounding explains."""
+GROWING_MISMATCH = 0.01
+MISMATCH_GROWTH = 5
 DIVERGED_LOSS_RATIO = 10
 """A critic has diverged if its loss exceeds this many times the largest variance of the scores."""
 
@@ -166,3 +170,14 @@ def _divergence_advice(run: Run) -> str | None:
         f"Its loss was {number(highest)} at step {step}, but the variance of the scores was never above "
         f"{number(widest)}: lower ppo.value_optimizer.learning_rate."
     )
+
+
+def engine_drifts(run: Run) -> str | None:
+    """Whether the log-probs of the engine are far from the learner's, or further than at the start."""
+    means = fifths(run.series("mismatch/k3"))
+    if means is None:
+        return None
+    first, last = means[0], means[-1]
+    if last > MAX_MISMATCH or (last > GROWING_MISMATCH and last > MISMATCH_GROWTH * first):
+        return f"mismatch/k3 is {number(last)} nats per token in the last fifth and {number(first)} in the first."
+    return None

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.segments import value_positions
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
+from proximo.errors import TrainingError
 from proximo.learner.update import Learner
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import token_logprobs
@@ -46,6 +47,11 @@ from proximo.rollout.on_ranks import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 Statistics = TypeVar("Statistics")
+NUM_CANARIES = 4
+"""Prompts of the first rollout on which engine and learner are compared after each push."""
+CANARY_TOKENS = 8
+_PLAIN: dict[str, Any] = dict.fromkeys(("random_limit_min", "top_k", "top_p")) | {"min_new_tokens": 0, "greedy": False}
+"""Options with which any engine gives the log-probs of the full softmax."""
 
 
 class PolicyWorker(RoleWorker[LanguageModel]):
@@ -87,6 +93,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         )
         self.on_finished = on_finished
         self.check_first = check_first
+        self._canaries: list[Prompt] = []
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -106,12 +113,39 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return self.learner.updates_done
 
     def push_weights(self) -> tuple[()]:
-        """Send the current weights to the engine. Raises TrainingError if it does not hold them afterwards."""
-        push_to(self.engine, self.model, version=self.version)
+        """Send the current weights to the engine.
+
+        Raises TrainingError if it does not hold them afterwards, or does not sample with them.
+        """
+        if push_to(self.engine, self.model, version=self.version) and self._canaries:
+            self._compare_logprobs(self._canaries)
         return ()
+
+    def _compare_logprobs(self, prompts: Sequence[Prompt]) -> None:
+        """Sample a few tokens to some prompts. Raises TrainingError if engine and learner disagree on their log-probs.
+
+        Weights may be named rightly and be others, and a cache may hold keys and values of earlier ones.
+        """
+        allowed = self.engine.max_logprob_error
+        if allowed is None:
+            return
+        options = sampling_options(self.config)
+        options = replace(options, max_new_tokens=min(CANARY_TOKENS, options.max_new_tokens), **_PLAIN)
+        key = RandomKey(seed=self.seed, purpose="canary")
+        responses = self.engine.generate(prompts, num_samples=1, options=options, key=key)
+        errors = (torch.cat([response.logprobs for response in responses]) - self.logprobs(responses)).abs()
+        largest = float(errors.nan_to_num(nan=0.0).max())
+        if largest > allowed:
+            raise TrainingError(
+                f"the engine was given the policy's weights of version {self.version}, but its log-probs differ from "
+                f"the learner's by up to {largest:.3g} on {len(prompts)} prompts of the run ({allowed:g} is allowed): "
+                "it samples with other weights, keys and values of earlier ones (a prefix cache that was not reset), "
+                "another temperature, or far less precision"
+            )
 
     def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
         """Sample the configured number of responses to each prompt."""
+        self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
         with sampling_with(self.engine, self.model):
             self.push_weights()
             responses = self.engine.generate(

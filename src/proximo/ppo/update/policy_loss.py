@@ -147,8 +147,12 @@ def _behaviour_weights(experience: Experience, config: PolicyLossConfig) -> Tens
 
 
 def _sampled_logprobs(experience: Experience) -> Tensor:
-    """[T] log-probs that the engine recorded while sampling, as opposed to the policy's own old log-probs."""
-    return torch.cat([scored.response.logprobs for scored in experience.scored])
+    """[T] log-probs that the engine recorded while sampling, as opposed to the policy's own old log-probs.
+
+    Where it recorded none that is finite, the policy's own.
+    """
+    sampled = torch.cat([scored.response.logprobs for scored in experience.scored])
+    return torch.where(sampled.isfinite(), sampled, experience.old_logprobs)
 
 
 @torch.no_grad()

@@ -1,0 +1,38 @@
+"""How far the engine that sampled is from the learner, in steps in which the learner computes the log-probs itself."""
+
+from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.values import Max, Mean, Sum
+
+MISMATCH = (
+    Metric(
+        name="mismatch/kl",
+        reduction=Mean,
+        unit="nats per token",
+        definition="Mean over tokens of the engine's log-prob minus the learner's: an estimate (k1) of KL(engine "
+        "|| learner). Only in steps whose old log-probs the learner computes: with another engine than the "
+        "built-in one, in bf16, and with `behaviour_weight` or `rejection`.",
+    ),
+    Metric(
+        name="mismatch/k3",
+        reduction=Mean,
+        unit="nats per token",
+        definition="The same KL by the estimator k3, which is never negative and has less variance. Rounding of bf16 "
+        "gives 1e-4 to 1e-2; more means other weights, another temperature or a stale cache.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="mismatch/max_abs_log_ratio",
+        reduction=Max,
+        unit="nats",
+        definition="Largest difference of the two log-probs of a token.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="mismatch/missing_logprobs",
+        reduction=Sum,
+        unit="tokens",
+        definition="Tokens whose log-prob the engine did not give, or not as a finite number. The learner's takes its "
+        "place, with a behaviour weight of 1.",
+        better=Better.DOWN,
+    ),
+)

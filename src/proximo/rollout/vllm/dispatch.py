@@ -1,0 +1,122 @@
+"""Asks several servers for responses: balanced, with bounded retries, each result handed over when it comes."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from proximo.errors import TrainingError
+from proximo.http_client import RequestRefusedError, UnansweredError
+from proximo.rollout.vllm.server import VLLMServer
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+FAILURES_IN_A_ROW = 3
+"""A server gets no more work of a call after this many failures in a row, while another one has fewer."""
+Result = TypeVar("Result")
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class Job(Generic[Result]):
+    """One response to ask for."""
+
+    home: int
+    """Index of the server that should answer: the one whose prefix cache has the prompt. Another one may."""
+    ask: Callable[[VLLMServer], Result]
+    """Raises UnansweredError where another attempt may succeed. Any other exception ends the call."""
+    num_failures: int = 0
+
+
+class Dispatch(Generic[Result]):
+    """One call: its jobs, the threads that do them, and what became of them."""
+
+    def __init__(self, servers: Sequence[VLLMServer], jobs: Sequence[Job[Result]], *, attempts: int) -> None:
+        self._servers = servers
+        self._attempts = attempts
+        self._num_jobs = len(jobs)
+        self._waiting = [deque(job for job in jobs if job.home == index) for index in range(len(servers))]
+        self._failures_in_a_row = [0] * len(servers)
+        self._is_over = False
+        self._changed = threading.Condition()
+        self._results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+        self.num_retries = 0
+
+    def run(self) -> Iterator[Result]:
+        """Yields each result when it comes. Raises what a job raised, and TrainingError when its attempts are used up.
+
+        It ends, since each request has a deadline and each job a number of attempts.
+        """
+        share = -(-self._num_jobs // len(self._servers))
+        for index, server in enumerate(self._servers):
+            for _ in range(min(server.limits.max_concurrent_requests, share)):
+                threading.Thread(target=self._work, args=(index,), daemon=True, name="vllm-requests").start()
+        try:
+            for _ in range(self._num_jobs):
+                result = self._results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _work(self, index: int) -> None:
+        """The work of one thread, which asks one server."""
+        while (job := self._next(index)) is not None:
+            try:
+                result = job.ask(self._servers[index])
+            except UnansweredError as error:
+                self._put_back(job, index, error)
+            except RequestRefusedError as error:
+                self._results.put(TrainingError(f"a vLLM server refused a request: {error}"))
+                return
+            except BaseException as error:  # raised again in the caller's thread
+                self._results.put(error)
+                return
+            else:
+                with self._changed:
+                    self._failures_in_a_row[index] = 0
+                self._results.put(result)
+
+    def _next(self, index: int) -> Job[Result] | None:
+        """The next job of a server, its own ones first; waits for one. None when the call is over."""
+        with self._changed:
+            while not self._is_over:
+                if not self._is_left_out(index):
+                    if self._waiting[index]:
+                        return self._waiting[index].popleft()
+                    longest = max(self._waiting, key=len)
+                    # One that fails takes nothing from others: it would get back what it has just failed at.
+                    if longest and self._failures_in_a_row[index] == 0:
+                        return longest.popleft()
+                self._changed.wait()
+        return None
+
+    def _is_left_out(self, index: int) -> bool:
+        others = [count for number, count in enumerate(self._failures_in_a_row) if number != index]
+        return self._failures_in_a_row[index] >= FAILURES_IN_A_ROW > min(others, default=FAILURES_IN_A_ROW)
+
+    def _put_back(self, job: Job[Result], index: int, error: UnansweredError) -> None:
+        """Count a failure, give the job to the next server, and leave this one alone for a while."""
+        job.num_failures += 1
+        server = self._servers[index]
+        if job.num_failures == self._attempts:
+            self._results.put(
+                TrainingError(
+                    f"no usable response after {self._attempts} attempts, the last at the vLLM server {server.url}: "
+                    f"{error}. The server's log says more; engine.attempts and engine.request_seconds are the limits"
+                )
+            )
+            return
+        with self._changed:
+            self.num_retries += 1
+            self._failures_in_a_row[index] += 1
+            job.home = (index + 1) % len(self._servers)
+            self._waiting[job.home].append(job)
+            self._changed.notify_all()
+            pause = FIRST_PAUSE_SECONDS * 2 ** min(self._failures_in_a_row[index] - 1, 10)
+            pause = min(max(pause, error.not_before_seconds), LONGEST_PAUSE_SECONDS)
+            self._changed.wait_for(lambda: self._is_over, pause)

@@ -1,0 +1,271 @@
+"""The vLLM engine: samples responses with vLLM servers, over HTTP."""
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from proximo.errors import ModelError, TrainingError, UserError
+from proximo.http_client import RequestRefusedError, UnansweredError
+from proximo.models.language import LanguageModel
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.engine import Holding, fingerprint
+from proximo.rollout.local import check_request
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.stopping import StopRules
+from proximo.rollout.vllm.dispatch import Dispatch, Job
+from proximo.rollout.vllm.pushed_weights import PushedWeights, on_host
+from proximo.rollout.vllm.server import VLLMServer
+from proximo.rollout.vllm.wire import Choice, generate_body
+
+LOG = logging.getLogger("proximo.rollout")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VLLMOptions:
+    """How the servers are used."""
+
+    attempts: int = 5
+    """Times that a response is asked for before the run stops."""
+    transfer_folder: Path = Path("/dev/shm")
+    """Folder that trainer and servers see under the same path. Weights travel through it."""
+    dtype: torch.dtype | None = None
+    """Type in which weights travel; None for that of the trainer."""
+    max_logprob_error: float = 0.5
+    """See `Engine.max_logprob_error`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Push:
+    """What the servers were given last."""
+
+    holding: Holding
+    name: str
+    """Version and fingerprint, as the servers say them."""
+    path: Path
+    digest: str
+    """`fingerprint` of the tensors in the file, which may be of another type."""
+
+
+class VLLMEngine:
+    """Samples with one or several vLLM servers, which have the policy's model. Prompts are balanced over them.
+
+    Weights reach the servers as files. Each response says which weights made its tokens. A server that has others, for
+    example after a restart, is given those of the last push, and the response is sampled again. What a server does not
+    deliver is asked of another one.
+    """
+
+    logprobs_are_the_learners = False
+
+    def __init__(
+        self,
+        servers: Sequence[VLLMServer],
+        model: LanguageModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        eos_token_ids: Collection[int],
+        options: VLLMOptions | None = None,
+    ) -> None:
+        """`model`: the policy, of which names and shapes are read, not weights. `close` closes the servers' clients.
+
+        Raises UserError without servers.
+        """
+        if not servers:
+            raise UserError("the vLLM engine needs at least one server")
+        self.options = options or VLLMOptions()
+        self.servers = tuple(servers)
+        self.counts: Counter[str] = Counter()
+        """What happened since somebody last cleared it: `retries`, `stale` responses, `missing_logprobs`."""
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in model.model.named_parameters()}
+        self._position_limit = model.position_limit
+        self._vocab_size = model.vocab_size
+        adapter = model.adapter_config
+        self._files = PushedWeights(self.options.transfer_folder, adapter=adapter)
+        self._last: _Push | None = None
+        self._repair = threading.Lock()
+
+    @property
+    def max_logprob_error(self) -> float:
+        """See `Engine.max_logprob_error`."""
+        return self.options.max_logprob_error
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `Engine.load_weights`. All servers load a file of the tensors, at the same time.
+
+        Raises TrainingError if one does not.
+        """
+        for name, tensor in tensors.items():
+            if self._shapes.get(name) != tuple(tensor.shape):
+                there = f"shape {self._shapes[name]}" if name in self._shapes else "no tensor of that name"
+                raise ModelError(f"{name} has shape {tuple(tensor.shape)}, and in the engine's model {there}")
+        holding = Holding(version=version, fingerprint=fingerprint(tensors))
+        name = f"proximo-{version}-{holding.fingerprint[:16]}"
+        if self._last is None or self._last.name != name:
+            sent = on_host(tensors, self.options.dtype)
+            self._last = _Push(holding=holding, name=name, path=self._files.write(name, sent), digest=fingerprint(sent))
+        push = self._last
+        with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
+            for failure in pool.map(lambda server: self._load(server, push), self.servers):
+                if failure is not None:
+                    raise TrainingError(failure)
+
+    def holds(self) -> Holding | None:
+        """See `Engine.holds`: what was pushed last, if every server says that it has it."""
+        push = self._last
+        if push is None:
+            return None
+        try:
+            return push.holding if all(self._has(server, push) for server in self.servers) else None
+        except (UnansweredError, RequestRefusedError) as error:
+            LOG.warning("a vLLM server does not say which weights it has: %s", error)
+            return None
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        on_finished: Callable[[Response], None] | None = None,
+    ) -> list[Response]:
+        """See `Engine.generate`. `on_finished` is called while the servers sample the others.
+
+        Raises TrainingError if a response cannot be had, and UserError for a prompt that is empty or too long.
+        """
+        check_request(prompts, num_samples, options, max_positions=self._position_limit)
+        push = self._last
+        if push is None:
+            raise UserError("the vLLM engine has no weights yet: call load_weights first")
+        stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
+        jobs = [
+            Job(home=index % len(self.servers), ask=self._job(stop, push, prompt, sample, (index, key)))
+            for index, prompt in enumerate(prompts)
+            for sample in range(num_samples)
+        ]
+        dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
+        found: dict[tuple[int, int], Response] = {}
+        for place, response in dispatch.run():
+            found[place] = response
+            if on_finished is not None:
+                on_finished(response)
+        self.counts["retries"] += dispatch.num_retries
+        return [found[place] for place in sorted(found)]
+
+    def close(self) -> None:
+        """Close the connections and remove the files of the last push."""
+        for server in self.servers:
+            server.close()
+        self._files.close()
+
+    def _job(
+        self, stop: StopRules, push: _Push, prompt: Prompt, sample: int, place: tuple[int, RandomKey]
+    ) -> Callable[[VLLMServer], tuple[tuple[int, int], Response]]:
+        """Asks a server for one response: its place in the batch, and the response."""
+        index, key = place
+        limit = key.limit(index, stop.options)
+
+        def body(*, with_stop_strings: bool) -> bytes:
+            return generate_body(
+                prompt.token_ids,
+                options=stop.options,
+                ending_ids=self._eos_token_ids,
+                seed=key.stream(index, sample),
+                limit=limit,
+                model=push.name if self._files.is_adapter else None,
+                with_stop_strings=with_stop_strings,
+            )
+
+        def ask(server: VLLMServer) -> tuple[tuple[int, int], Response]:
+            choice = self._choice(server, push, body(with_stop_strings=bool(stop.options.stop_strings)), limit)
+            ended = _ended(stop, choice, limit)
+            if ended is None and stop.options.stop_strings:
+                # The server reads another text from the tokens than we do. Its draws are those of the seed.
+                choice = self._choice(server, push, body(with_stop_strings=False), limit)
+                ended = _ended(stop, choice, limit)
+            if ended is None:
+                raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
+            length, finish = ended
+            logprobs = choice.logprobs[:length] if _are_of_the_full_softmax(stop.options) else (math.nan,) * length
+            response = Response(
+                prompt=prompt,
+                sample_index=sample,
+                token_ids=choice.token_ids[:length],
+                logprobs=torch.tensor(logprobs, dtype=torch.float32),
+                response_mask=torch.ones(length, dtype=torch.bool),
+                finish=finish,
+                policy_version=push.holding.version,
+                text=stop.text(choice.token_ids[:length], finish),
+            )
+            return (index, sample), response
+
+        return ask
+
+    def _choice(self, server: VLLMServer, push: _Push, body: bytes, limit: int) -> Choice:
+        """One response that the weights of the last push made. Raises UnansweredError if others made it."""
+        try:
+            choice = server.generate(body, limit=limit, vocab_size=self._vocab_size)
+        except RequestRefusedError as error:
+            if error.status == _NOT_FOUND and self._files.is_adapter:
+                self._give_again(server, push)
+                raise UnansweredError("it had lost the adapter") from None
+            raise
+        if not self._files.is_adapter and choice.weight_versions != {push.name}:
+            self.counts["stale"] += 1
+            self._give_again(server, push)
+            raise UnansweredError(f"it sampled with the weights {', '.join(sorted(choice.weight_versions))}")
+        return choice
+
+    def _give_again(self, server: VLLMServer, push: _Push) -> None:
+        """Load the last push into a server that has other weights, once for all threads that notice."""
+        with self._repair:
+            if not self._has(server, push):
+                LOG.warning("the vLLM server %s has other weights than it was given: it gets them again", server.url)
+                if (failure := self._load(server, push)) is not None:
+                    raise UnansweredError(failure)
+
+    def _has(self, server: VLLMServer, push: _Push) -> bool:
+        if self._files.is_adapter:
+            return server.adapters() == [push.name]
+        return server.weight_version() == push.name
+
+    def _load(self, server: VLLMServer, push: _Push) -> str | None:
+        """Load a push into one server. Returns why it failed, or None."""
+        try:
+            if self._files.is_adapter:
+                server.load_adapter(push.path, name=push.name)
+            else:
+                server.load_weights(push.path, version=push.name, digest=push.digest)
+        except (UnansweredError, RequestRefusedError) as error:
+            version = push.holding.version
+            return f"the vLLM server {server.url} did not load the policy's weights of version {version}: {error}"
+        return None
+
+
+_NOT_FOUND = 404
+
+
+def _ended(stop: StopRules, choice: Choice, limit: int) -> tuple[int, Finish] | None:
+    """Number of tokens up to the end of the response, and why it ends; None if none of the tokens ends it."""
+    for length in range(1, len(choice.token_ids) + 1):
+        if (finish := stop.finish(choice.token_ids[:length], limit=limit)) is not None:
+            return length, finish
+    return None
+
+
+def _are_of_the_full_softmax(options: SamplingOptions) -> bool:
+    """Whether the server's log-probs are those of the full softmax at the temperature.
+
+    At temperature 1 a server gives the model's own; elsewhere, those of the distribution that it draws from.
+    """
+    return options.temperature == 1 or options.draws_from_full_softmax

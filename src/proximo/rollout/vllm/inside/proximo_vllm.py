@@ -1,0 +1,84 @@
+"""Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to a file.
+
+vLLM imports this file by the name of `Worker` (`--worker-extension-cls`). It imports nothing of Proximo, which that
+environment has not. The transfer engine is vLLM's own interface: start, update, finish.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from safetensors.torch import load_file
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):
+    """A file needs no preparation."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """Where the weights are, and what they are."""
+
+    path: str
+    digest: str
+
+
+class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
+    """Loads tensors from a safetensors file, by their names in the checkpoint. Others keep their values."""
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Nothing to do. Layers are opened once the file has proved good: an open one cannot sample."""
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Load the file, if it is what the trainer wrote."""
+        tensors = load_file(update_info.path)
+        found = digest(tensors)
+        if found != update_info.digest:
+            raise ValueError(f"{update_info.path} holds other weights than were announced: {found}")
+        # On a CPU matrices are packed for its products: layers are opened, filled, and packed again.
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(tensors.items())
+
+    def finish_weight_update(self) -> None:
+        """Pack the loaded layers."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing to do."""
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each tensor.
+
+    The same as `proximo.rollout.engine.fingerprint`.
+    """
+    result, sampled = hashlib.sha256(), {}
+    for name, tensor in sorted(tensors.items()):
+        result.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        flat = tensor.reshape(-1)
+        sampled.setdefault(tensor.dtype, []).append(flat[:: -(-len(flat) // 64) or 1])
+    for numbers in sampled.values():
+        result.update(torch.cat(numbers).view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()
+
+
+WeightTransferEngineFactory.register_engine("proximo", FileTransfer)
+
+
+class Worker:
+    """Makes vLLM import this file in its workers. It adds no methods."""

@@ -1,0 +1,122 @@
+"""One vLLM server, by its HTTP interface."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
+from proximo.rollout.vllm.wire import GENERATE_PATH, Choice, InvalidReplyError, read_choice
+
+CONTROL_SECONDS = 60.0
+"""Limit of a small request: a question about weights, a reset of the prefix cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerLimits:
+    """Deadlines and load of one server."""
+
+    max_concurrent_requests: int = 256
+    """Responses that are asked for at a time."""
+    request_seconds: float = 600.0
+    """Limit of one response."""
+    push_seconds: float = 600.0
+    """Limit of loading the weights of one push."""
+
+
+class VLLMServer:
+    """Requests to one server. Thread-safe.
+
+    All methods raise UnansweredError where another attempt may succeed, and RequestRefusedError where none will.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, limits: ServerLimits | None = None) -> None:
+        self.limits = limits or ServerLimits()
+        kept = self.limits.max_concurrent_requests
+        self._client = HttpClient(url, token=token, kept_connections=kept, advice=_advice)
+        self.url = self._client.url
+
+    def generate(self, body: bytes, *, limit: int, vocab_size: int) -> Choice:
+        """One response, of at most `limit` tokens."""
+        reply = self._client.send("POST", GENERATE_PATH, body, seconds=self.limits.request_seconds)
+        try:
+            return read_choice(reply, limit=limit, vocab_size=vocab_size)
+        except InvalidReplyError as error:
+            raise UnansweredError(f"invalid reply: {error}") from None
+
+    def weight_version(self) -> str:
+        """The version of the weights that it samples with, as the last push named it."""
+        found = self._ask("GET", "/weight_info").get("weight_version")
+        if not isinstance(found, str):
+            raise UnansweredError("invalid reply: no weight version")
+        return found
+
+    def load_weights(self, file: Path, *, version: str, digest: str) -> None:
+        """Load a file of tensors, all or some of them, and forget what was computed with the earlier ones.
+
+        The server must see `file` under the same path. `digest`: of what is in it; the server refuses other contents.
+        """
+        self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
+        self._ask("POST", "/start_weight_update", {})
+        update = {"update_info": {"path": str(file), "digest": digest}}
+        self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
+        self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
+        self.forget_prefixes()
+
+    def adapters(self) -> list[str]:
+        """The names of the adapters that it has loaded."""
+        models = self._ask("GET", "/v1/models").get("data")
+        if not isinstance(models, list):
+            raise UnansweredError("invalid reply: no list of models")
+        return [str(each.get("id")) for each in models if isinstance(each, dict) and each.get("parent")]
+
+    def load_adapter(self, folder: Path, *, name: str) -> None:
+        """Load a LoRA adapter from a folder in PEFT's layout, and unload the earlier ones of this trainer."""
+        earlier = self.adapters()
+        if name not in earlier:
+            body = {"lora_name": name, "lora_path": str(folder)}
+            self._send("POST", "/v1/load_lora_adapter", body, seconds=self.limits.push_seconds)
+        for other in earlier:
+            if other != name:
+                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
+
+    def forget_prefixes(self) -> None:
+        """Reset the prefix cache, which holds keys and values of earlier weights."""
+        if self._ask("POST", "/reset_prefix_cache", {}).get("success") is False:
+            raise UnansweredError("the prefix cache was not reset: requests are running")
+
+    def is_healthy(self, *, seconds: float) -> bool:
+        """Whether it answers now."""
+        try:
+            self._client.send("GET", "/health", seconds=seconds)
+        except (UnansweredError, RequestRefusedError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _ask(
+        self, method: Any, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = CONTROL_SECONDS
+    ) -> Mapping[str, Any]:
+        reply = self._send(method, path, body, seconds=seconds)
+        try:
+            message = json.loads(reply)
+        except ValueError:
+            raise UnansweredError(f"invalid reply to {path}: not JSON") from None
+        if not isinstance(message, dict):
+            raise UnansweredError(f"invalid reply to {path}: no object")
+        return message
+
+    def _send(self, method: Any, path: str, body: Mapping[str, Any] | None, *, seconds: float) -> bytes:
+        return self._client.send(method, path, b"" if body is None else json.dumps(body).encode(), seconds=seconds)
+
+
+def _advice(status: int) -> str:
+    if status in (401, 403):
+        return "it requires a token: set engine.token_env to the environment variable that holds it"
+    if status == 404:
+        return "is it a vLLM server that `proximo engine serve` started?"
+    return "the server's log says more"

@@ -1,0 +1,200 @@
+"""A server that speaks vLLM's HTTP: tiny, exact, and with faults on demand. It samples with the built-in rule."""
+
+import copy
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from proximo.models.language import LanguageModel
+from proximo.models.lora import load_adapter
+from proximo.models.packing import pack
+from proximo.rollout.engine import fingerprint
+from proximo.rollout.sampling import SamplingOptions, sample
+
+Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
+"""Called with path and body of a request. It returns the reply, as bytes or a status, or None for the usual one."""
+
+LOADING = threading.Lock()
+"""Filters of warnings, which loading an adapter sets, are of the whole process."""
+
+
+class FakeVLLM:
+    """One server: its model, what it holds, and the requests that came."""
+
+    def __init__(self, model: LanguageModel, fault: Fault | None = None) -> None:
+        copied = copy.deepcopy(model.model)
+        self.base = LanguageModel(copied.unload() if isinstance(copied, PeftModel) else copied)
+        self.first = {name: tensor.clone() for name, tensor in self.base.model.state_dict().items()}
+        self.fault = fault
+        self.version = "default"
+        self.adapters: dict[str, LanguageModel] = {}
+        self.cached: dict[tuple[int, ...], tuple[str, torch.Tensor]] = {}
+        """Logits after prompts, as a prefix cache would keep them."""
+        self.keeps_prefixes = False
+        """A prefix cache that nobody resets."""
+        self.counts: Counter[str] = Counter()
+        self.lock = threading.Lock()
+        self._is_updating = False
+        handler = type("Handler", (_Handler,), {"fake": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def restart(self) -> None:
+        """Lose all that was pushed, as a server does that starts anew from its folder."""
+        self.base.model.load_state_dict(self.first)
+        self.version, self.adapters, self._is_updating = "default", {}, False
+        self.cached.clear()
+
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        """The usual reply: an object, or a status."""
+        if path == "/inference/v1/generate":
+            return self.generate(body)
+        return {
+            "/weight_info": lambda: {"weight_version": self.version},
+            "/v1/models": lambda: {
+                "data": [{"id": "base", "parent": None}, *({"id": name, "parent": "base"} for name in self.adapters)]
+            },
+            "/health": lambda: {},
+            "/init_weight_transfer_engine": lambda: {},
+            "/start_weight_update": self.start,
+            "/update_weights": lambda: self.update(body["update_info"]),
+            "/finish_weight_update": lambda: self.finish(body["weight_version"]),
+            "/reset_prefix_cache": self.forget,
+            "/v1/load_lora_adapter": lambda: self.load_adapter(body["lora_name"], Path(body["lora_path"])),
+            "/v1/unload_lora_adapter": lambda: self.adapters.pop(body["lora_name"]) and {},
+        }.get(path, lambda: 404)()
+
+    def start(self) -> Any:
+        if self._is_updating:
+            return 500
+        self._is_updating = True
+        return {}
+
+    def update(self, info: dict[str, str]) -> Any:
+        tensors = load_file(info["path"])
+        if not self._is_updating or fingerprint(tensors) != info["digest"]:
+            self._is_updating = False
+            return 500
+        own = dict(self.base.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                own[name].copy_(tensor)
+        return {}
+
+    def finish(self, version: str) -> Any:
+        if not self._is_updating:
+            return 500
+        self._is_updating, self.version = False, version
+        return {}
+
+    def forget(self) -> Any:
+        if not self.keeps_prefixes:
+            self.cached.clear()
+        return {"success": True}
+
+    def load_adapter(self, name: str, folder: Path) -> Any:
+        with LOADING:
+            self.adapters[name] = LanguageModel(load_adapter(copy.deepcopy(self.base.model), folder))
+        return {}
+
+    def generate(self, body: dict[str, Any]) -> Any:
+        model, name = self.base, body.get("model")
+        if name is not None:
+            if name not in self.adapters:
+                return 404
+            model = self.adapters[name]
+        given = body["sampling_params"]
+        options = SamplingOptions(
+            max_new_tokens=given["max_tokens"],
+            min_new_tokens=given["min_tokens"],
+            temperature=given["temperature"] or 1.0,
+            greedy=given["temperature"] == 0,
+            top_k=given["top_k"] or None,
+            top_p=given["top_p"],
+        )
+        ending = torch.tensor(given["stop_token_ids"], dtype=torch.long)
+        token_ids, content, finish = list(body["token_ids"]), [], "length"
+        for position in range(options.max_new_tokens):
+            token, logprob = sample(
+                self._logits(model, tuple(token_ids), is_prompt=position == 0),
+                streams=torch.tensor([given["seed"]]),
+                positions=torch.tensor([position]),
+                options=options,
+                ending_ids=ending,
+            )
+            token_ids.append(int(token))
+            content.append({"token_id": int(token), "logprob": float(logprob), "rank": 1, "top_logprobs": []})
+            if int(token) in given["stop_token_ids"]:
+                finish = "stop"
+                break
+        made = [each["token_id"] for each in content]
+        spans = [{"version": self.version, "start": 0, "end": len(made)}]
+        choice = {"index": 0, "finish_reason": finish, "token_ids": made, "logprobs": {"content": content}}
+        return {"choices": [choice | {"weight_versions": spans}]}
+
+    @torch.no_grad()
+    def _logits(self, model: LanguageModel, token_ids: tuple[int, ...], *, is_prompt: bool) -> torch.Tensor:
+        if is_prompt and token_ids in self.cached:
+            return self.cached[token_ids]
+        packed = pack([token_ids])
+        logits = model.head.logits(model.hidden_states(packed)[-1:])
+        if is_prompt:
+            self.cached[token_ids] = logits
+        return logits
+
+
+class _Handler(BaseHTTPRequestHandler):
+    fake: FakeVLLM
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size) or b"{}")
+        self.fake.counts[self.path] += 1
+        reply = None if self.fake.fault is None else self.fake.fault(self.fake, self.path, body)
+        if reply is None:
+            with self.fake.lock:
+                reply = self.fake.answer(self.path, body)
+        status = reply if isinstance(reply, int) else 200
+        content = reply if isinstance(reply, bytes) else json.dumps({} if isinstance(reply, int) else reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def fake_servers(model: LanguageModel, count: int = 1, fault: Fault | None = None) -> Iterator[list[FakeVLLM]]:
+    """Servers of a model, closed at the end."""
+    made = [FakeVLLM(model, fault) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()

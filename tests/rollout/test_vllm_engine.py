@@ -1,0 +1,396 @@
+"""The vLLM engine against servers that fail: what is found, what is asked again, and what ends the run."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from fake_vllm import FakeVLLM, Fault, fake_servers
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo.options import PPOConfig
+from proximo.errors import TrainingError
+from proximo.models.language import LanguageModel
+from proximo.ppo.trainer import PPOTrainer
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.engine import push_weights
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.vllm import dispatch
+from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
+from proximo.rollout.vllm.server import ServerLimits, VLLMServer
+
+PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(4)]
+KEY = RandomKey(seed=3, purpose="rollout", step=1)
+OPTIONS = SamplingOptions(max_new_tokens=6)
+OPEN = ExitStack()
+GENERATE = "/inference/v1/generate"
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leaves no server behind, and waits little."""
+    monkeypatch.setattr(dispatch, "FIRST_PAUSE_SECONDS", 0.01)
+    with OPEN:
+        yield
+
+
+def model(seed: int = 0) -> LanguageModel:
+    return LanguageModel(tiny_language_model(seed=seed, initializer_range=0.2))
+
+
+def served(
+    policy: LanguageModel, count: int = 1, fault: Fault | None = None, *, attempts: int = 3, **limits: Any
+) -> tuple[VLLMEngine, list[FakeVLLM]]:
+    fakes = OPEN.enter_context(fake_servers(policy, count, fault))
+    servers = [VLLMServer(each.url, limits=ServerLimits(**limits)) for each in fakes]
+    engine = VLLMEngine(
+        servers,
+        policy,
+        tiny_tokenizer(),
+        eos_token_ids=[2],
+        options=VLLMOptions(attempts=attempts, max_logprob_error=1e-3),
+    )
+    OPEN.callback(engine.close)
+    return engine, fakes
+
+
+def pushed(policy: LanguageModel, version: int = 1, **others: Any) -> tuple[VLLMEngine, list[FakeVLLM]]:
+    engine, fakes = served(policy, **others)
+    push_weights(engine, version, dict(policy.trainable_parameters()))
+    return engine, fakes
+
+
+def drawn(engine: Any, options: SamplingOptions = OPTIONS, num_samples: int = 3) -> list[Response]:
+    return engine.generate(PROMPTS, num_samples=num_samples, options=options, key=KEY)
+
+
+def tokens(responses: list[Response]) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in responses]
+
+
+def built_in(policy: LanguageModel) -> LocalEngine:
+    engine = LocalEngine(policy, tiny_tokenizer(), eos_token_ids=[2])
+    engine.load_weights(1, dict(policy.trainable_parameters()))
+    return engine
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        SamplingOptions(max_new_tokens=6, greedy=True),
+        SamplingOptions(max_new_tokens=9, random_limit_min=2, stop_token_ids=(7, 8)),
+        SamplingOptions(max_new_tokens=9, min_new_tokens=4, temperature=0.7),
+        SamplingOptions(max_new_tokens=9, stop_strings=("a", "bc", "d")),
+        SamplingOptions(max_new_tokens=6, top_k=3),
+        SamplingOptions(max_new_tokens=6, top_p=0.5),
+    ],
+    ids=str,
+)
+def test_a_server_that_draws_as_we_do_gives_what_the_built_in_engine_gives(options: SamplingOptions) -> None:
+    """The request says all that shapes a response: limits, ends, temperature, restrictions, the seed of each."""
+    policy = model()
+    engine, _ = pushed(policy, count=2)
+    ours, theirs = drawn(built_in(policy), options), drawn(engine, options)
+    assert tokens(theirs) == tokens(ours)
+    assert [each.finish for each in theirs] == [each.finish for each in ours]
+    assert [each.text for each in theirs] == [each.text for each in ours]
+    if options.temperature == 1 or options.draws_from_full_softmax:
+        for own, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(other.logprobs, own.logprobs, atol=1e-5, rtol=0)
+    else:
+        assert all(each.logprobs.isnan().all() for each in theirs)
+
+
+def test_prompts_are_balanced_and_a_prompt_stays_on_its_server() -> None:
+    asked: dict[str, set[tuple[int, ...]]] = {}
+
+    def note(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
+        if path == GENERATE:
+            asked.setdefault(fake.url, set()).add(tuple(body["token_ids"]))
+            time.sleep(0.05)
+
+    engine, fakes = pushed(model(), count=2, fault=note)
+    drawn(engine)
+    assert [len(asked[fake.url]) for fake in fakes] == [2, 2]
+    assert sum(fake.counts[GENERATE] for fake in fakes) == 12
+
+
+def broken(number: int, reply: Any) -> Fault:
+    """The `number`-th request for a response gets this reply instead, or what it makes of the usual one."""
+    seen = {"count": 0}
+
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        if path != GENERATE:
+            return None
+        seen["count"] += 1
+        if seen["count"] != number:
+            return None
+        if not callable(reply):
+            return reply
+        with fake.lock:
+            usual = fake.answer(path, body)
+        return json.dumps(reply(usual)).encode()
+
+    return fault
+
+
+def one_more(usual: dict[str, Any]) -> dict[str, Any]:
+    return usual | {"choices": usual["choices"] * 2}
+
+
+def in_choice(**fields: Any) -> Any:
+    return lambda usual: {"choices": [usual["choices"][0] | fields]}
+
+
+def without_last_logprob(usual: dict[str, Any]) -> dict[str, Any]:
+    choice = usual["choices"][0]
+    return {"choices": [choice | {"logprobs": {"content": choice["logprobs"]["content"][:-1] or [{}]}}]}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        500,
+        503,
+        b'{"choices": [{"tok',
+        b"[]",
+        one_more,
+        in_choice(token_ids=[]),
+        in_choice(token_ids=[10**6]),
+        in_choice(token_ids=list(range(5, 40))),
+        in_choice(token_ids=[5, "x"]),
+        in_choice(finish_reason="abort"),
+        in_choice(weight_versions=None),
+        in_choice(weight_versions=[{"version": "proximo", "start": 1, "end": 2}]),
+        without_last_logprob,
+    ],
+    ids=str,
+)
+def test_a_broken_reply_is_asked_for_again_and_leaves_no_trace(reply: Any) -> None:
+    policy = model()
+    engine, fakes = pushed(policy, fault=broken(5, reply))
+    assert tokens(drawn(engine)) == tokens(drawn(built_in(policy)))
+    assert fakes[0].counts[GENERATE] == 13
+    assert engine.counts["retries"] == 1
+
+
+@pytest.mark.parametrize("reply", [500, b"not JSON"])
+def test_a_server_that_never_answers_rightly_ends_the_call_with_its_name(reply: Any) -> None:
+    def always(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return reply if path == GENERATE else None
+
+    engine, fakes = pushed(model(), fault=always)
+    with pytest.raises(TrainingError, match=f"no usable response after 3 attempts, the last at .*{fakes[0].url}"):
+        drawn(engine)
+
+
+def test_a_hung_server_is_left_at_the_deadline_of_a_request() -> None:
+    def hang(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return time.sleep(60) if path == GENERATE else None
+
+    engine, _ = pushed(model(), fault=hang, attempts=2, request_seconds=0.3)
+    start = time.monotonic()
+    with pytest.raises(TrainingError, match=r"no complete reply within 0\.3 s"):
+        drawn(engine)
+    assert time.monotonic() - start < 30
+
+
+def test_what_a_dead_server_owes_another_one_gives() -> None:
+    policy = model()
+    engine, fakes = pushed(policy, count=2)
+    fakes[0].close()
+    try:
+        assert tokens(drawn(engine)) == tokens(drawn(built_in(policy)))
+    finally:
+        fakes[0].close = lambda: None  # type: ignore[method-assign]
+    assert fakes[1].counts[GENERATE] > 6
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    def refuse(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return 400 if path == GENERATE else None
+
+    engine, fakes = pushed(model(), fault=refuse)
+    with pytest.raises(TrainingError, match="a vLLM server refused a request: .* status 400"):
+        drawn(engine)
+    assert fakes[0].counts[GENERATE] <= 12
+
+
+def test_a_server_that_starts_anew_within_a_rollout_gets_the_weights_again() -> None:
+    """Its first weights are another policy's; no response of theirs is kept."""
+    policy, seen = model(1), {"count": 0}
+
+    def restart(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
+        if path == GENERATE:
+            seen["count"] += 1
+            if seen["count"] == 5:
+                fake.restart()
+
+    engine, fakes = served(model(), fault=restart, attempts=5)
+    push_weights(engine, 1, dict(policy.trainable_parameters()))
+    assert tokens(drawn(engine)) == tokens(drawn(built_in(policy)))
+    assert engine.counts["stale"] >= 1
+    assert fakes[0].counts["/update_weights"] == 2
+
+
+def test_an_adapter_that_a_server_lost_is_given_again() -> None:
+    from proximo.models.lora import LoRAOptions
+
+    policy, seen = model().with_adapter(LoRAOptions(rank=2)), {"count": 0}
+
+    def restart(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
+        if path == GENERATE:
+            seen["count"] += 1
+            if seen["count"] == 5:
+                fake.restart()
+
+    engine, fakes = served(policy, fault=restart, attempts=5)
+    other = {name: tensor.detach() + 0.5 for name, tensor in policy.trainable_parameters()}
+    engine.load_weights(1, other)
+    before = tokens(drawn(engine))
+    assert before == tokens(drawn(engine))
+    assert fakes[0].counts["/v1/load_lora_adapter"] == 2
+    assert list(fakes[0].adapters) == [engine._last.name]  # type: ignore[union-attr]
+
+
+# What a push may do wrong. Each is found in the next step, by one check alone.
+
+
+def trained(fault: Fault | None = None, **options: Any) -> tuple[PPOTrainer, FakeVLLM]:
+    policy = model()
+    engine, fakes = served(policy, fault=fault, **options)
+    config = PPOConfig(
+        num_steps=3,
+        prompts_per_step=4,
+        responses_per_prompt=2,
+        rollout={"max_new_tokens": 6},  # type: ignore[arg-type]
+        policy_optimizer={"learning_rate": 3e-2},  # type: ignore[arg-type]
+    )
+    return PPOTrainer(policy, tiny_tokenizer(), engine=engine, config=config), fakes[0]
+
+
+def run(trainer: PPOTrainer) -> list[dict[str, float]]:
+    def length(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+        return [float(len(text)) for text in responses]
+
+    return [dict(line) for line in trainer.train(["ab", "cde", "f", "gh"], reward=length)]
+
+
+def test_a_run_through_servers_measures_its_mismatch() -> None:
+    trainer, fake = trained()
+    for line in run(trainer):
+        assert abs(line["mismatch/kl"]) < 1e-5
+        assert line["mismatch/max_abs_log_ratio"] < 1e-4
+        assert line["mismatch/missing_logprobs"] == 0
+    assert fake.counts["/update_weights"] == 4
+    assert fake.version.startswith("proximo-24-")
+
+
+@pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
+def test_a_push_that_is_cut_short_ends_the_run(step: str) -> None:
+    def cut(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return 500 if path == step and fake.version.startswith("proximo-0") else None
+
+    trainer, _ = trained(fault=cut)
+    with pytest.raises(TrainingError, match=r"did not load the policy's weights of version 8: status 500"):
+        run(trainer)
+
+
+def test_a_push_that_is_skipped_is_found_by_the_version() -> None:
+    def skip(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        pushes = ("/start_weight_update", "/update_weights", "/finish_weight_update")
+        return b"{}" if path in pushes and fake.version.startswith("proximo-0") else None
+
+    trainer, _ = trained(fault=skip)
+    with pytest.raises(TrainingError, match="given the policy's weights of version 8, but holds nothing"):
+        run(trainer)
+
+
+def test_weights_of_another_push_under_the_right_name_are_found_by_their_digest() -> None:
+    kept: list[str] = []
+
+    def swap(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
+        if path == "/update_weights":
+            with open(body["update_info"]["path"], "rb") as file:
+                kept.append(file.read())  # type: ignore[arg-type]
+            with open(body["update_info"]["path"], "wb") as file:
+                file.write(kept[0])  # type: ignore[arg-type]
+
+    trainer, _ = trained(fault=swap)
+    with pytest.raises(TrainingError, match="did not load the policy's weights of version 8"):
+        run(trainer)
+
+
+def test_weights_that_are_not_loaded_though_the_server_says_so_are_found_by_the_canary() -> None:
+    def forget(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return b"{}" if path == "/update_weights" and fake.version.startswith("proximo-0") else None
+
+    trainer, _ = trained(fault=forget)
+    with pytest.raises(TrainingError, match="weights of version 8, but its log-probs differ from the learner's by up"):
+        run(trainer)
+
+
+def test_a_prefix_cache_that_is_not_reset_is_found_by_the_canary() -> None:
+    trainer, fake = trained()
+    fake.keeps_prefixes = True
+    with pytest.raises(TrainingError, match="a prefix cache that was not reset"):
+        run(trainer)
+
+
+def test_a_push_that_comes_twice_changes_nothing() -> None:
+    policy = model()
+    engine, fakes = pushed(policy)
+    before = tokens(drawn(engine))
+    engine.load_weights(1, dict(policy.trainable_parameters()))
+    assert fakes[0].counts["/update_weights"] == 2
+    assert tokens(drawn(engine)) == before
+
+
+def test_log_probs_that_are_missing_are_the_learners_and_are_counted() -> None:
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        if path != GENERATE:
+            return None
+        with fake.lock:
+            usual = fake.answer(path, body)
+        usual["choices"][0]["logprobs"]["content"][0]["logprob"] = math.nan
+        return json.dumps(usual).encode()
+
+    trainer, _ = trained(fault=fault)
+    for line in run(trainer):
+        assert line["mismatch/missing_logprobs"] == 8
+        assert abs(line["mismatch/kl"]) < 1e-5
+        assert math.isfinite(line["policy/loss"])
+
+
+def test_ends_of_responses_are_ours_where_the_server_reads_another_text() -> None:
+    """It ends at a string that our decoding does not find: it is asked once more, without stop strings."""
+
+    def early(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        if path == GENERATE and "stop" in body["sampling_params"]:
+            shorter = body | {"sampling_params": body["sampling_params"] | {"max_tokens": 2, "min_tokens": 2}}
+            with fake.lock:
+                return json.dumps(fake.answer(path, shorter)).encode()
+        return None
+
+    policy = model()
+    engine, _ = pushed(policy, fault=early)
+    options = SamplingOptions(max_new_tokens=6, stop_strings=("zzz",))
+    assert tokens(drawn(engine, options)) == tokens(drawn(built_in(policy), options))
+    assert {each.finish for each in drawn(engine, options)} <= {Finish.EOS, Finish.LENGTH}
+
+
+def test_files_of_pushes_do_not_pile_up_and_go_with_the_engine() -> None:
+    policy = model()
+    engine, _ = pushed(policy)
+    for version in (2, 3):
+        push_weights(engine, version, dict(policy.trainable_parameters()))
+    folder = engine._files.folder
+    assert len(list(folder.iterdir())) == 1
+    engine.close()
+    assert not folder.exists()
