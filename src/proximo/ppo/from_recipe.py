@@ -38,6 +38,7 @@ from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.build.data import SplitRows, read_split, token_cache
+from proximo.run.build.engine import Sampling, engine_of, make_servers
 from proximo.run.build.models import (
     DeviceSpec,
     build_language_model,
@@ -94,6 +95,18 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
             started.callback(source.close)
     current().once(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
+    # They start while the other models are loaded.
+    servers = make_servers(
+        recipe.engine,
+        policy,
+        tokenizer,
+        Sampling(
+            temperature=recipe.ppo.rollout.temperature,
+            max_tokens=max(len(prompt.token_ids) for prompt in data.all_prompts) + recipe.ppo.rollout.max_new_tokens,
+        ),
+        path=policy_config.path,
+        started=started,
+    )
     all_sources = [
         source or build(config, policy=policy, own=own)
         for config, source, own in zip(configs, early, owns, strict=True)
@@ -130,6 +143,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         value=value,
         reward=reward,
         ptx=data.texts.examples,
+        engine=engine_of(servers, policy, tokenizer),
         config=recipe.ppo,
         seed=recipe.run.seed,
         devices=recipe.devices,
@@ -140,6 +154,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         data.held_out,
         reward=reward,
         gold=gold,
+        servers=servers,
         samples_per_step=recipe.run.samples_per_step,
         difficulty=data.difficulty,
         inputs_fingerprint=fingerprint,

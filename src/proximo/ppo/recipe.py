@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, ValidationError, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.config.placed_roles import PlacedRole
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
@@ -53,6 +54,8 @@ class PPORecipe(TrainerRecipe):
     """What is rewarded: the weighted sum of these sources."""
     gold: Annotated[WatchedSourceConfig, Field(discriminator="kind")] | None = None
     """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
+    engine: Annotated[EngineConfig, Field(discriminator="kind")] = LocalEngineConfig()
+    """What samples the responses."""
     ppo: PPOConfig = PPOConfig()
     """Training settings."""
 
@@ -98,7 +101,8 @@ class PPORecipe(TrainerRecipe):
     def _loss_fits_the_run(self) -> Self:
         if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
-        if self.ppo.policy_loss.needs_sampled_logprobs and self.run.precision == "float32":
+        exact = self.run.precision == "float32" and self.engine.kind == "local"
+        if self.ppo.policy_loss.needs_sampled_logprobs and exact:
             weighs = self.ppo.policy_loss.behaviour_weight != "none"
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "

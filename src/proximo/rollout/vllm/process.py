@@ -1,0 +1,137 @@
+"""A vLLM server that the run starts, and ends with itself."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proximo.errors import TrainingError
+from proximo.rollout.vllm.server import VLLMServer
+
+INSIDE = Path(__file__).parent / "inside"
+"""What vLLM's workers import: the transfer of weights."""
+GUARDIAN = Path(__file__).parent / "guardian.py"
+POLL_SECONDS = 0.5
+ENDING_SECONDS = 30.0
+_LOG_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSpec:
+    """What a server serves, and how."""
+
+    python: Path
+    """The interpreter of vLLM's environment."""
+    model: str
+    """Folder or Hub name of the model."""
+    dtype: str
+    """The type that it computes in, such as bfloat16."""
+    raw_logprobs: bool
+    """Give the log-probs of the model itself, else those of the distribution that is drawn from."""
+    max_model_len: int | None = None
+    """Longest prompt and response together; None for the model's own limit."""
+    lora_rank: int | None = None
+    """Rank of the adapters that it will be given; None without adapters."""
+    arguments: Sequence[str] = ()
+    """Further arguments of the server."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of its environment."""
+
+    def command(self, port: int) -> list[str]:
+        """The command line of the server."""
+        optional = {
+            "--max-model-len": self.max_model_len,
+            "--max-lora-rank": self.lora_rank,
+        }
+        return [
+            *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--host", "127.0.0.1", "--port", str(port), "--model", self.model, "--dtype", self.dtype),
+            *("--enable-scale-out", "--generation-config", "vllm"),
+            *("--weight-transfer-config", '{"backend": "proximo"}', "--worker-extension-cls", "proximo_vllm.Worker"),
+            *("--logprobs-mode", "raw_logprobs" if self.raw_logprobs else "processed_logprobs"),
+            *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
+            *(("--enable-lora", "--max-loras", "2") if self.lora_rank is not None else ()),
+            *self.arguments,
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """The environment of the server."""
+        path = os.pathsep.join(filter(None, (str(INSIDE), self.environment.get("PYTHONPATH"))))
+        own = {
+            "VLLM_SERVER_DEV_MODE": "1",  # the interface for weights
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        return {**os.environ, **own, **self.environment, "PYTHONPATH": path}
+
+
+class ServerProcess:
+    """One server on this machine. It ends with `close`, and with this process however that ends."""
+
+    def __init__(self, spec: ServerSpec, *, log: Path) -> None:
+        """Start it. `log`: file for what it prints. Raises TrainingError if it cannot be started."""
+        if not spec.python.is_file():
+            raise TrainingError(
+                f"there is no vLLM environment at {spec.python.parent.parent}: make one with `proximo engine install`, "
+                "or name another folder in engine.environment"
+            )
+        self.log = log
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        watched, self._held = os.pipe()
+        try:
+            with log.open("wb") as file:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", str(GUARDIAN), str(watched), *spec.command(self.port)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(watched,),
+                    start_new_session=True,
+                    env=spec.variables(),
+                )
+        except OSError as error:
+            os.close(self._held)
+            raise TrainingError(f"the vLLM server cannot be started: {error}") from None
+        finally:
+            os.close(watched)
+
+    def wait_until_ready(self, server: VLLMServer, *, seconds: float) -> None:
+        """Wait until it answers. Raises TrainingError if it ends before, or takes longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not server.is_healthy(seconds=POLL_SECONDS * 4):
+            if (status := self._process.poll()) is not None:
+                raise TrainingError(
+                    f"the vLLM server ended with status {status} before it was ready; {self._last_words()}"
+                )
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"the vLLM server was not ready after {seconds:g} s (engine.start_seconds); {self._last_words()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """End the server and all that it started; waits for it."""
+        if self._held < 0:
+            return
+        os.close(self._held)
+        self._held = -1
+        try:
+            self._process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        return "\n  ".join((f"the end of {self.log}:", *lines)) if lines else f"{self.log} is empty"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

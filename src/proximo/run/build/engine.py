@@ -1,0 +1,176 @@
+"""Builds the engine of a recipe: vLLM servers, which are started here or run already."""
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.engine import EngineConfig, VLLMEngineConfig
+from proximo.distributed.world import current
+from proximo.errors import ConfigError
+from proximo.models.language import LanguageModel
+from proximo.models.precision.placement import Precision
+from proximo.models.quantised import is_quantised
+from proximo.rollout.engine import Engine
+from proximo.rollout.first_rank_engine import FirstRankEngine
+from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
+from proximo.rollout.vllm.environment import environment_folder
+from proximo.rollout.vllm.process import ServerProcess, ServerSpec
+from proximo.rollout.vllm.server import ServerLimits, VLLMServer
+from proximo.run.build.stop_token_ids import ending_ids
+from proximo.run.environment_secrets import read_secret
+
+IN_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """What of a run's sampling a server has to know when it starts."""
+
+    temperature: float
+    max_tokens: int
+    """Longest prompt and response together."""
+
+
+class EngineServers:
+    """The servers of a run, on rank 0. `close` ends those that were started."""
+
+    def __init__(self, config: VLLMEngineConfig, *, dtype: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._opened = ExitStack()
+        self._processes: list[ServerProcess] = []
+        self.servers: list[VLLMServer] = []
+
+    def find(self) -> None:
+        """Use the servers that the configuration names. Raises ConfigError if one does not answer."""
+        token = None if self.config.token_env is None else read_secret(self.config.token_env)
+        for address in self.config.addresses:
+            server = self._client(address, token)
+            if not server.is_healthy(seconds=CHECK_SECONDS):
+                raise ConfigError(
+                    f"no vLLM server answers at {server.url} (engine.addresses): start one with "
+                    "`proximo engine serve`, or correct the address"
+                )
+
+    def start(
+        self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, path: str | None
+    ) -> None:
+        """Start the servers that the configuration asks for. They are not ready yet.
+
+        `path`: folder or Hub name of the policy's weights; None for random ones.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="proximo-vllm-"))
+        self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        spec = ServerSpec(
+            python=environment_folder(self.config.environment) / "bin" / "python",
+            model=self._model(policy, path, folder / "model"),
+            dtype=self.dtype,
+            raw_logprobs=sampling.temperature == 1,
+            max_model_len=sampling.max_tokens,
+            lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
+            arguments=(*self._loading(policy), "--tokenizer", str(folder / "tokenizer"), *self.config.arguments),
+            environment=self.config.variables,
+        )
+        tokenizer.save_pretrained(folder / "tokenizer")
+        for number in range(self.config.replicas):
+            process = ServerProcess(spec, log=folder / f"server-{number}.log")
+            self._opened.callback(process.close)
+            self._processes.append(process)
+            self._client(process.url, None)
+
+    def engine(self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> VLLMEngine:
+        """The engine of these servers, once they are ready. Raises TrainingError if one does not become ready."""
+        for process, server in zip(self._processes, self.servers, strict=False):
+            process.wait_until_ready(server, seconds=self.config.start_seconds)
+        parent = self.config.transfer_folder or (IN_MEMORY if IN_MEMORY.is_dir() else tempfile.gettempdir())
+        options = VLLMOptions(
+            attempts=self.config.attempts,
+            transfer_folder=Path(parent),
+            dtype=getattr(torch, self.dtype),
+            max_logprob_error=self.config.max_logprob_error,
+        )
+        endings = ending_ids(policy.base, tokenizer)
+        engine = VLLMEngine(self.servers, policy, tokenizer, eos_token_ids=endings, options=options)
+        self._opened.callback(engine.close)
+        return engine
+
+    def close(self) -> None:
+        """End what was started."""
+        self._opened.close()
+
+    def _client(self, url: str, token: str | None) -> VLLMServer:
+        limits = ServerLimits(
+            max_concurrent_requests=self.config.max_concurrent_requests,
+            request_seconds=self.config.request_seconds,
+            push_seconds=self.config.push_seconds,
+        )
+        self.servers.append(VLLMServer(url, token=token, limits=limits))
+        return self.servers[-1]
+
+    def _model(self, policy: LanguageModel, path: str | None, folder: Path) -> str:
+        """What a server loads: the policy's own folder where not all of it is pushed, else a configuration."""
+        if path is not None and not _is_pushed_whole(policy):
+            return path
+        policy.base.config.save_pretrained(folder)
+        if not _is_pushed_whole(policy):
+            policy.base.save_pretrained(folder)
+        return str(folder)
+
+    def _loading(self, policy: LanguageModel) -> tuple[str, ...]:
+        return ("--load-format", "dummy") if _is_pushed_whole(policy) else ()
+
+
+CHECK_SECONDS = 10.0
+
+
+def make_servers(
+    config: EngineConfig,
+    policy: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    *,
+    path: str | None,
+    started: ExitStack,
+) -> EngineServers | None:
+    """Find or start the servers of a recipe on rank 0; None for the built-in engine. Every rank has to call it.
+
+    `started` closes them if the rest of the run cannot be built. Raises ConfigError and TrainingError.
+    """
+    if config.kind == "local":
+        return None
+    if is_quantised(policy.base):
+        raise ConfigError("engine.kind vllm cannot be given a quantised base: set policy.quantisation to null")
+    dtype = config.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")
+    made = EngineServers(config, dtype=dtype)
+    started.callback(made.close)
+
+    def effect() -> None:
+        if config.addresses:
+            made.find()
+        else:
+            made.start(policy, tokenizer, sampling, path=path)
+
+    current().once(effect, what="the start of the engine")
+    return made
+
+
+def engine_of(
+    servers: EngineServers | None, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase
+) -> Engine | None:
+    """The engine for the trainer; None for the built-in one. Every rank has to call it."""
+    if servers is None:
+        return None
+    built: list[Engine] = []
+    current().once(lambda: built.append(servers.engine(policy, tokenizer)), what="the start of the engine")
+    # Rank 0 alone talks to servers.
+    return built[0] if current().size == 1 else FirstRankEngine(built[0] if built else cast(Any, None))
+
+
+def _is_pushed_whole(policy: LanguageModel) -> bool:
+    return all(parameter.requires_grad for parameter in policy.model.parameters())
