@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, doctor, pass_rates, planning, recipes, serving, training, using
+from proximo.cli import chat, configuration, doctor, engine, pass_rates, planning, recipes, serving, training, using
 from proximo.errors import ConfigError, ProximoError, redacted
 from proximo.system_errors import disk_refused, memory_ran_out
 from proximo.trainer_kinds import register
@@ -28,7 +28,8 @@ OTHER_TOOLS_COMMANDS = {
     "rm": "`proximo reward`",
     "run": TRAIN,
     "sample": "`proximo generate`",
-    "serve": "`proximo serve-reward` for rewards; models are for other servers, from `proximo export`",
+    "serve": "`proximo serve-reward` for rewards, `proximo engine serve` for the responses of PPO",
+    "vllm-serve": "`proximo engine serve`",
     "train": TRAIN,
 }
 """Command of another tool -> the command here."""
@@ -48,6 +49,7 @@ serving.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configuration.app, name="config")
 app.add_typer(doctor.app, name="doctor")
+app.add_typer(engine.app, name="engine")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.build.data import SplitRows, read_split, token_cache
-from proximo.run.build.engine import Sampling, engine_of, make_servers
+from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.build.models import (
     DeviceSpec,
     build_language_model,
@@ -68,6 +68,7 @@ def build_task(recipe: PPORecipe) -> PPOTask:
 
 def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
+    current().once(lambda: check_engine(recipe.engine), what="the check of the engine")
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
     policy_device = device_spec.on(recipe.policy.device)
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.value.device))

@@ -163,10 +163,10 @@ class VLLMEngine:
         return [found[place] for place in sorted(found)]
 
     def close(self) -> None:
-        """Close the connections and remove the files of the last push."""
+        """Remove the files of the last push, and close the connections."""
+        self._files.close()
         for server in self.servers:
             server.close()
-        self._files.close()
 
     def _job(
         self, stop: StopRules, push: _Push, prompt: Prompt, sample: int, place: tuple[int, RandomKey]

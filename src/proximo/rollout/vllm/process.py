@@ -41,7 +41,7 @@ class ServerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables of its environment."""
 
-    def command(self, port: int) -> list[str]:
+    def command(self, port: int, *, host: str = "127.0.0.1") -> list[str]:
         """The command line of the server."""
         optional = {
             "--max-model-len": self.max_model_len,
@@ -49,7 +49,7 @@ class ServerSpec:
         }
         return [
             *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--host", "127.0.0.1", "--port", str(port), "--model", self.model, "--dtype", self.dtype),
+            *("--host", host, "--port", str(port), "--model", self.model, "--dtype", self.dtype),
             *("--enable-scale-out", "--generation-config", "vllm"),
             *("--weight-transfer-config", '{"backend": "proximo"}', "--worker-extension-cls", "proximo_vllm.Worker"),
             *("--logprobs-mode", "raw_logprobs" if self.raw_logprobs else "processed_logprobs"),
@@ -75,11 +75,6 @@ class ServerProcess:
 
     def __init__(self, spec: ServerSpec, *, log: Path) -> None:
         """Start it. `log`: file for what it prints. Raises TrainingError if it cannot be started."""
-        if not spec.python.is_file():
-            raise TrainingError(
-                f"there is no vLLM environment at {spec.python.parent.parent}: make one with `proximo engine install`, "
-                "or name another folder in engine.environment"
-            )
         self.log = log
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,13 +19,14 @@ from proximo.models.quantised import is_quantised
 from proximo.rollout.engine import Engine
 from proximo.rollout.first_rank_engine import FirstRankEngine
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
-from proximo.rollout.vllm.environment import environment_folder
+from proximo.rollout.vllm.environment import interpreter
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.environment_secrets import read_secret
 
 IN_MEMORY = Path("/dev/shm")
+CHECK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +49,10 @@ class EngineServers:
         self.servers: list[VLLMServer] = []
 
     def find(self) -> None:
-        """Use the servers that the configuration names. Raises ConfigError if one does not answer."""
+        """Use the servers that the configuration names."""
         token = None if self.config.token_env is None else read_secret(self.config.token_env)
         for address in self.config.addresses:
-            server = self._client(address, token)
-            if not server.is_healthy(seconds=CHECK_SECONDS):
-                raise ConfigError(
-                    f"no vLLM server answers at {server.url} (engine.addresses): start one with "
-                    "`proximo engine serve`, or correct the address"
-                )
+            self._client(address, token)
 
     def start(
         self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, path: str | None
@@ -68,7 +64,7 @@ class EngineServers:
         folder = Path(tempfile.mkdtemp(prefix="proximo-vllm-"))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         spec = ServerSpec(
-            python=environment_folder(self.config.environment) / "bin" / "python",
+            python=interpreter(self.config.environment),
             model=self._model(policy, path, folder / "model"),
             dtype=self.dtype,
             raw_logprobs=sampling.temperature == 1,
@@ -88,10 +84,9 @@ class EngineServers:
         """The engine of these servers, once they are ready. Raises TrainingError if one does not become ready."""
         for process, server in zip(self._processes, self.servers, strict=False):
             process.wait_until_ready(server, seconds=self.config.start_seconds)
-        parent = self.config.transfer_folder or (IN_MEMORY if IN_MEMORY.is_dir() else tempfile.gettempdir())
         options = VLLMOptions(
             attempts=self.config.attempts,
-            transfer_folder=Path(parent),
+            transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
             max_logprob_error=self.config.max_logprob_error,
         )
@@ -104,14 +99,14 @@ class EngineServers:
         """End what was started."""
         self._opened.close()
 
-    def _client(self, url: str, token: str | None) -> VLLMServer:
+    def _client(self, url: str, token: str | None) -> None:
         limits = ServerLimits(
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
             push_seconds=self.config.push_seconds,
         )
-        self.servers.append(VLLMServer(url, token=token, limits=limits))
-        return self.servers[-1]
+        self.servers.append(server := VLLMServer(url, token=token, limits=limits))
+        self._opened.callback(server.close)
 
     def _model(self, policy: LanguageModel, path: str | None, folder: Path) -> str:
         """What a server loads: the policy's own folder where not all of it is pushed, else a configuration."""
@@ -126,7 +121,24 @@ class EngineServers:
         return ("--load-format", "dummy") if _is_pushed_whole(policy) else ()
 
 
-CHECK_SECONDS = 10.0
+def check_engine(config: EngineConfig) -> None:
+    """Raises ConfigError if the servers cannot be started, or do not answer. For rank 0, before models are loaded."""
+    if config.kind == "local":
+        return
+    if not (folder := _transfer_folder(config)).is_dir():
+        raise ConfigError(f"engine.transfer_folder: there is no folder {folder}")
+    if not config.addresses:
+        interpreter(config.environment)
+        return
+    servers = EngineServers(config, dtype="float32")
+    servers.find()
+    with closing(servers):
+        for server in servers.servers:
+            if not server.is_healthy(seconds=CHECK_SECONDS):
+                raise ConfigError(
+                    f"no vLLM server answers at {server.url} (engine.addresses): start one with "
+                    "`proximo engine serve`, or correct the address"
+                )
 
 
 def make_servers(
@@ -174,3 +186,9 @@ def engine_of(
 
 def _is_pushed_whole(policy: LanguageModel) -> bool:
     return all(parameter.requires_grad for parameter in policy.model.parameters())
+
+
+def _transfer_folder(config: VLLMEngineConfig) -> Path:
+    if config.transfer_folder is not None:
+        return Path(config.transfer_folder)
+    return IN_MEMORY if IN_MEMORY.is_dir() else Path(tempfile.gettempdir())

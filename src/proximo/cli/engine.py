@@ -1,0 +1,90 @@
+"""`proximo engine`: vLLM's environment and servers. The engine itself: rollout/vllm/."""
+
+import os
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(help="Install vLLM beside Proximo, and serve models for PPO with it.", no_args_is_help=True)
+Folder = Annotated[
+    str | None,
+    typer.Option("--folder", metavar="FOLDER", help="Folder of vLLM's environment.  [default: in the user's cache]"),
+]
+
+
+@app.command("install")
+def install(
+    *,
+    folder: Folder = None,
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], typer.Option(help="What vLLM is for; auto takes what this machine has.")
+    ] = "auto",
+) -> None:
+    """Install vLLM into an environment of its own; it takes minutes, and 4 to 12 GB of disk.
+
+    \b
+    proximo engine install
+    proximo engine install --device cpu --folder ~/vllm
+
+    vLLM and Proximo need different versions of libraries, so they never share an environment. A recipe uses it with
+
+    \b
+    engine: {kind: vllm}
+
+    docs/vllm.md.
+    """
+    from proximo.rollout.vllm.environment import environment_folder
+    from proximo.rollout.vllm.environment import install as make
+
+    if device == "auto":
+        from proximo.models.precision.placement import resolve_device
+
+        device = "cuda" if resolve_device("auto").type == "cuda" else "cpu"
+    made = environment_folder(folder)
+    make(made, device=device, say=typer.echo)
+    typer.echo(f"vLLM for {device} is in {made}")
+
+
+@app.command("serve")
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder or Hub name of the policy that PPO starts from.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Further arguments of vLLM.")
+    ] = None,
+    *,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on. It has no token for weights: no public network.")] = (
+        "127.0.0.1"
+    ),
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type to compute in.")
+    ] = "auto",
+    temperature: Annotated[float, typer.Option(min=0.0, help="ppo.rollout.temperature of the run.")] = 1.0,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Rank of policy.lora, if there is one.")] = None,
+    folder: Folder = None,
+) -> None:
+    """Serve a model for PPO with vLLM until Ctrl-C, for a recipe with `engine.addresses`.
+
+    \b
+    proximo engine serve Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16
+    proximo engine serve ./sft-model --port 8001 -- --tensor-parallel-size 2
+
+    The run has in its recipe
+
+    \b
+    engine: {kind: vllm, addresses: ["http://localhost:8000"]}
+    """
+    from proximo.rollout.vllm.environment import interpreter
+    from proximo.rollout.vllm.process import ServerSpec
+
+    spec = ServerSpec(
+        python=interpreter(folder),
+        model=model,
+        dtype=dtype,
+        raw_logprobs=temperature == 1,
+        lora_rank=lora_rank,
+        arguments=arguments or (),
+    )
+    os.execve(spec.python, spec.command(port, host=host), spec.variables())
