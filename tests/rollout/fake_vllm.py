@@ -1,8 +1,13 @@
 """A server that speaks vLLM's HTTP: tiny, exact, and with faults on demand. It samples with the built-in rule."""
 
+import argparse
 import copy
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +18,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
@@ -30,7 +36,7 @@ LOADING = threading.Lock()
 class FakeVLLM:
     """One server: its model, what it holds, and the requests that came."""
 
-    def __init__(self, model: LanguageModel, fault: Fault | None = None) -> None:
+    def __init__(self, model: LanguageModel, fault: Fault | None = None, *, port: int = 0) -> None:
         copied = copy.deepcopy(model.model)
         self.base = LanguageModel(copied.unload() if isinstance(copied, PeftModel) else copied)
         self.first = {name: tensor.clone() for name, tensor in self.base.model.state_dict().items()}
@@ -45,7 +51,7 @@ class FakeVLLM:
         self.lock = threading.Lock()
         self._is_updating = False
         handler = type("Handler", (_Handler,), {"fake": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -198,3 +204,44 @@ def fake_servers(model: LanguageModel, count: int = 1, fault: Fault | None = Non
     finally:
         for each in made:
             each.close()
+
+
+def fake_environment(folder: Path) -> Path:
+    """An environment as `proximo engine install` makes one, whose vLLM is this file."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    here = Path(__file__)
+    paths = os.pathsep.join(str(path) for path in (here.parents[1], here.parent))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} {here} "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+def serve_forever(arguments: list[str]) -> None:
+    """What the command line of a server asks for: its model, at its port. `--sleep` hangs before, `--fail` ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", dest="module")
+    for name in ("--model", "--host", "--load-format", "--logprobs-mode", "--dtype", "--tokenizer"):
+        parser.add_argument(name)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--sleep", action="store_true")
+    given, _ = parser.parse_known_args(arguments)
+    assert given.module == "vllm.entrypoints.openai.api_server"
+    if given.fail:
+        sys.exit("no memory for one block of the cache")
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    print(f"child {child.pid}", flush=True)
+    if given.sleep:
+        time.sleep(600)
+    if given.load_format == "dummy":
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.model), dtype=torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
+    fake = FakeVLLM(LanguageModel(model.eval()), port=given.port)
+    fake._thread.join()
+
+
+if __name__ == "__main__":
+    serve_forever(sys.argv[1:])

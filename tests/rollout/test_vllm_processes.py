@@ -1,0 +1,164 @@
+"""vLLM servers that a run starts: they end with it however it ends, and a start that fails says why."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_vllm import fake_environment
+
+from proximo.checkpoint.run_folder import METRICS
+from proximo.cli.program import main
+from proximo.errors import TrainingError
+from proximo.ppo import from_recipe
+from proximo.rollout.vllm.process import ServerProcess, ServerSpec
+from proximo.rollout.vllm.server import VLLMServer
+from tiny_runs import changed, make_inputs, recipe_of
+
+ENDED_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_environment(tmp_path_factory.mktemp("vllm") / "environment")
+
+
+def spec(environment: Path, *arguments: str) -> ServerSpec:
+    python = environment / "bin" / "python"
+    return ServerSpec(python=python, model="nothing", dtype="float32", raw_logprobs=True, arguments=arguments)
+
+
+def lives(process: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    deadline = time.monotonic() + ENDED_SECONDS
+    while any(map(lives, processes)):
+        assert time.monotonic() < deadline, [process for process in processes if lives(process)]
+        time.sleep(0.05)
+
+
+def child_in(log: Path) -> int:
+    deadline = time.monotonic() + ENDED_SECONDS
+    while not (found := re.search(r"child (\d+)\n", log.read_text())):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    return int(found[1])
+
+
+def test_a_server_ends_with_all_that_it_started(environment: Path, tmp_path: Path) -> None:
+    """Also what left its group and session."""
+    process = ServerProcess(spec(environment, "--sleep"), log=tmp_path / "log")
+    child = child_in(tmp_path / "log")
+    assert lives(child)
+    process.close()
+    process.close()
+    wait_until_gone([child, process._process.pid])
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from proximo.rollout.vllm.process import ServerProcess, ServerSpec
+spec = ServerSpec(python=Path(sys.argv[1]), model="nothing", dtype="float32", raw_logprobs=True, arguments=("--sleep",))
+process = ServerProcess(spec, log=Path(sys.argv[2]))
+print(process._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_ends_with_a_run_that_is_killed(environment: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", STARTER, str(environment / "bin" / "python"), str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        guardian = int(run.stdout.readline())
+        child = child_in(log)
+        os.kill(run.pid, signal.SIGKILL)
+    wait_until_gone([child, guardian])
+
+
+def test_a_server_that_ends_at_its_start_is_told_with_its_last_words(environment: Path, tmp_path: Path) -> None:
+    process = ServerProcess(spec(environment, "--fail"), log=tmp_path / "log")
+    server = VLLMServer(process.url)
+    try:
+        with pytest.raises(TrainingError, match=r"(?s)status 1 before it was ready; .*no memory for one block"):
+            process.wait_until_ready(server, seconds=ENDED_SECONDS)
+    finally:
+        server.close()
+        process.close()
+
+
+def test_a_server_that_is_not_ready_in_time_is_told_with_the_limit(environment: Path, tmp_path: Path) -> None:
+    process = ServerProcess(spec(environment, "--sleep"), log=tmp_path / "log")
+    server = VLLMServer(process.url)
+    try:
+        with pytest.raises(TrainingError, match=r"not ready after 0\.1 s \(engine\.start_seconds\)"):
+            process.wait_until_ready(server, seconds=0.1)
+    finally:
+        server.close()
+        process.close()
+
+
+def recipe(place: Path, folder: Path, **engine: Any) -> Path:
+    made = changed(recipe_of("ppo", place), {"run.folder": str(folder), "run.num_threads": 1})
+    path = folder.with_suffix(".json")
+    path.write_text(json.dumps(made | {"engine": {"kind": "vllm", **engine}}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs") / "place")
+
+
+@pytest.fixture
+def no_folder_left() -> Iterator[None]:
+    """No folder with weights of this process is left in memory."""
+    yield
+    assert not list(Path("/dev/shm").glob(f"proximo-weights-{os.getpid()}-*"))
+
+
+@pytest.mark.usefixtures("no_folder_left")
+def test_a_recipe_samples_with_servers_that_it_starts(environment: Path, place: Path, tmp_path: Path) -> None:
+    given = recipe(place, tmp_path / "run", environment=str(environment), replicas=2)
+    assert main(["ppo", str(given), "--quiet"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    steps = [line for line in lines if "mismatch/k3" in line]
+    assert len(steps) == 5
+    assert all(line["mismatch/max_abs_log_ratio"] < 1e-4 for line in steps)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"environment": "/nowhere"}, "no vLLM environment in /nowhere: make one with `proximo engine install`"),
+        ({"addresses": ["http://127.0.0.1:9"]}, "no vLLM server answers at http://127.0.0.1:9 .engine.addresses."),
+        ({"transfer_folder": "/nowhere"}, "engine.transfer_folder: there is no folder /nowhere"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_a_model_is_loaded(
+    engine: dict[str, Any],
+    message: str,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(from_recipe, "build_language_model", None)
+    given = recipe(place, tmp_path / "run", **engine)
+    assert main(["ppo", str(given)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
