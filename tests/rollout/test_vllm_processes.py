@@ -150,6 +150,7 @@ def test_a_recipe_samples_with_servers_that_it_starts(environment: Path, place: 
     ],
 )
 def test_what_is_not_there_is_refused_before_a_model_is_loaded(
+    *,
     engine: dict[str, Any],
     message: str,
     place: Path,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, devices, run, sinks
+from proximo.config import data, devices, engine, run, sinks
 from proximo.config.ppo import losses
 from proximo.config.ppo import options as ppo
 from proximo.config.ppo import ptx as ppo_ptx
@@ -586,6 +586,15 @@ SHOWN_ELSEWHERE = {
     **{
         (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
         for section in (run.RoleModelConfig, run.RoleScalarModelConfig, rewards.ModelRewardConfig)
+    },
+    # Of vLLM servers.
+    **{
+        (section, name): (
+            "run/test_engine_section.py",
+            "test_every_key_of_the_section_reaches_servers_and_engine",
+        )
+        for section in (engine.LocalEngineConfig, engine.VLLMEngineConfig)
+        for name in section.model_fields
     },
     # Of several ranks.
     **{

@@ -33,7 +33,7 @@ class VLLMEngineConfig(Section):
     """Type in which the servers compute and weights travel. Null: bfloat16 where the run trains in bf16, else
     float32."""
     arguments: tuple[str, ...] = ()
-    """Further arguments of the servers that the run starts, such as `--gpu-memory-utilization=0.4`."""
+    """Further arguments of the servers that the run starts, such as the share of a GPU that one may take."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of these servers, such as `CUDA_VISIBLE_DEVICES`."""
     transfer_folder: str | None = None

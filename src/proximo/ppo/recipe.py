@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.engine import EngineConfig, LocalEngineConfig
@@ -58,6 +58,11 @@ class PPORecipe(TrainerRecipe):
     """What samples the responses."""
     ppo: PPOConfig = PPOConfig()
     """Training settings."""
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _is_local_by_default(cls, engine: Any) -> Any:
+        return {"kind": "local"} | engine if isinstance(engine, dict) else engine
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -3,7 +3,6 @@
 import argparse
 import copy
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -211,8 +210,7 @@ def fake_environment(folder: Path) -> Path:
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     here = Path(__file__)
-    paths = os.pathsep.join(str(path) for path in (here.parents[1], here.parent))
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} {here} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={here.parent} exec {sys.executable} {here} "$@"\n')
     python.chmod(0o755)
     return folder
 

@@ -1,0 +1,122 @@
+"""Every key of the section `engine` has an effect: on the command line of a server, on its client, or on the engine."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from fake_vllm import fake_environment
+from proximo.config.engine import LocalEngineConfig, VLLMEngineConfig
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.precision.placement import Precision
+from proximo.rollout.vllm.process import ServerSpec
+from proximo.run.build import engine as built
+from proximo.run.build.engine import EngineServers, Sampling, engine_of, make_servers
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=40)
+
+
+class Started:
+    """Stands for a process that runs."""
+
+    specs: ClassVar[list[ServerSpec]] = []
+    waited: ClassVar[list[float]] = []
+
+    def __init__(self, spec: ServerSpec, *, log: Path) -> None:
+        self.specs.append(spec)
+        self.url = f"http://127.0.0.1:{1000 + len(self.specs)}"
+
+    def wait_until_ready(self, server: Any, *, seconds: float) -> None:
+        self.waited.append(seconds)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> type[Started]:
+    monkeypatch.setattr(Started, "specs", [])
+    monkeypatch.setattr(Started, "waited", [])
+    monkeypatch.setattr(built, "ServerProcess", Started)
+    return Started
+
+
+def policy(**options: Any) -> LanguageModel:
+    return LanguageModel(tiny_language_model(), **options)
+
+
+def made(
+    config: VLLMEngineConfig, model: LanguageModel, opened: ExitStack, **options: Any
+) -> tuple[EngineServers, Any]:
+    sampling = options.pop("sampling", SAMPLING)
+    servers = make_servers(config, model, tiny_tokenizer(), sampling, path=options.get("path"), started=opened)
+    assert servers is not None
+    return servers, engine_of(servers, model, tiny_tokenizer())
+
+
+def test_every_key_of_the_section_reaches_servers_and_engine(
+    started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = fake_environment(tmp_path / "environment")
+    config = VLLMEngineConfig(
+        kind="vllm",
+        replicas=2,
+        environment=str(environment),
+        dtype="bfloat16",
+        arguments=("--seed=3",),
+        variables={"ONE": "1"},
+        transfer_folder=str(tmp_path),
+        max_concurrent_requests=7,
+        request_seconds=11.0,
+        push_seconds=12.0,
+        start_seconds=13.0,
+        attempts=4,
+        max_logprob_error=0.25,
+    )
+    with ExitStack() as opened:
+        servers, engine = made(config, policy(), opened)
+        assert len(started.specs) == len(servers.servers) == 2
+        spec = started.specs[0]
+        command = spec.command(8123)
+        assert command[0] == str(environment / "bin" / "python")
+        assert command[command.index("--dtype") + 1] == "bfloat16"
+        assert command[command.index("--max-model-len") + 1] == "40"
+        assert command[command.index("--logprobs-mode") + 1] == "raw_logprobs"
+        assert command[command.index("--load-format") + 1] == "dummy"
+        assert command[-1] == "--seed=3"
+        assert spec.variables()["ONE"] == "1"
+        assert started.waited == [13.0, 13.0]
+        limits = servers.servers[1].limits
+        assert (limits.max_concurrent_requests, limits.request_seconds, limits.push_seconds) == (7, 11.0, 12.0)
+        assert (engine.options.attempts, engine.max_logprob_error, engine.options.dtype) == (4, 0.25, torch.bfloat16)
+        assert engine._files.folder.parent == tmp_path
+    assert not list(tmp_path.glob("proximo-weights-*"))
+    monkeypatch.setenv("TOKEN", "secret")
+    config = VLLMEngineConfig(kind="vllm", addresses=("http://localhost:8000/",), token_env="TOKEN")
+    with ExitStack() as opened:
+        servers, _ = made(config, policy(), opened)
+        assert [server.url for server in servers.servers] == ["http://localhost:8000"]
+        assert servers.servers[0]._client._client.headers["Authorization"] == "Bearer secret"
+    assert make_servers(LocalEngineConfig(), policy(), tiny_tokenizer(), SAMPLING, path=None, started=opened) is None
+
+
+def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path) -> None:
+    """Type from the precision, log-probs from the temperature, the model from what is pushed."""
+    config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
+    with ExitStack() as opened:
+        warm = Sampling(temperature=0.7, max_tokens=40)
+        made(config, policy(precision=Precision.BF16), opened, sampling=warm)
+        made(config, policy(), opened, path="owner/model")
+        made(config, policy().with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
+        bf16, whole, adapter = (spec.command(1) for spec in started.specs)
+        assert bf16[bf16.index("--dtype") + 1] == "bfloat16"
+        assert bf16[bf16.index("--logprobs-mode") + 1] == "processed_logprobs"
+        assert whole[whole.index("--dtype") + 1] == "float32"
+        assert whole[whole.index("--model") + 1] != "owner/model"
+        assert "--load-format" not in adapter
+        assert adapter[adapter.index("--model") + 1] == "owner/model"
+        assert adapter[adapter.index("--max-lora-rank") + 1] == "3"
