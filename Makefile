@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test soak lint clean
+.PHONY: demo test soak test-vllm lint clean
 
 demo:
 	@start=$$(date +%s); $(MAKE) --no-print-directory $(VENV)/.installed && \
@@ -21,6 +21,11 @@ test: $(VENV)/.installed-test
 
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m soak -s
+
+# Against vLLM itself, in the environment of `proximo engine install`, or the one that PROXIMO_TEST_VLLM names.
+test-vllm: $(VENV)/.installed-test
+	PROXIMO_TEST_VLLM=$${PROXIMO_TEST_VLLM:-$${XDG_CACHE_HOME:-$$HOME/.cache}/proximo/vllm} \
+		$(BIN)/python -m pytest -s tests/rollout/test_real_vllm.py
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,5 +1,6 @@
 """Every key of the section `engine` has an effect: on the command line of a server, on its client, or on the engine."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from fake_vllm import fake_environment
+from proximo.cli.program import main
 from proximo.config.engine import LocalEngineConfig, VLLMEngineConfig
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -16,6 +18,7 @@ from proximo.models.precision.placement import Precision
 from proximo.rollout.vllm.process import ServerSpec
 from proximo.run.build import engine as built
 from proximo.run.build.engine import EngineServers, Sampling, engine_of, make_servers
+from tiny_runs import make_inputs, recipe_of
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=40)
 
@@ -120,3 +123,24 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         assert "--load-format" not in adapter
         assert adapter[adapter.index("--model") + 1] == "owner/model"
         assert adapter[adapter.index("--max-lora-rank") + 1] == "3"
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"kind": "vllm", "replicas": 2}, "vLLM, 2 started by the run"),
+        ({"kind": "vllm", "addresses": ["http://a:8000", "http://b:8000"]}, "vLLM at http://a:8000, http://b:8000"),
+    ],
+)
+def test_a_preview_and_a_plan_say_who_samples(
+    engine: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ppo.json"
+    path.write_text(json.dumps(recipe_of("ppo", make_inputs(tmp_path)) | {"engine": engine}))
+    assert main(["ppo", str(path), "--dry-run"]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["plan", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "generate" not in shown
+    assert "policy_logprobs" in shown
+    assert "vLLM servers sample the responses: their time and memory are not counted" in shown

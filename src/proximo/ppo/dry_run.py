@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
@@ -28,10 +29,18 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
     none = recipe.ppo.kl.apply_to == "none"
     yield "reference", "none: ppo.kl.apply_to is none" if none else describe_reference(recipe.policy, recipe.reference)
     yield "value", _value(recipe)
+    if recipe.engine.kind == "vllm":
+        yield "engine", _engine(recipe.engine)
     for index, source in enumerate(recipe.reward):
         yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
     if recipe.gold is not None:
         yield "gold", f"{_source(recipe.gold, 'gold')}, watched only"
+
+
+def _engine(engine: VLLMEngineConfig) -> str:
+    if engine.addresses:
+        return f"vLLM at {', '.join(engine.addresses)}"
+    return f"vLLM, {engine.replicas} started by the run"
 
 
 def _source(source: RewardSourceConfig, key: str) -> str:

@@ -58,7 +58,7 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
         update=update,
         token_budget=ppo.tokens_per_microbatch,
         layout=layout,
-        notes=tuple(_notes_on(recipe)),
+        notes=(*_notes_on(recipe), *_notes_on_engine(recipe, models["policy"])),
     )
 
 
@@ -67,6 +67,17 @@ def _notes_on(recipe: PPORecipe) -> Iterator[str]:
         yield "the critic's warm-up is left out: there the value head learns alone, which takes less"
     if any(source.kind == "model" and source.tokenizer is not None for source in recipe.reward):
         yield "a reward model with a tokenizer of its own is taken to read as many tokens as the policy"
+
+
+def _notes_on_engine(recipe: PPORecipe, policy: Model) -> Iterator[str]:
+    if recipe.engine.kind == "vllm":
+        size = sum(parameter.numel() for parameter in policy.model.parameters())
+        width = 4 if recipe.engine.dtype == "float32" or policy.precision is Precision.FLOAT32 else 2
+        yield (
+            "vLLM servers sample the responses: their time and memory are not counted. Each has weights of "
+            f"{size * width / 2**30:.2f} GiB and a cache of keys and values; vLLM takes nine tenths of a GPU unless "
+            "engine.arguments says otherwise"
+        )
 
 
 def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision) -> dict[str, Model]:
@@ -152,12 +163,14 @@ def ppo_costs(
 ) -> dict[str, StepCost]:
     """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
-    serve = models["policy"].precision is Precision.FLOAT32 and not config.rollout.reshapes_distribution
+    exact = models["policy"].precision is Precision.FLOAT32 and recipe.engine.kind == "local"
+    serve = exact and not config.rollout.reshapes_distribution
     calls = step_graph(config, reuse_sampled=serve, shares_trunk=_shares_trunk(models)).calls
     possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(
         recipe, models, optimized, lengths, texts, layout=layout
     )
-    step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible}
+    elsewhere = () if recipe.engine.kind == "local" else ("generate", "generate_greedy")
+    step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible.keys() - elsewhere}
     overlapped = layout.ranks.num == 1 and overlaps_updates(
         config,
         device=device,

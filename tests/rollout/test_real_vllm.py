@@ -1,0 +1,147 @@
+"""vLLM itself: `make test-vllm` runs this against the environment that `proximo engine install` made.
+
+PROXIMO_TEST_VLLM names the folder of the environment. One server of each architecture, on a CPU in float32.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.engine import VLLMEngineConfig
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack_responses
+from proximo.models.pretrained.saving import save_pretrained
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.engine import Holding, fingerprint, push_weights
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.vllm.engine import VLLMEngine
+from proximo.run.build.engine import Sampling, engine_of, make_servers
+
+ENVIRONMENT = os.environ.get("PROXIMO_TEST_VLLM")
+pytestmark = pytest.mark.skipif(ENVIRONMENT is None, reason="PROXIMO_TEST_VLLM names no environment of vLLM")
+ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + 9 * n))) for n in range(4)]
+KEY = RandomKey(seed=3, purpose="rollout", step=1)
+OPTIONS = SamplingOptions(max_new_tokens=12)
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+}
+# vLLM's attention on a CPU takes heads of 32 numbers and more.
+WIDTH = {"hidden_size": 64, "initializer_range": 0.2}
+NUM_PUSHES = 20
+
+
+def serve(policy: LanguageModel, opened: ExitStack, *, path: str | None = None) -> VLLMEngine:
+    config = VLLMEngineConfig(
+        kind="vllm", environment=ENVIRONMENT, variables=ON_A_CPU, arguments=("--enforce-eager",), max_logprob_error=1e-4
+    )
+    sampling = Sampling(temperature=1.0, max_tokens=128)
+    servers = make_servers(config, policy, tiny_tokenizer(), sampling, path=path, started=opened)
+    engine = engine_of(servers, policy, tiny_tokenizer())
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, VLLMEngine]]:
+    policy = LanguageModel(tiny_language_model(request.param, **WIDTH, **SHAPES[request.param]))
+    with ExitStack() as opened:
+        yield policy, serve(policy, opened)
+
+
+def move(policy: LanguageModel, seed: int) -> dict[str, Tensor]:
+    """Change all weights a little, as a step does."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, tensor in policy.trainable_parameters():
+            tensor.add_(0.02 * torch.randn(tensor.shape, generator=generator))
+    return dict(policy.trainable_parameters())
+
+
+def learners(policy: LanguageModel, responses: list[Response]) -> Tensor:
+    packed = pack_responses([each.prompt.token_ids for each in responses], [each.token_ids for each in responses])
+    return policy.response_logprobs(packed).logprobs.detach()
+
+
+def sampled(responses: list[Response]) -> Tensor:
+    return torch.cat([each.logprobs for each in responses])
+
+
+def test_log_probs_are_the_learners_after_every_push(served: tuple[LanguageModel, VLLMEngine]) -> None:
+    policy, engine = served
+    largest = []
+    for version in range(NUM_PUSHES):
+        tensors = move(policy, version)
+        assert push_weights(engine, version, tensors)
+        assert engine.holds() == Holding(version=version, fingerprint=fingerprint(tensors))
+        found = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
+        assert {each.policy_version for each in found} == {version}
+        largest.append(float((sampled(found) - learners(policy, found)).abs().max()))
+    print(f"largest difference after each of {NUM_PUSHES} pushes: {max(largest):.2g}")
+    assert max(largest) < 1e-4
+
+
+def test_greedy_tokens_are_the_built_in_engines_up_to_near_ties(served: tuple[LanguageModel, VLLMEngine]) -> None:
+    policy, engine = served
+    tensors = move(policy, 100)
+    push_weights(engine, 100, tensors)
+    own = LocalEngine(policy, tiny_tokenizer(), eos_token_ids=[2])
+    own.load_weights(100, tensors)
+    options = SamplingOptions(max_new_tokens=40, greedy=True)
+    ours, theirs = (each.generate(PROMPTS, num_samples=1, options=options, key=KEY) for each in (own, engine))
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs = enumerate(zip(mine.token_ids, other.token_ids, strict=False))
+        place = next((place for place, (a, b) in pairs if a != b), None)
+        if place is not None:  # both tokens were nearly the most likely
+            assert abs(float(mine.logprobs[place] - other.logprobs[place])) < 1e-4
+    differ = sum(mine.token_ids != other.token_ids for mine, other in zip(ours, theirs, strict=True))
+    print(f"{differ} of {len(ours)} greedy responses differ, at a near-tie")
+
+
+def test_limits_and_ends_are_ours(served: tuple[LanguageModel, VLLMEngine]) -> None:
+    policy, engine = served
+    push_weights(engine, 101, move(policy, 101))
+
+    def draw(**options: Any) -> list[Response]:
+        return engine.generate(PROMPTS, num_samples=4, options=SamplingOptions(**options), key=KEY)
+
+    plain = draw(max_new_tokens=30)
+    assert len({each.token_ids for each in plain}) == len(plain), "each response has a seed of its own"
+    assert [each.token_ids for each in draw(max_new_tokens=30)] == [each.token_ids for each in plain]
+    for each in plain:
+        assert each.finish is (Finish.EOS if each.token_ids[-1] == 2 else Finish.LENGTH)
+        assert len(each.token_ids) == 30 or each.finish is Finish.EOS
+    for each in draw(max_new_tokens=30, stop_token_ids=(7, 8, 9)):
+        assert not {7, 8, 9} & set(each.token_ids[:-1])
+        assert (each.finish is Finish.STOP) == (each.token_ids[-1] in (7, 8, 9))
+    for each in draw(max_new_tokens=30, stop_strings=("a", "bc")):
+        assert "a" not in each.text
+        assert "bc" not in each.text
+    assert all(len(each.token_ids) >= 5 for each in draw(max_new_tokens=9, min_new_tokens=5))
+    assert {len(each.token_ids) for each in draw(max_new_tokens=9, random_limit_min=2)} <= set(range(1, 10))
+    nucleus = draw(max_new_tokens=9, top_k=2)
+    assert (sampled(nucleus) - learners(policy, nucleus)).abs().max() < 1e-4
+
+
+def test_of_an_adapter_the_adapter_travels(tmp_path: Path) -> None:
+    base = tiny_language_model("qwen2", **WIDTH)
+    save_pretrained(base, tmp_path / "base")
+    policy = LanguageModel(base).with_adapter(LoRAOptions(rank=4, alpha=8.0))
+    with ExitStack() as opened:
+        engine = serve(policy, opened, path=str(tmp_path / "base"))
+        for version in range(5):
+            push_weights(engine, version, move(policy, version))
+            found = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
+            assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
+        assert engine.servers[0].adapters() == [engine._last.name]  # type: ignore[union-attr]
