@@ -15,6 +15,8 @@ from proximo.rollout.vllm.server import VLLMServer
 INSIDE = Path(__file__).parent / "inside"
 """What vLLM's workers import: the transfer of weights."""
 GUARDIAN = Path(__file__).parent / "guardian.py"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest ranks for which vLLM reserves memory; an adapter may have a lower one."""
 POLL_SECONDS = 0.5
 ENDING_SECONDS = 30.0
 _LOG_LINES = 15
@@ -45,7 +47,7 @@ class ServerSpec:
         """The command line of the server."""
         optional = {
             "--max-model-len": self.max_model_len,
-            "--max-lora-rank": self.lora_rank,
+            "--max-lora-rank": None if self.lora_rank is None else _reserved(self.lora_rank),
         }
         return [
             *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
@@ -130,3 +132,7 @@ class ServerProcess:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
+
+
+def _reserved(rank: int) -> int:
+    return next((reserved for reserved in LORA_RANKS if reserved >= rank), rank)

@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
@@ -55,8 +56,14 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         self.model.load_weights(tensors.items())
 
     def finish_weight_update(self) -> None:
-        """Pack the loaded layers."""
+        """Pack the loaded layers, and the heads that share the weights of an embedding, which vLLM leaves out."""
         finalize_layerwise_reload(self.model, self.model_config)
+        modules = [module for module in self.model.modules() if isinstance(module, VocabParallelEmbedding)]
+        heads = [module for module in modules if isinstance(module, ParallelLMHead)]
+        embedded = {module.weight.data_ptr() for module in modules if module not in heads}
+        for head in heads:
+            if head.weight.data_ptr() in embedded:
+                head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         """Nothing to do."""
