@@ -119,7 +119,8 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         assert bf16[bf16.index("--dtype") + 1] == "bfloat16"
         assert bf16[bf16.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert whole[whole.index("--dtype") + 1] == "float32"
-        assert whole[whole.index("--model") + 1] != "owner/model"
+        model = Path(whole[whole.index("--model") + 1])
+        assert json.loads((model / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
         assert "--load-format" not in adapter
         assert adapter[adapter.index("--model") + 1] == "owner/model"
         assert adapter[adapter.index("--max-lora-rank") + 1] == "8", "vLLM knows some ranks alone"

@@ -1,5 +1,6 @@
 """Builds the engine of a recipe: vLLM servers, which are started here or run already."""
 
+import copy
 import shutil
 import tempfile
 from contextlib import ExitStack, closing
@@ -112,7 +113,9 @@ class EngineServers:
         """What a server loads: the policy's own folder where not all of it is pushed, else a configuration."""
         if path is not None and not _is_pushed_whole(policy):
             return path
-        policy.base.config.save_pretrained(folder)
+        config = copy.deepcopy(policy.base.config)
+        config.architectures = [type(policy.base).__name__]  # by which vLLM chooses its own class
+        config.save_pretrained(folder)
         if not _is_pushed_whole(policy):
             policy.base.save_pretrained(folder)
         return str(folder)
