@@ -1,0 +1,121 @@
+"""Requests and replies of vLLM 0.32, recorded: what we ask is what it answered then, and its answers are understood.
+
+The fake server of the other tests speaks the same paths; this holds that vLLM itself does.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fake_vllm import FakeVLLM
+from proximo.rollout.engine import fingerprint
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.vllm.process import INSIDE
+from proximo.rollout.vllm.server import VLLMServer
+from proximo.rollout.vllm.wire import GENERATE_PATH, generate_body, read_choice
+
+RECORDED = [json.loads(line) for line in (Path(__file__).parent / "recorded_vllm.jsonl").read_text().splitlines()]
+GENERATED = [line for line in RECORDED if line["path"] == GENERATE_PATH]
+KEY = RandomKey(seed=3, purpose="rollout", step=1)
+OPTIONS = (
+    SamplingOptions(max_new_tokens=3),
+    SamplingOptions(max_new_tokens=4, greedy=True),
+    SamplingOptions(max_new_tokens=20, stop_token_ids=tuple(range(7, 13))),
+    SamplingOptions(max_new_tokens=20, stop_strings=tuple("abcdef")),
+    SamplingOptions(max_new_tokens=4, min_new_tokens=2, top_k=5, top_p=0.9),
+)
+
+
+@pytest.mark.parametrize(("options", "line"), list(zip(OPTIONS, GENERATED, strict=True)))
+def test_a_response_is_asked_for_and_read_as_vllm_answered(options: SamplingOptions, line: dict[str, Any]) -> None:
+    body = generate_body(
+        [5, 6, 7],
+        options=options,
+        ending_ids=[2],
+        seed=KEY.stream(0, 0),
+        limit=options.max_new_tokens,
+        model=None,
+        with_stop_strings=bool(options.stop_strings),
+    )
+    assert json.loads(body) == line["request"]
+    choice = read_choice(line["reply"].encode(), limit=options.max_new_tokens, vocab_size=64)
+    (sent,) = json.loads(line["reply"])["choices"]
+    assert list(choice.token_ids) == sent["token_ids"]
+    assert list(choice.logprobs) == [each["logprob"] for each in sent["logprobs"]["content"]]
+    assert choice.weight_versions == {"proximo-0-3d7a8276f7c3fef2"}
+
+
+def test_weights_are_pushed_and_asked_for_as_vllm_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = VLLMServer("http://127.0.0.1:9")
+    lines = [line for line in RECORDED if line["path"] != GENERATE_PATH]
+    given = iter(lines)
+
+    def send(method: str, path: str, body: bytes = b"", *, seconds: float) -> bytes:
+        line = next(given)
+        assert (method, path, json.loads(body or b"null")) == (line["method"], line["path"], line["request"])
+        return line["reply"].encode()
+
+    monkeypatch.setattr(server._client, "send", send)
+    update = lines[2]["request"]["update_info"]
+    version = "proximo-0-3d7a8276f7c3fef2"
+    server.load_weights(Path(update["path"]), version=version, digest=update["digest"])
+    assert server.weight_version() == version
+    assert server.weight_version() == version
+    assert server.adapters() == []
+    server.close()
+
+
+def test_the_fake_server_knows_the_paths_that_vllm_knows() -> None:
+    paths = {line["path"] for line in RECORDED}
+    source = Path(FakeVLLM.__module__ + ".py")
+    text = (Path(__file__).parents[1] / source).read_text()
+    assert not [path for path in paths if f'"{path}"' not in text]
+
+
+def inside(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The file that vLLM's workers import, with vLLM's names as empty classes."""
+    modules = {
+        "vllm.distributed.weight_transfer.base": (
+            "WeightTransferEngine",
+            "WeightTransferInitInfo",
+            "WeightTransferUpdateInfo",
+        ),
+        "vllm.distributed.weight_transfer.factory": ("WeightTransferEngineFactory",),
+        "vllm.model_executor.layers.vocab_parallel_embedding": ("ParallelLMHead", "VocabParallelEmbedding"),
+        "vllm.model_executor.model_loader.reload": ("finalize_layerwise_reload", "initialize_layerwise_reload"),
+    }
+    for path, names in modules.items():
+        made = ModuleType(path)
+        for name in names:
+            general = {"__class_getitem__": classmethod(lambda cls, _: cls), "register_engine": lambda *_: None}
+            setattr(made, name, type(name, (), general))
+        monkeypatch.setitem(sys.modules, path, made)
+    for path in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer", "vllm.model_executor"):
+        monkeypatch.setitem(sys.modules, path, ModuleType(path))
+    monkeypatch.syspath_prepend(str(INSIDE))
+    monkeypatch.delitem(sys.modules, "proximo_vllm", raising=False)
+    return importlib.import_module("proximo_vllm")
+
+
+def test_the_digest_inside_vllm_is_the_trainers_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that vLLM imports knows nothing of Proximo, so it has the rule a second time."""
+    tensors = {"b": torch.arange(400.0).view(20, 20), "a": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(2.0)}
+    assert inside(monkeypatch).digest(tensors) == fingerprint(tensors)
+
+
+def test_another_file_than_was_announced_is_refused_before_a_layer_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = inside(monkeypatch)
+    monkeypatch.setattr(made, "initialize_layerwise_reload", None)
+    save_file({"a": torch.ones(3)}, tmp_path / "file")
+    update = made.FileUpdate(path=str(tmp_path / "file"), digest=fingerprint({"a": torch.zeros(3)}))
+    with pytest.raises(ValueError, match="holds other weights than were announced"):
+        made.FileTransfer().receive_weights(update)
