@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_vllm import fake_environment
 
+from fake_vllm import fake_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
 from proximo.errors import TrainingError
@@ -163,3 +164,26 @@ def test_what_is_not_there_is_refused_before_a_model_is_loaded(
     assert main(["ppo", str(given)]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_resumed_ends_with_the_same_bits(environment: Path, place: Path, tmp_path: Path) -> None:
+    """Its servers are new, and get the weights of the checkpoint. Their limits may change, what samples may not."""
+    given = recipe(place, tmp_path / "run", environment=str(environment))
+    assert main(["ppo", str(given), "--quiet"]) == 0
+    whole, cut = tmp_path / "whole", tmp_path / "run"
+    shutil.copytree(cut, whole)
+    shutil.rmtree(cut / "checkpoints" / "step-000005")
+    (cut / "checkpoints" / "latest").write_text("step-000004")
+    resumed = ["ppo", str(given), "--quiet", "--resume"]
+    assert main([*resumed, "engine.dtype=bfloat16"]) == 2
+    assert main([*resumed, "engine.attempts=2"]) == 0
+    timed = re.compile("time|memory|second|bytes")
+
+    def lines(folder: Path) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+        return [{key: value for key, value in line.items() if not timed.search(key)} for line in found]
+
+    assert lines(cut) == lines(whole)
+    weights = [path.relative_to(whole) for path in (whole / "checkpoints" / "step-000005").rglob("*.safetensors")]
+    assert weights
+    assert all((cut / path).read_bytes() == (whole / path).read_bytes() for path in weights)

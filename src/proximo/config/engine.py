@@ -83,3 +83,17 @@ class VLLMEngineConfig(Section):
 
 
 EngineConfig = LocalEngineConfig | VLLMEngineConfig
+MAY_CHANGE = (
+    "addresses",
+    "token_env",
+    "environment",
+    "variables",
+    "transfer_folder",
+    "max_concurrent_requests",
+    "request_seconds",
+    "push_seconds",
+    "start_seconds",
+    "attempts",
+    "max_logprob_error",
+)
+"""Keys of the section that may change on resume: none of them affects a sample."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.config.placed_roles import PlacedRole
 from proximo.config.ppo.options import PPOConfig
@@ -36,7 +37,11 @@ class PPORecipe(TrainerRecipe):
 
     memory_settings: ClassVar[str] = PPOConfig.memory_settings
     # A larger number of steps also stretches a decaying learning rate.
-    may_change: ClassVar[tuple[str, ...]] = ("ppo.num_steps", "ppo.rollout.max_num_seqs")
+    may_change: ClassVar[tuple[str, ...]] = (
+        "ppo.num_steps",
+        "ppo.rollout.max_num_seqs",
+        *(f"engine.{name}" for name in ENGINE_MAY_CHANGE),
+    )
 
     policy: RoleModelConfig
     """The model to train. The reference is a frozen copy of it, or its base with LoRA."""

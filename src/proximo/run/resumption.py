@@ -24,7 +24,7 @@ MAY_CHANGE = (
 """Settings of every run that may change on resume: none of them affects the steps already taken. A trainer adds its own
 (`config/recipe.py::TrainerRecipe.may_change`).
 """
-ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices")
+ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices", "engine")
 """Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
 
