@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from fake_vllm import FakeVLLM, Fault, fake_servers
 
 from builders import tiny_language_model, tiny_tokenizer
+from fake_vllm import FakeVLLM, Fault, fake_servers
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
@@ -170,7 +170,21 @@ def without_last_logprob(usual: dict[str, Any]) -> dict[str, Any]:
         in_choice(weight_versions=[{"version": "proximo", "start": 1, "end": 2}]),
         without_last_logprob,
     ],
-    ids=str,
+    ids=[
+        "500",
+        "503",
+        "cut",
+        "a list",
+        "two responses",
+        "no token",
+        "a token beyond the vocabulary",
+        "too many tokens",
+        "no number",
+        "aborted",
+        "no weights named",
+        "weights of some tokens",
+        "log-probs of other tokens",
+    ],
 )
 def test_a_broken_reply_is_asked_for_again_and_leaves_no_trace(reply: Any) -> None:
     policy = model()

@@ -86,6 +86,10 @@ TIMED = {
     "experience": "rewards, advantages and returns",
     "train_value": "the updates of the value model",
     "train_policy": "the updates of the policy",
+    "push_weights": "sending the policy's weights to the engine and comparing log-probs; next to nothing with the "
+    "built-in engine",
+    "move_average": "moving the average of the policy",
+    "follow_policy": "moving the reference after the policy",
     "extra": "the user-defined calls of the step",
     "train_policy_and_value": "the updates of both on a shared trunk",
     "evaluate": "evaluation on held-out data",

@@ -9,8 +9,9 @@ OWN_CALLS = (
     *("generate", "generate_greedy", "score", "select", "reference_logprobs", "values", "experience"),
     *("sampled_logprobs", "policy_logprobs", "policy_logprobs_and_values"),
     *("train_value", "train_policy", "train_policy_and_value"),
+    *("push_weights", "move_average", "follow_policy"),
 )
-"""Names of the built-in calls of a step."""
+"""Names of the built-in calls of a step and of its end."""
 
 
 def step_graph(
