@@ -2,9 +2,11 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from fake_vllm import FakeVLLM, Fault, fake_servers
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
+from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
@@ -21,6 +24,7 @@ from proximo.rollout.engine import push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm import dispatch
+from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 
@@ -224,6 +228,26 @@ def test_what_a_dead_server_owes_another_one_gives() -> None:
     finally:
         fakes[0].close = lambda: None  # type: ignore[method-assign]
     assert fakes[1].counts[GENERATE] > 6
+
+
+def test_a_job_that_waits_for_a_server_that_is_left_out_is_done_by_one_that_failed_as_well() -> None:
+    """It fails once at the server that works, and goes to the dead one: nobody else would ever take it."""
+    server: Any = SimpleNamespace(limits=ServerLimits(max_concurrent_requests=1), url="http://server")
+    asked: list[int] = []
+
+    def ask(_: Any) -> int:
+        asked.append(1)
+        if len(asked) == 1:
+            raise UnansweredError("not now")
+        return 7
+
+    call = Dispatch([server, server], [Job(home=1, ask=ask)], attempts=5)
+    call._failures_in_a_row[0] = dispatch.FAILURES_IN_A_ROW
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(call.run()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [7]
 
 
 def test_a_refusal_is_not_repeated() -> None:

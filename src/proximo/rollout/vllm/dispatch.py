@@ -78,7 +78,9 @@ class Dispatch(Generic[Result]):
                 return
             else:
                 with self._changed:
-                    self._failures_in_a_row[index] = 0
+                    if self._failures_in_a_row[index]:
+                        self._failures_in_a_row[index] = 0
+                        self._changed.notify_all()  # its other threads may take work of others again
                 self._results.put(result)
 
     def _next(self, index: int) -> Job[Result] | None:
@@ -88,9 +90,11 @@ class Dispatch(Generic[Result]):
                 if not self._is_left_out(index):
                     if self._waiting[index]:
                         return self._waiting[index].popleft()
-                    longest = max(self._waiting, key=len)
-                    # One that fails takes nothing from others: it would get back what it has just failed at.
-                    if longest and self._failures_in_a_row[index] == 0:
+                    # One that fails takes nothing from others: it would get back what it has just failed at. But what
+                    # waits for a server that is left out, no other one would do.
+                    fails = self._failures_in_a_row[index] > 0
+                    open_to = [jobs for home, jobs in enumerate(self._waiting) if not fails or self._is_left_out(home)]
+                    if longest := max(open_to, key=len, default=None):
                         return longest.popleft()
                 self._changed.wait()
         return None
