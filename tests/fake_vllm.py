@@ -48,6 +48,7 @@ class FakeVLLM:
         """A prefix cache that nobody resets."""
         self.counts: Counter[str] = Counter()
         self.lock = threading.Lock()
+        self.is_paused = False
         self._is_updating = False
         handler = type("Handler", (_Handler,), {"fake": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -64,7 +65,7 @@ class FakeVLLM:
     def restart(self) -> None:
         """Lose all that was pushed, as a server does that starts anew from its folder."""
         self.base.model.load_state_dict(self.first)
-        self.version, self.adapters, self._is_updating = "default", {}, False
+        self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
         self.cached.clear()
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
@@ -80,8 +81,9 @@ class FakeVLLM:
             "/init_weight_transfer_engine": lambda: {},
             "/start_weight_update": self.start,
             "/update_weights": lambda: self.update(body["update_info"]),
-            "/finish_weight_update": lambda: self.finish(body["weight_version"]),
-            "/reset_prefix_cache": self.forget,
+            "/finish_weight_update": lambda: self.finish(body.get("weight_version")),
+            "/pause?mode=abort": self.pause,
+            "/resume": self.resume,
             "/v1/load_lora_adapter": lambda: self.load_adapter(body["lora_name"], Path(body["lora_path"])),
             "/v1/unload_lora_adapter": lambda: self.adapters.pop(body["lora_name"]) and {},
         }.get(path, lambda: 404)()
@@ -94,7 +96,7 @@ class FakeVLLM:
 
     def update(self, info: dict[str, str]) -> Any:
         tensors = load_file(info["path"])
-        if not self._is_updating or fingerprint(tensors) != info["digest"]:
+        if not self.is_paused or not self._is_updating or fingerprint(tensors) != info["digest"]:
             self._is_updating = False
             return 500
         own = dict(self.base.model.named_parameters())
@@ -103,16 +105,21 @@ class FakeVLLM:
                 own[name].copy_(tensor)
         return {}
 
-    def finish(self, version: str) -> Any:
+    def finish(self, version: str | None) -> Any:
         if not self._is_updating:
             return 500
-        self._is_updating, self.version = False, version
+        self._is_updating, self.version = False, version or self.version
         return {}
 
-    def forget(self) -> Any:
+    def pause(self) -> Any:
+        self.is_paused = True
         if not self.keeps_prefixes:
             self.cached.clear()
-        return {"success": True}
+        return {"status": "paused"}
+
+    def resume(self) -> Any:
+        self.is_paused = False
+        return {"status": "resumed"}
 
     def load_adapter(self, name: str, folder: Path) -> Any:
         with LOADING:

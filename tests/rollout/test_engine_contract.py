@@ -5,10 +5,10 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from fake_vllm import fake_servers
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
+from fake_vllm import fake_servers
 from foreign_engine import ForeignEngine
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel

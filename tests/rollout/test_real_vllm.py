@@ -4,9 +4,11 @@ PROXIMO_TEST_VLLM names the folder of the environment. One server of each archit
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -132,6 +134,25 @@ def test_limits_and_ends_are_ours(served: tuple[LanguageModel, VLLMEngine]) -> N
     assert {len(each.token_ids) for each in draw(max_new_tokens=9, random_limit_min=2)} <= set(range(1, 10))
     nucleus = draw(max_new_tokens=9, top_k=2)
     assert (sampled(nucleus) - learners(policy, nucleus)).abs().max() < 1e-4
+
+
+def test_weights_are_loaded_while_responses_are_asked_for(served: tuple[LanguageModel, VLLMEngine]) -> None:
+    """A server that restarted gets them so. What is kept of the other responses was made by the last weights alone."""
+    policy, engine = served
+    push_weights(engine, 200, move(policy, 200))
+    push, options = engine._last, SamplingOptions(max_new_tokens=60, min_new_tokens=60)
+    assert push is not None
+    for _ in range(3):
+        found: list[Response] = []
+        asking = Thread(
+            target=lambda into=found: into.extend(engine.generate(PROMPTS, num_samples=32, options=options, key=KEY))
+        )
+        asking.start()
+        time.sleep(0.5)
+        engine.servers[0].load_weights(push.path, version=push.name, digest=push.digest)
+        asking.join(120)
+        assert len(found) == 128
+        assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
 
 
 def test_of_an_adapter_the_adapter_travels(tmp_path: Path) -> None:

@@ -335,9 +335,20 @@ def test_a_push_that_is_cut_short_ends_the_run(step: str) -> None:
     def cut(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
         return 500 if path == step and fake.version.startswith("proximo-0") else None
 
-    trainer, _ = trained(fault=cut)
+    trainer, fake = trained(fault=cut)
     with pytest.raises(TrainingError, match=r"did not load the policy's weights of version 8: status 500"):
         run(trainer)
+    assert not fake.is_paused, "others wait for it"
+
+
+def test_a_server_that_an_earlier_trainer_left_within_a_push_takes_the_next_one() -> None:
+    policy = model()
+    engine, fakes = served(policy)
+    fakes[0].pause()
+    fakes[0].start()
+    push_weights(engine, 1, dict(policy.trainable_parameters()))
+    assert tokens(drawn(engine)) == tokens(drawn(built_in(policy)))
+    assert not fakes[0].is_paused
 
 
 def test_a_push_that_is_skipped_is_found_by_the_version() -> None:

@@ -63,7 +63,7 @@ def test_weights_are_pushed_and_asked_for_as_vllm_answered(monkeypatch: pytest.M
         return line["reply"].encode()
 
     monkeypatch.setattr(server._client, "send", send)
-    update = lines[2]["request"]["update_info"]
+    update = lines[3]["request"]["update_info"]
     version = "proximo-0-3d7a8276f7c3fef2"
     server.load_weights(Path(update["path"]), version=version, digest=update["digest"])
     assert server.weight_version() == version

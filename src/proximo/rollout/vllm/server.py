@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
 from proximo.rollout.vllm.wire import GENERATE_PATH, Choice, InvalidReplyError, read_choice
 
 CONTROL_SECONDS = 60.0
-"""Limit of a small request: a question about weights, a reset of the prefix cache."""
+"""Limit of a small request: a question about weights, a pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +58,26 @@ class VLLMServer:
 
         The server must see `file` under the same path. `digest`: of what is in it; the server refuses other contents.
         """
-        self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
-        self._ask("POST", "/start_weight_update", {})
-        update = {"update_info": {"path": str(file), "digest": digest}}
-        self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
-        self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
-        self.forget_prefixes()
+        # Requests that run are ended: neither they nor the prefix cache may mix old keys and values with new weights.
+        # Later ones wait until the server resumes.
+        self._ask("POST", "/pause?mode=abort", {})
+        try:
+            self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
+            self._start_update()
+            update = {"update_info": {"path": str(file), "digest": digest}}
+            self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
+            self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
+        finally:
+            self._ask("POST", "/resume", {})
+
+    def _start_update(self) -> None:
+        try:
+            self._ask("POST", "/start_weight_update", {})
+        except UnansweredError:
+            # An earlier trainer may have ended within an update, which the server then holds open.
+            with suppress(UnansweredError, RequestRefusedError):
+                self._ask("POST", "/finish_weight_update", {})
+            self._ask("POST", "/start_weight_update", {})
 
     def adapters(self) -> list[str]:
         """The names of the adapters that it has loaded."""
@@ -80,11 +95,6 @@ class VLLMServer:
         for other in earlier:
             if other != name:
                 self._send("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
-
-    def forget_prefixes(self) -> None:
-        """Reset the prefix cache, which holds keys and values of earlier weights."""
-        if self._ask("POST", "/reset_prefix_cache", {}).get("success") is False:
-            raise UnansweredError("the prefix cache was not reset: requests are running")
 
     def is_healthy(self, *, seconds: float) -> bool:
         """Whether it answers now."""

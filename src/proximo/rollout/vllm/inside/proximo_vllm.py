@@ -43,7 +43,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
-        """Nothing to do. Layers are opened once the file has proved good: an open one cannot sample."""
+        """Nothing to do. Layers are opened once the file has proved good, and closed in the same call."""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Load the file, if it is what the trainer wrote."""
@@ -51,13 +51,20 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         found = digest(tensors)
         if found != update_info.digest:
             raise ValueError(f"{update_info.path} holds other weights than were announced: {found}")
-        # On a CPU matrices are packed for its products: layers are opened, filled, and packed again.
+        # On a CPU matrices are packed for its products: layers are opened, filled, and packed again. An open layer
+        # cannot sample, so none stays open, also where the file does not fit the model.
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(tensors.items())
+        try:
+            self.model.load_weights(tensors.items())
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._pack_heads()
 
     def finish_weight_update(self) -> None:
-        """Pack the loaded layers, and the heads that share the weights of an embedding, which vLLM leaves out."""
-        finalize_layerwise_reload(self.model, self.model_config)
+        """Nothing to do."""
+
+    def _pack_heads(self) -> None:
+        """Pack the heads that share the weights of an embedding, which vLLM leaves out."""
         modules = [module for module in self.model.modules() if isinstance(module, VocabParallelEmbedding)]
         heads = [module for module in modules if isinstance(module, ParallelLMHead)]
         embedded = {module.weight.data_ptr() for module in modules if module not in heads}
