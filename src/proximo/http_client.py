@@ -8,6 +8,7 @@ the middle of a header.
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Literal
 from urllib.parse import urlsplit
@@ -79,13 +80,20 @@ class HttpClient:
         Raises UnansweredError and RequestRefusedError.
         """
         seconds = max(seconds, 0.001)
-        future = asyncio.run_coroutine_threadsafe(self._reply(method, path, body, seconds, headers), self._loop)
+        reply = self._reply(method, path, body, seconds, headers)
+        try:
+            future = asyncio.run_coroutine_threadsafe(reply, self._loop)
+        except RuntimeError:  # the loop is closed
+            reply.close()
+            raise UnansweredError("the client was closed") from None
         try:
             # _reply has the real limit. This longer one covers an event loop that no longer runs.
             return future.result(seconds + CLOSING_SECONDS)
         except TimeoutError:
             future.cancel()
             raise UnansweredError(f"no complete reply within {seconds:.3g} s", timed_out=True) from None
+        except CancelledError:
+            raise UnansweredError("the client was closed") from None
         except httpx2.LocalProtocolError:  # its text quotes the header and thus the token
             raise RequestRefusedError(f"no request can be sent to {self.url}: HTTP does not allow this token") from None
         except httpx2.TransportError as error:
@@ -102,23 +110,30 @@ class HttpClient:
             return await _read_body(reply)
 
     def close(self) -> None:
-        """Closes the connections, within CLOSING_SECONDS, and ends the thread."""
+        """Ends the requests that run, closes the connections, within CLOSING_SECONDS, and ends the thread."""
         if self._loop.is_closed():
             return
         with suppress(TimeoutError, httpx2.TransportError):
-            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(CLOSING_SECONDS)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSING_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
 
+    async def _end(self) -> None:
+        requests = asyncio.all_tasks() - {asyncio.current_task()}
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+        await self._client.aclose()
+
     async def _check_status(self, reply: httpx2.Response) -> None:
         status = reply.status_code
         if status == httpx2.codes.OK:
             return
-        if status >= 500 or status in TRY_AGAIN:
-            raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
         detail = "" if 300 <= status < 400 else _detail(await _read_body(reply))
+        if status >= 500 or status in TRY_AGAIN:
+            raise UnansweredError(f"status {status}{detail}", not_before_seconds=_retry_after(reply))
         raise RequestRefusedError(
             f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
         )
