@@ -3,6 +3,7 @@
 import argparse
 import copy
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from proximo.rollout.sampling import SamplingOptions, sample
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
 """Called with path and body of a request. It returns the reply, as bytes or a status, or None for the usual one."""
 
+GENERATE = "/inference/v1/generate"
 LOADING = threading.Lock()
 """Filters of warnings, which loading an adapter sets, are of the whole process."""
 
@@ -70,7 +72,7 @@ class FakeVLLM:
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         """The usual reply: an object, or a status."""
-        if path == "/inference/v1/generate":
+        if path == GENERATE:
             return self.generate(body)
         return {
             "/weight_info": lambda: {"weight_version": self.version},
@@ -222,8 +224,14 @@ def fake_environment(folder: Path) -> Path:
     return folder
 
 
+def _die(fake: FakeVLLM) -> None:
+    print("no memory for one more response", flush=True)
+    os._exit(9)
+
+
 def serve_forever(arguments: list[str]) -> None:
-    """What the command line of a server asks for: its model, at its port. `--sleep` hangs before, `--fail` ends."""
+    """What the command line of a server asks for: its model, at its port. `--sleep` hangs before, `--fail` ends,
+    and `--dies-after` ends after some responses."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", dest="module")
     for name in ("--model", "--host", "--load-format", "--logprobs-mode", "--dtype", "--tokenizer"):
@@ -232,6 +240,7 @@ def serve_forever(arguments: list[str]) -> None:
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--sleep", action="store_true")
+    parser.add_argument("--dies-after", type=int)
     given, _ = parser.parse_known_args(arguments)
     assert given.module == "vllm.entrypoints.openai.api_server"
     if given.fail:
@@ -245,6 +254,8 @@ def serve_forever(arguments: list[str]) -> None:
     else:
         model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
     fake = FakeVLLM(LanguageModel(model.eval()), port=given.port)
+    if given.dies_after is not None:
+        fake.fault = lambda fake, path, _: _die(fake) if fake.counts[GENERATE] > given.dies_after else None
     fake._thread.join()
 
 

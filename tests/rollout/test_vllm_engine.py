@@ -2,15 +2,18 @@
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from builders import tiny_language_model, tiny_tokenizer
 from fake_vllm import FakeVLLM, Fault, fake_servers
@@ -23,9 +26,10 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.vllm import dispatch
+from proximo.rollout.vllm import dispatch, pushed_weights
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
+from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(4)]
@@ -443,3 +447,26 @@ def test_files_of_pushes_do_not_pile_up_and_go_with_the_engine() -> None:
     assert len(list(folder.iterdir())) == 1
     engine.close()
     assert not folder.exists()
+
+
+def test_a_folder_of_a_trainer_that_ended_is_removed_and_one_of_another_machine_is_not(tmp_path: Path) -> None:
+    """Several machines may share the folder. A process id of another one says nothing here."""
+    first = PushedWeights(tmp_path, adapter=None)
+    ended = first.folder.with_name(first.folder.name.replace(str(os.getpid()), str(2**22 + 1)))
+    here = pushed_weights._own_prefix()
+    elsewhere = ended.with_name(ended.name.replace(here, f"{pushed_weights.PREFIX}00000000-"))
+    for each in (ended, elsewhere):
+        each.mkdir()
+    second = PushedWeights(tmp_path, adapter=None)
+    assert {*tmp_path.iterdir()} == {first.folder, second.folder, elsewhere}
+
+
+def test_weights_that_cannot_be_written_end_the_run_with_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(pushed_weights, "save_file", full)
+    policy = model()
+    engine, _ = served(policy)
+    with pytest.raises(TrainingError, match=r"cannot be written to .*No space left.*engine\.transfer_folder"):
+        engine.load_weights(1, dict(policy.trainable_parameters()))

@@ -19,6 +19,7 @@ from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
 from proximo.errors import TrainingError
 from proximo.ppo import from_recipe
+from proximo.rollout.vllm import dispatch
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
 from tiny_runs import changed, make_inputs, recipe_of
@@ -129,7 +130,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_folder_left() -> Iterator[None]:
     """No folder with weights of this process is left in memory."""
     yield
-    assert not list(Path("/dev/shm").glob(f"proximo-weights-{os.getpid()}-*"))
+    assert not list(Path("/dev/shm").glob(f"proximo-weights-*-{os.getpid()}-*"))
 
 
 @pytest.mark.usefixtures("no_folder_left")
@@ -140,6 +141,19 @@ def test_a_recipe_samples_with_servers_that_it_starts(environment: Path, place: 
     steps = [line for line in lines if "mismatch/k3" in line]
     assert len(steps) == 5
     assert all(line["mismatch/max_abs_log_ratio"] < 1e-4 for line in steps)
+
+
+def test_a_server_that_ends_within_a_run_is_told_with_its_status_and_last_words(
+    environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log goes with the run, so the error has to say what it said."""
+    monkeypatch.setattr(dispatch, "FIRST_PAUSE_SECONDS", 2.0)
+    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_SECONDS", 5.0)
+    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"], attempts=3)
+    assert main(["ppo", str(given), "--quiet"]) != 0
+    told = capsys.readouterr().err
+    assert "it has ended with status 9" in told
+    assert "no memory for one more response" in told
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ class Started:
     def wait_until_ready(self, server: Any, *, seconds: float) -> None:
         self.waited.append(seconds)
 
+    def last_words(self) -> str:
+        return "it runs"
+
     def close(self) -> None:
         """Nothing runs."""
 

@@ -111,7 +111,7 @@ class Dispatch(Generic[Result]):
             self._results.put(
                 TrainingError(
                     f"no usable response after {self._attempts} attempts, the last at the vLLM server {server.url}: "
-                    f"{error}. The server's log says more; engine.attempts and engine.request_seconds are the limits"
+                    f"{error} (engine.attempts and engine.request_seconds are the limits); {server.last_words()}"
                 )
             )
             return

@@ -115,9 +115,10 @@ class VLLMEngine:
             self._last = _Push(holding=holding, name=name, path=self._files.write(name, sent), digest=fingerprint(sent))
         push = self._last
         with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
-            for failure in pool.map(lambda server: self._load(server, push), self.servers):
+            failures = pool.map(lambda server: self._load(server, push), self.servers)
+            for server, failure in zip(self.servers, failures, strict=True):
                 if failure is not None:
-                    raise TrainingError(failure)
+                    raise TrainingError(f"{failure}; {server.last_words()}")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`: what was pushed last, if every server says that it has it."""

@@ -104,11 +104,11 @@ class ServerProcess:
         while not server.is_healthy(seconds=POLL_SECONDS * 4):
             if (status := self._process.poll()) is not None:
                 raise TrainingError(
-                    f"the vLLM server ended with status {status} before it was ready; {self._last_words()}"
+                    f"the vLLM server ended with status {status} before it was ready; {self._log_end()}"
                 )
             if time.monotonic() > deadline:
                 raise TrainingError(
-                    f"the vLLM server was not ready after {seconds:g} s (engine.start_seconds); {self._last_words()}"
+                    f"the vLLM server was not ready after {seconds:g} s (engine.start_seconds); {self._log_end()}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -124,7 +124,13 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """Whether it runs, and the end of its log, which goes with it."""
+        status = self._process.poll()
+        runs = "it runs" if status is None else f"it has ended with status {status}"
+        return f"{runs}; {self._log_end()}"
+
+    def _log_end(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
         return "\n  ".join((f"the end of {self.log}:", *lines)) if lines else f"{self.log} is empty"
 

@@ -1,6 +1,8 @@
 """The weights that vLLM servers load, as files that they can read."""
 
+import hashlib
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -8,8 +10,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftConfig
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from proximo.errors import TrainingError
 
 PREFIX = "proximo-weights-"
 _ADAPTER_MARK = ".lora_"
@@ -23,7 +28,7 @@ class PushedWeights:
         policy, if only an adapter is trained.
         """
         _remove_abandoned(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=parent))
         self._adapter = adapter
 
     @property
@@ -32,8 +37,23 @@ class PushedWeights:
         return self._adapter is not None
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
-        """Write the weights of a push and remove those of earlier ones. Returns their file, or the adapter's folder."""
+        """Write a push in the place of the earlier one. Returns its file, or the folder of an adapter.
+
+        Raises TrainingError if they cannot be written.
+        """
+        for earlier in self.folder.iterdir():
+            shutil.rmtree(earlier)
         folder = self.folder / name
+        try:
+            return self._write(folder, tensors)
+        except (OSError, SafetensorError) as error:
+            size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
+            raise TrainingError(
+                f"the policy's weights, {size:.0f} MiB, cannot be written to {self.folder}: {error}. "
+                "engine.transfer_folder names another folder that trainer and servers see"
+            ) from None
+
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
         folder.mkdir()
         if self._adapter is None:
             path = folder / "model.safetensors"
@@ -42,9 +62,6 @@ class PushedWeights:
             path = folder
             save_file({_in_file(key): tensor for key, tensor in tensors.items()}, folder / "adapter_model.safetensors")
             self._adapter.save_pretrained(str(folder))
-        for earlier in self.folder.iterdir():
-            if earlier != folder:
-                shutil.rmtree(earlier)
         return path
 
     def close(self) -> None:
@@ -68,10 +85,20 @@ def _in_file(name: str) -> str:
     return f"{stem}{mark}{part}.{kind}"
 
 
+def _own_prefix() -> str:
+    """Begins the names of this machine's folders: a process id says nothing on another machine or in a container."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    place = hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]
+    return f"{PREFIX}{place}-"
+
+
 def _remove_abandoned(parent: Path) -> None:
-    """Remove folders of this user's trainers that ended without removing theirs."""
-    for path in parent.glob(f"{PREFIX}*"):
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+    """Remove folders of this user's trainers on this machine that ended without removing theirs."""
+    for path in parent.glob(f"{_own_prefix()}*"):
+        owner = path.name.removeprefix(_own_prefix()).partition("-")[0]
         if owner.isdigit() and not _runs(int(owner)) and path.stat().st_uid == os.getuid():
             shutil.rmtree(path, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """One vLLM server, by its HTTP interface."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,17 @@ class VLLMServer:
     All methods raise UnansweredError where another attempt may succeed, and RequestRefusedError where none will.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        limits: ServerLimits | None = None,
+        last_words: Callable[[], str] = lambda: "the server's log says more",
+    ) -> None:
+        """`last_words`: what is known of the server's end, or where to look, for the message when it fails."""
         self.limits = limits or ServerLimits()
+        self.last_words = last_words
         kept = self.limits.max_concurrent_requests
         self._client = HttpClient(url, token=token, kept_connections=kept, advice=_advice)
         self.url = self._client.url

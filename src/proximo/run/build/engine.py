@@ -79,7 +79,7 @@ class EngineServers:
             process = ServerProcess(spec, log=folder / f"server-{number}.log")
             self._opened.callback(process.close)
             self._processes.append(process)
-            self._client(process.url, None)
+            self._client(process.url, None, last_words=process.last_words)
 
     def engine(self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> VLLMEngine:
         """The engine of these servers, once they are ready. Raises TrainingError if one does not become ready."""
@@ -100,13 +100,13 @@ class EngineServers:
         """End what was started."""
         self._opened.close()
 
-    def _client(self, url: str, token: str | None) -> None:
+    def _client(self, url: str, token: str | None, **options: Any) -> None:
         limits = ServerLimits(
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
             push_seconds=self.config.push_seconds,
         )
-        self.servers.append(server := VLLMServer(url, token=token, limits=limits))
+        self.servers.append(server := VLLMServer(url, token=token, limits=limits, **options))
         self._opened.callback(server.close)
 
     def _model(self, policy: LanguageModel, path: str | None, folder: Path) -> str:
