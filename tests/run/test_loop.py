@@ -13,6 +13,7 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import Writer
 from proximo.config.run import RunConfig
 from proximo.config.schema.base import AbsentMeans
+from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
@@ -190,6 +191,23 @@ def test_a_resume_with_other_settings_or_data_names_what_differs(tmp_path: Path,
         start(tmp_path / "run", Counting(fail_at=4))
     with pytest.raises(RunFolderError, match=message):
         start(tmp_path / "run", resume="must", **change)
+
+
+def test_a_resume_with_other_settings_or_ranks_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    """Models that take minutes to load, for example."""
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+
+    def slow() -> Counting:
+        raise AssertionError("it was built")
+
+    options = RunOptions(quiet=True, resume="auto")
+    with pytest.raises(RunFolderError, match=r"run.seed: 0 -> 7"):
+        run_task(slow, recipe(tmp_path / "run", seed=7), options)
+    world = World()
+    world.size = 2
+    with using(world), pytest.raises(RunFolderError, match=r"num_ranks: 1 -> 2"):
+        run_task(slow, recipe(tmp_path / "run"), options)
 
 
 def test_a_resume_with_other_threads_needs_permission(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from proximo.run.preflight import inputs_of
 from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, shown
 from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
-from proximo.run.resumption import load_to_resume
+from proximo.run.resumption import check_settings, load_to_resume
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
@@ -55,7 +55,8 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
     the task and take its steps, rank 0 alone writes the folder.
     """
     world = current()
-    world.once(lambda: _check(recipe, options), what="the checks of the run folder and the inputs")
+    num_ranks = world.size  # inside `once` it is 1
+    world.once(lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs")
     with kept_working_directory():
         task = build()
     with closing(task), ExitStack() as opened:
@@ -76,9 +77,12 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
             world.traces = None
 
 
-def _check(recipe: TrainerRecipe, options: RunOptions) -> None:
+def _check(recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> None:
     """Refuse what can be refused before anything is built."""
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
+    if options.resume != "never":
+        store = CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS)
+        check_settings(store, recipe, options, num_ranks=num_ranks)
     check_extras(recipe.run)
     check_sinks(recipe.run)
     verify_models(inputs_of(recipe))

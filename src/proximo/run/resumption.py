@@ -28,6 +28,20 @@ ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices", "engine")
 """Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
 
+def check_settings(store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> None:
+    """Raise what `load_to_resume` raises for other settings or another number of ranks, before anything is built.
+
+    Files are not hashed yet. Without a checkpoint there is nothing to compare.
+    """
+    checkpoint = store.latest()
+    if checkpoint is None:
+        return
+    saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
+    config = relocatable(recipe.model_dump(mode="json"), options.pipeline_folder)
+    environment = {**saved.environment, "num_ranks": num_ranks}
+    _compare(saved, replace(saved, config=config, environment=environment), recipe, options)
+
+
 def load_to_resume(
     store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, fingerprints: Fingerprints
 ) -> tuple[Checkpoint, Sequence[str]]:
@@ -36,14 +50,20 @@ def load_to_resume(
     Raises CheckpointError for a damaged one, and what `check_fingerprints` raises for another run's.
     """
     checkpoint = store.load()
-    differences = check_fingerprints(
-        _saved_fingerprints(checkpoint, recipe, options.pipeline_folder),
+    saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
+    return checkpoint, _compare(saved, fingerprints, recipe, options)
+
+
+def _compare(
+    saved: Fingerprints, fingerprints: Fingerprints, recipe: TrainerRecipe, options: RunOptions
+) -> Sequence[str]:
+    return check_fingerprints(
+        saved,
         fingerprints,
         may_change=(*MAY_CHANGE, *recipe.may_change),
         environment_settings=(*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in recipe.sections())),
         allow_different_environment=options.allow_different_environment,
     )
-    return checkpoint, differences
 
 
 def _saved_fingerprints(checkpoint: Checkpoint, recipe: TrainerRecipe, pipeline_folder: str) -> Fingerprints:
