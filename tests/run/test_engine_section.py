@@ -15,6 +15,7 @@ from proximo.config.engine import LocalEngineConfig, VLLMEngineConfig
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary
 from proximo.rollout.vllm.process import ServerSpec
 from proximo.run.build import engine as built
 from proximo.run.build.engine import EngineServers, Sampling, engine_of, make_servers
@@ -117,7 +118,9 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         warm = Sampling(temperature=0.7, max_tokens=40)
         made(config, policy(precision=Precision.BF16), opened, sampling=warm)
         made(config, policy(), opened, path="owner/model")
-        made(config, policy().with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
+        base = policy()
+        base.base.save_pretrained(tmp_path / "base")
+        made(config, base.with_adapter(LoRAOptions(rank=3)), opened, path=str(tmp_path / "base"))
         bf16, whole, adapter = (spec.command(1) for spec in started.specs)
         assert bf16[bf16.index("--dtype") + 1] == "bfloat16"
         assert bf16[bf16.index("--logprobs-mode") + 1] == "processed_logprobs"
@@ -125,8 +128,46 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         model = Path(whole[whole.index("--model") + 1])
         assert json.loads((model / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
         assert "--load-format" not in adapter
-        assert adapter[adapter.index("--model") + 1] == "owner/model"
+        assert adapter[adapter.index("--model") + 1] == str(tmp_path / "base")
         assert adapter[adapter.index("--max-lora-rank") + 1] == "8", "vLLM knows some ranks alone"
+
+
+@pytest.mark.parametrize("change", ["tokens", "adapter", "config", None])
+def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
+    change: str | None, started: type[Started], tmp_path: Path
+) -> None:
+    """What lies at the policy's path may be another model: without tokens that were added, or an adapter itself."""
+    config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
+    place, start = tmp_path / "place", policy()
+    start.base.save_pretrained(place)
+    if change == "tokens":
+        resize_vocabulary(start.base, embedding_rows(start.base) + 3)
+    if change == "adapter":
+        (place / "config.json").unlink()
+        (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/model"}))
+    wanted = {name: tensor.clone() for name, tensor in start.base.state_dict().items()}
+    with ExitStack() as opened:
+        path = None if change == "config" else str(place)
+        made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path=path)
+        command = started.specs[0].command(1)
+        given = command[command.index("--model") + 1]
+        assert (given == str(place)) == (change is None)
+        found = type(start.base).from_pretrained(given, dtype="float32").state_dict()
+        torch.testing.assert_close(dict(found), wanted, atol=0, rtol=0)
+
+
+def test_a_server_has_the_revision_that_the_policy_was_loaded_from(
+    started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
+    start = policy()
+    start.base.config._commit_hash = "0123abc"
+    monkeypatch.setattr(built, "_lies_at", lambda *_: True)
+    with ExitStack() as opened:
+        made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
+        command = started.specs[0].command(1)
+        assert command[command.index("--model") + 1] == "owner/model"
+        assert command[command.index("--revision") + 1] == "0123abc"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ class ServerSpec:
     """The interpreter of vLLM's environment."""
     model: str
     """Folder or Hub name of the model."""
+    revision: str | None = None
+    """Revision of a Hub name."""
     dtype: str
     """The type that it computes in, such as bfloat16."""
     raw_logprobs: bool
@@ -46,6 +48,7 @@ class ServerSpec:
     def command(self, port: int, *, host: str = "127.0.0.1") -> list[str]:
         """The command line of the server."""
         optional = {
+            "--revision": self.revision,
             "--max-model-len": self.max_model_len,
             "--max-lora-rank": None if self.lora_rank is None else _reserved(self.lora_rank),
         }

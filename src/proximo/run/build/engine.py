@@ -16,6 +16,9 @@ from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import is_quantised
 from proximo.rollout.engine import Engine
 from proximo.rollout.first_rank_engine import FirstRankEngine
@@ -64,9 +67,11 @@ class EngineServers:
         """
         folder = Path(tempfile.mkdtemp(prefix="proximo-vllm-"))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        model = self._model(policy, path, folder / "model")
         spec = ServerSpec(
             python=interpreter(self.config.environment),
-            model=self._model(policy, path, folder / "model"),
+            model=model,
+            revision=_revision(policy) if model == path else None,
             dtype=self.dtype,
             raw_logprobs=sampling.temperature == 1,
             max_model_len=sampling.max_tokens,
@@ -110,14 +115,18 @@ class EngineServers:
         self._opened.callback(server.close)
 
     def _model(self, policy: LanguageModel, path: str | None, folder: Path) -> str:
-        """What a server loads: the policy's own folder where not all of it is pushed, else a configuration."""
-        if path is not None and not _is_pushed_whole(policy):
+        """What a server loads: a configuration where all is pushed, else what the policy starts from."""
+        if _is_pushed_whole(policy):
+            config = copy.deepcopy(policy.base.config)
+            config.architectures = [type(policy.base).__name__]  # by which vLLM chooses its own class
+            config.save_pretrained(folder)
+            return str(folder)
+        if path is not None and _lies_at(policy, path):
             return path
-        config = copy.deepcopy(policy.base.config)
-        config.architectures = [type(policy.base).__name__]  # by which vLLM chooses its own class
-        config.save_pretrained(folder)
-        if not _is_pushed_whole(policy):
-            policy.base.save_pretrained(folder)
+        base = policy.base.state_dict()
+        kept = {name.replace(".base_layer.", "."): base[name] for name in base if ".lora_" not in name}
+        with quiet_transformers():
+            policy.base.save_pretrained(folder, state_dict=kept)
         return str(folder)
 
     def _loading(self, policy: LanguageModel) -> tuple[str, ...]:
@@ -189,6 +198,19 @@ def engine_of(
 
 def _is_pushed_whole(policy: LanguageModel) -> bool:
     return all(parameter.requires_grad for parameter in policy.model.parameters())
+
+
+def _lies_at(policy: LanguageModel, path: str) -> bool:
+    """Whether a folder or Hub name holds what the policy starts from: no earlier adapter, no tokens added since."""
+    if adapter_base(ModelSource(path=path)) is not None:
+        return False
+    saved = type(policy.base.config).from_pretrained(path, revision=_revision(policy) or "main")
+    return saved.get_text_config().vocab_size == embedding_rows(policy.base)
+
+
+def _revision(policy: LanguageModel) -> str | None:
+    """The commit of the Hub that the policy was loaded from; None for a folder."""
+    return getattr(policy.base.config, "_commit_hash", None)
 
 
 def _transfer_folder(config: VLLMEngineConfig) -> Path:
