@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ LOADING = threading.Lock()
 class FakeVLLM:
     """One server: its model, what it holds, and the requests that came."""
 
-    def __init__(self, model: LanguageModel, fault: Fault | None = None, *, port: int = 0) -> None:
+    def __init__(self, model: LanguageModel, fault: Fault | None = None, *, socket: str | None = None) -> None:
         copied = copy.deepcopy(model.model)
         self.base = LanguageModel(copied.unload() if isinstance(copied, PeftModel) else copied)
         self.first = {name: tensor.clone() for name, tensor in self.base.model.state_dict().items()}
@@ -53,9 +54,14 @@ class FakeVLLM:
         self.is_paused = False
         self._is_updating = False
         handler = type("Handler", (_Handler,), {"fake": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self._server: Any
+        if socket is None:
+            self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+            self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        else:
+            self._server = ThreadingUnixStreamServer(socket, handler)
+            self.url = f"unix://{socket}"
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -230,13 +236,12 @@ def _die(fake: FakeVLLM) -> None:
 
 
 def serve_forever(arguments: list[str]) -> None:
-    """What the command line of a server asks for: its model, at its port. `--sleep` hangs before, `--fail` ends,
+    """What the command line of a server asks for: its model, at its socket. `--sleep` hangs before, `--fail` ends,
     and `--dies-after` ends after some responses."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", dest="module")
-    for name in ("--model", "--host", "--load-format", "--logprobs-mode", "--dtype", "--tokenizer"):
+    for name in ("--model", "--uds", "--load-format", "--logprobs-mode", "--dtype", "--tokenizer"):
         parser.add_argument(name)
-    parser.add_argument("--port", type=int)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--sleep", action="store_true")
@@ -253,7 +258,7 @@ def serve_forever(arguments: list[str]) -> None:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.model), dtype=torch.float32)
     else:
         model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
-    fake = FakeVLLM(LanguageModel(model.eval()), port=given.port)
+    fake = FakeVLLM(LanguageModel(model.eval()), socket=given.uds)
     if given.dies_after is not None:
         fake.fault = lambda fake, path, _: _die(fake) if fake.counts[GENERATE] > given.dies_after else None
     fake._thread.join()

@@ -47,9 +47,15 @@ class HttpClient:
     def __init__(
         self, url: str, *, token: str | None = None, kept_connections: int, advice: Callable[[int], str]
     ) -> None:
-        """`advice`: what to do about a refusal with this status, for the message."""
+        """`url`: unix://PATH is a socket of this machine that HTTP is spoken over.
+
+        `advice`: what to do about a refusal with this status, for the message.
+        """
         address = urlsplit(url)
         self.url = url.rstrip("/")
+        socket = address.path if address.scheme == "unix" else None
+        self._base = self.url if socket is None else "http://localhost"
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=kept_connections)
         self._advice = advice
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if token is not None:
@@ -58,9 +64,10 @@ class HttpClient:
             timeout=None,  # each request has one deadline instead
             headers=headers,
             follow_redirects=False,
-            trust_env=not is_loopback(address.hostname or ""),
+            trust_env=socket is None and not is_loopback(address.hostname or ""),
             verify=address.scheme == "https",  # loading certificates is slow and http needs none
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=kept_connections),
+            limits=limits,
+            transport=None if socket is None else httpx2.AsyncHTTPTransport(uds=socket, limits=limits),
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="http-requests")
@@ -104,7 +111,7 @@ class HttpClient:
     ) -> bytes:
         async with (
             asyncio.timeout(seconds),
-            self._client.stream(method, self.url + path, content=body, headers=headers) as reply,
+            self._client.stream(method, self._base + path, content=body, headers=headers) as reply,
         ):
             await self._check_status(reply)
             return await _read_body(reply)

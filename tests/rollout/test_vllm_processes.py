@@ -63,6 +63,7 @@ def child_in(log: Path) -> int:
 def test_a_server_ends_with_all_that_it_started(environment: Path, tmp_path: Path) -> None:
     """Also what left its group and session."""
     process = ServerProcess(spec(environment, "--sleep"), log=tmp_path / "log")
+    assert process.url == f"unix://{tmp_path}/log.sock"
     child = child_in(tmp_path / "log")
     assert lives(child)
     process.close()

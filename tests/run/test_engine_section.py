@@ -31,6 +31,7 @@ class Started:
     waited: ClassVar[list[float]] = []
 
     def __init__(self, spec: ServerSpec, *, log: Path) -> None:
+        assert not log.parent.stat().st_mode & 0o077, "no other user may reach a server's socket"
         self.specs.append(spec)
         self.url = f"http://127.0.0.1:{1000 + len(self.specs)}"
 
@@ -88,7 +89,7 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         servers, engine = made(config, policy(), opened)
         assert len(started.specs) == len(servers.servers) == 2
         spec = started.specs[0]
-        command = spec.command(8123)
+        command = spec.command()
         assert command[0] == str(environment / "bin" / "python")
         assert command[command.index("--dtype") + 1] == "bfloat16"
         assert command[command.index("--max-model-len") + 1] == "40"
@@ -121,7 +122,7 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         base = policy()
         base.base.save_pretrained(tmp_path / "base")
         made(config, base.with_adapter(LoRAOptions(rank=3)), opened, path=str(tmp_path / "base"))
-        bf16, whole, adapter = (spec.command(1) for spec in started.specs)
+        bf16, whole, adapter = (spec.command() for spec in started.specs)
         assert bf16[bf16.index("--dtype") + 1] == "bfloat16"
         assert bf16[bf16.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert whole[whole.index("--dtype") + 1] == "float32"
@@ -149,7 +150,7 @@ def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
     with ExitStack() as opened:
         path = None if change == "config" else str(place)
         made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path=path)
-        command = started.specs[0].command(1)
+        command = started.specs[0].command()
         given = command[command.index("--model") + 1]
         assert (given == str(place)) == (change is None)
         found = type(start.base).from_pretrained(given, dtype="float32").state_dict()
@@ -165,7 +166,7 @@ def test_a_server_has_the_revision_that_the_policy_was_loaded_from(
     monkeypatch.setattr(built, "_lies_at", lambda *_: True)
     with ExitStack() as opened:
         made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
-        command = started.specs[0].command(1)
+        command = started.specs[0].command()
         assert command[command.index("--model") + 1] == "owner/model"
         assert command[command.index("--revision") + 1] == "0123abc"
 

@@ -87,4 +87,4 @@ def serve(
         lora_rank=lora_rank,
         arguments=arguments or (),
     )
-    os.execve(spec.python, spec.command(port, host=host), spec.variables())
+    os.execve(spec.python, spec.command("--host", host, "--port", str(port)), spec.variables())

@@ -1,7 +1,6 @@
 """A vLLM server that the run starts, and ends with itself."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -45,8 +44,8 @@ class ServerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables of its environment."""
 
-    def command(self, port: int, *, host: str = "127.0.0.1") -> list[str]:
-        """The command line of the server."""
+    def command(self, *listening: str) -> list[str]:
+        """The command line of the server. `listening`: its arguments that say where it listens."""
         optional = {
             "--revision": self.revision,
             "--max-model-len": self.max_model_len,
@@ -54,7 +53,8 @@ class ServerSpec:
         }
         return [
             *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--host", host, "--port", str(port), "--model", self.model, "--dtype", self.dtype),
+            *listening,
+            *("--model", self.model, "--dtype", self.dtype),
             *("--enable-scale-out", "--generation-config", "vllm"),
             *("--weight-transfer-config", '{"backend": "proximo"}', "--worker-extension-cls", "proximo_vllm.Worker"),
             *("--logprobs-mode", "raw_logprobs" if self.raw_logprobs else "processed_logprobs"),
@@ -79,15 +79,19 @@ class ServerProcess:
     """One server on this machine. It ends with `close`, and with this process however that ends."""
 
     def __init__(self, spec: ServerSpec, *, log: Path) -> None:
-        """Start it. `log`: file for what it prints. Raises TrainingError if it cannot be started."""
+        """Start it. `log`: file for what it prints. Raises TrainingError if it cannot be started.
+
+        It listens on a socket beside the log, in a folder that only this user may enter: the interface for weights has
+        no password, and a free port may be another run's a moment later.
+        """
         self.log = log
-        self.port = _free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        socket = log.with_suffix(".sock").absolute()
+        self.url = f"unix://{socket}"
         watched, self._held = os.pipe()
         try:
             with log.open("wb") as file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", str(GUARDIAN), str(watched), *spec.command(self.port)],
+                    [sys.executable, "-I", str(GUARDIAN), str(watched), *spec.command("--uds", str(socket))],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -136,11 +140,6 @@ class ServerProcess:
     def _log_end(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
         return "\n  ".join((f"the end of {self.log}:", *lines)) if lines else f"{self.log} is empty"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def _reserved(rank: int) -> int:
