@@ -17,9 +17,10 @@ import pytest
 from fake_vllm import fake_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
-from proximo.errors import TrainingError
+from proximo.errors import TrainingError, UserError
 from proximo.ppo import from_recipe
 from proximo.rollout.vllm import dispatch
+from proximo.rollout.vllm.environment import install
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
 from tiny_runs import changed, make_inputs, recipe_of
@@ -66,9 +67,25 @@ def test_a_server_ends_with_all_that_it_started(environment: Path, tmp_path: Pat
     assert process.url == f"unix://{tmp_path}/log.sock"
     child = child_in(tmp_path / "log")
     assert lives(child)
+    ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{child}/status").read_text())
+    assert ignored is not None
+    assert not int(ignored[1], 16) >> (signal.SIGTERM - 1) & 1, "it could not be asked to end"
     process.close()
     process.close()
     wait_until_gone([child, process._process.pid])
+
+
+def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be taken for one that can serve, and a second attempt would be refused."""
+
+    def fail(command: list[str], **_: Any) -> Any:
+        (tmp_path / "made" / "bin").mkdir(parents=True, exist_ok=True)
+        return subprocess.CompletedProcess(command, int("pip" in command), stdout="", stderr="no such version")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(UserError, match="installing torch.* failed: .*\nno such version"):
+        install(tmp_path / "made", device="cpu", say=print)
+    assert not (tmp_path / "made").exists()
 
 
 STARTER = """

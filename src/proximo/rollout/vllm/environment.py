@@ -1,6 +1,7 @@
 """The Python environment of vLLM, apart from the trainer's: their requirements exclude each other."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,7 +37,10 @@ def interpreter(given: str | None) -> Path:
 
 
 def install(folder: Path, *, device: str, say: Callable[[str], None]) -> None:
-    """Make the environment: a new one, with the pinned versions. Raises UserError if a step fails, or it exists."""
+    """Make the environment: a new one, with the pinned versions. Raises UserError if it exists.
+
+    A step that fails raises UserError too, and nothing is left.
+    """
     if folder.exists():
         raise UserError(f"{folder} exists already: remove it to install anew, or name another folder with --folder")
     python = folder / "bin" / "python"
@@ -51,6 +55,11 @@ def install(folder: Path, *, device: str, say: Callable[[str], None]) -> None:
     steps.append(([str(python), "-c", "import vllm"], "importing vllm"))
     for command, what in steps:
         say(what)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except BaseException:  # Ctrl-C: half an environment would be taken for a whole one
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         if done.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
             raise UserError(f"{what} failed: {' '.join(command)}\n{(done.stderr or done.stdout)[-2000:]}")

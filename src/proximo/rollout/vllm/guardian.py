@@ -20,8 +20,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(watched: int, command: list[str]) -> int:
     """Run `command` until it ends or `watched` closes. Returns its exit status, 128 + signal where one ended it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asking process, which then closes the pipe
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C is for the asking process, which then closes the pipe. The signals get functions, since what the command
+    # starts would ignore those that are ignored here.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(OSError, AttributeError):  # so that orphans of the command become children of this process
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=True)
