@@ -48,6 +48,7 @@ KEY = RandomKey(seed=5, purpose="rollout", step=3)
 class Noting:
     """An engine that answers everything with one token."""
 
+    max_logprob_error = None
     asked: list[tuple[int, SamplingOptions]] = field(default_factory=list)
     held: Holding | None = None
 
