@@ -93,6 +93,7 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         assert command[0] == str(environment / "bin" / "python")
         assert command[command.index("--dtype") + 1] == "bfloat16"
         assert command[command.index("--max-model-len") + 1] == "40"
+        assert "--no-enable-chunked-prefill" in command, "vLLM ends on a CPU if it divides a prompt"
         assert command[command.index("--logprobs-mode") + 1] == "raw_logprobs"
         assert command[command.index("--load-format") + 1] == "dummy"
         assert command[-1] == "--seed=3"

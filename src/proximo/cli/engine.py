@@ -76,6 +76,7 @@ def serve(
     \b
     engine: {kind: vllm, addresses: ["http://localhost:8000"]}
     """
+    from proximo.models.precision.placement import resolve_device
     from proximo.rollout.vllm.environment import interpreter
     from proximo.rollout.vllm.process import ServerSpec
 
@@ -85,6 +86,7 @@ def serve(
         dtype=dtype,
         raw_logprobs=temperature == 1,
         lora_rank=lora_rank,
+        on_cpu=resolve_device("auto").type == "cpu",
         arguments=arguments or (),
     )
     os.execve(spec.python, spec.command("--host", host, "--port", str(port)), spec.variables())

@@ -39,6 +39,8 @@ class ServerSpec:
     """Longest prompt and response together; None for the model's own limit."""
     lora_rank: int | None = None
     """Rank of the adapters that it will be given; None without adapters."""
+    on_cpu: bool = False
+    """It computes on a CPU. vLLM 0.32 ends there when it divides a prompt over two passes and a request has a seed."""
     arguments: Sequence[str] = ()
     """Further arguments of the server."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class ServerSpec:
             *("--logprobs-mode", "raw_logprobs" if self.raw_logprobs else "processed_logprobs"),
             *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
             *(("--enable-lora", "--max-loras", "2") if self.lora_rank is not None else ()),
+            *(("--no-enable-chunked-prefill",) if self.on_cpu else ()),
             *self.arguments,
         ]
 

@@ -74,6 +74,7 @@ class EngineServers:
             revision=_revision(policy) if model == path else None,
             dtype=self.dtype,
             raw_logprobs=sampling.temperature == 1,
+            on_cpu=policy.device.type == "cpu",
             max_model_len=sampling.max_tokens,
             lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
             arguments=(*self._loading(policy), "--tokenizer", str(folder / "tokenizer"), *self.config.arguments),
