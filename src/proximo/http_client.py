@@ -19,6 +19,8 @@ from proximo.addresses import is_loopback
 
 MAX_REPLY_BYTES = 64 * 2**20
 CLOSING_SECONDS = 5.0
+DETAIL_SECONDS = 1.0
+"""Limit of reading why a service refuses; it may never end saying it."""
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses beside 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
 
@@ -69,6 +71,7 @@ class HttpClient:
             limits=limits,
             transport=None if socket is None else httpx2.AsyncHTTPTransport(uds=socket, limits=limits),
         )
+        self._running: set[asyncio.Task[object]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="http-requests")
         self._thread.start()
@@ -109,38 +112,37 @@ class HttpClient:
     async def _reply(
         self, method: str, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None
     ) -> bytes:
-        async with (
-            asyncio.timeout(seconds),
-            self._client.stream(method, self._base + path, content=body, headers=headers) as reply,
-        ):
-            await self._check_status(reply)
-            return await _read_body(reply)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._client.stream(method, self._base + path, content=body, headers=headers) as reply,
+            ):
+                await self._check_status(reply)
+                return await _read_body(reply)
+        finally:
+            self._running.discard(task)
 
     def close(self) -> None:
         """Ends the requests that run, closes the connections, within CLOSING_SECONDS, and ends the thread."""
         if self._loop.is_closed():
             return
         with suppress(TimeoutError, httpx2.TransportError):
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSING_SECONDS)
+            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSING_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _end(self) -> None:
-        requests = asyncio.all_tasks() - {asyncio.current_task()}
-        for request in requests:
-            request.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
-        await self._client.aclose()
-
     async def _check_status(self, reply: httpx2.Response) -> None:
         status = reply.status_code
         if status == httpx2.codes.OK:
             return
-        detail = "" if 300 <= status < 400 else _detail(await _read_body(reply))
         if status >= 500 or status in TRY_AGAIN:
-            raise UnansweredError(f"status {status}{detail}", not_before_seconds=_retry_after(reply))
+            raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
+        detail = "" if 300 <= status < 400 else _detail(await _read_body(reply))
         raise RequestRefusedError(
             f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
         )

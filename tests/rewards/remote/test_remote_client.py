@@ -1,6 +1,5 @@
 """What becomes of a step whose reward service is slow, broken, full or gone: it ends in time, and counts are right."""
 
-import gc
 import json
 import math
 import threading
@@ -163,37 +162,6 @@ def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monke
         asking.join()
         made.close()
         assert told == ["no complete reply within 0.2 s"]
-
-
-def test_a_request_ends_with_its_client(recwarn: pytest.WarningsRecorder) -> None:
-    """The thread that waits for it does not wait until its deadline, and nothing is left in the loop."""
-    with ScriptedService(silent) as service:
-        client = http_client.HttpClient(service.url, kept_connections=1, advice=str)
-        said: list[str] = []
-
-        def ask() -> None:
-            with pytest.raises(http_client.UnansweredError) as caught:
-                client.send("GET", "/health", seconds=300)
-            said.append(str(caught.value))
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        while not service.requests:
-            time.sleep(0.01)
-        client.close()
-        thread.join(60)
-        ask()
-        assert said == ["the client was closed"] * 2
-    gc.collect()
-    assert not [each for each in recwarn if "never awaited" in str(each.message)]
-
-
-def test_what_a_service_says_of_its_own_error_is_kept() -> None:
-    with ScriptedService(reply(b'{"error": "no memory"}', "500 Internal Server Error")) as service:
-        client = http_client.HttpClient(service.url, kept_connections=1, advice=str)
-        with pytest.raises(http_client.UnansweredError, match=r"status 500 .*no memory"):
-            client.send("GET", "/health", seconds=60)
-        client.close()
 
 
 def test_nobody_listens() -> None:
