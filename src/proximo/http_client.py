@@ -20,7 +20,7 @@ from proximo.addresses import is_loopback
 MAX_REPLY_BYTES = 64 * 2**20
 CLOSING_SECONDS = 5.0
 DETAIL_SECONDS = 1.0
-"""Limit of reading why a service refuses; it may never end saying it."""
+"""Limit of reading why a service gives an error: the status says enough, and the body may never end."""
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses beside 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
 
@@ -71,9 +71,12 @@ class HttpClient:
             limits=limits,
             transport=None if socket is None else httpx2.AsyncHTTPTransport(uds=socket, limits=limits),
         )
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._running: set[asyncio.Task[object]] = set()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="http-requests")
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="http-requests")
         self._thread.start()
 
     def send(
@@ -90,12 +93,11 @@ class HttpClient:
         Raises UnansweredError and RequestRefusedError.
         """
         seconds = max(seconds, 0.001)
-        reply = self._reply(method, path, body, seconds, headers)
-        try:
+        with self._lock:
+            if self._is_closed:
+                raise UnansweredError("the client was closed")
+            reply = self._reply(method, path, body, seconds, headers)
             future = asyncio.run_coroutine_threadsafe(reply, self._loop)
-        except RuntimeError:  # the loop is closed
-            reply.close()
-            raise UnansweredError("the client was closed") from None
         try:
             # _reply has the real limit. This longer one covers an event loop that no longer runs.
             return future.result(seconds + CLOSING_SECONDS)
@@ -109,43 +111,50 @@ class HttpClient:
         except httpx2.TransportError as error:
             raise UnansweredError(f"{type(error).__name__}: {error!s:.200}") from None
 
+    def close(self) -> None:
+        """Ends the requests that run, closes the connections and ends the thread; waits CLOSING_SECONDS at most."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(CLOSING_SECONDS)
+
+    def _serve(self) -> None:
+        """The work of the thread."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._until_closed())
+
+    async def _until_closed(self) -> None:
+        await self._closing.wait()
+        for request in (running := [*self._running]):  # not what they started: they end that themselves
+            request.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        with suppress(httpx2.TransportError):
+            await self._client.aclose()
+
     async def _reply(
         self, method: str, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None
     ) -> bytes:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._client.stream(method, self._base + path, content=body, headers=headers) as reply,
-            ):
-                await self._check_status(reply)
+        task.add_done_callback(self._running.discard)
+        deadline = self._loop.time() + seconds
+        async with (
+            asyncio.timeout_at(deadline) as limit,
+            self._client.stream(method, self._base + path, content=body, headers=headers) as reply,
+        ):
+            status = reply.status_code
+            if status == httpx2.codes.OK:
                 return await _read_body(reply)
-        finally:
-            self._running.discard(task)
-
-    def close(self) -> None:
-        """Ends the requests that run, closes the connections, within CLOSING_SECONDS, and ends the thread."""
-        if self._loop.is_closed():
-            return
-        with suppress(TimeoutError, httpx2.TransportError):
-            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(CLOSING_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSING_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-    async def _check_status(self, reply: httpx2.Response) -> None:
-        status = reply.status_code
-        if status == httpx2.codes.OK:
-            return
-        if status >= 500 or status in TRY_AGAIN:
-            raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
-        detail = "" if 300 <= status < 400 else _detail(await _read_body(reply))
-        raise RequestRefusedError(
-            f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
-        )
+            limit.reschedule(None)  # the status is the outcome, whether or not the rest comes in time
+            left = min(DETAIL_SECONDS, deadline - self._loop.time())
+            detail = "" if 300 <= status < 400 else await _detail(reply, seconds=left)
+            if status >= 500 or status in TRY_AGAIN:
+                raise UnansweredError(f"status {status}{detail}", not_before_seconds=_retry_after(reply))
+            raise RequestRefusedError(
+                f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
+            )
 
 
 def _retry_after(reply: httpx2.Response) -> float:
@@ -166,7 +175,12 @@ async def _read_body(reply: httpx2.Response) -> bytes:
     return bytes(body)
 
 
-def _detail(body: bytes) -> str:
-    """The explanation of a refusal by the service, as one line."""
+async def _detail(reply: httpx2.Response, *, seconds: float) -> str:
+    """What the service says of its error, as one line, if it says so within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            body = await _read_body(reply)
+    except (TimeoutError, UnansweredError, httpx2.TransportError):
+        return ""
     text = " ".join(body.decode("utf-8", "replace").split())
     return f" ({text:.200})" if text.isprintable() and text else ""

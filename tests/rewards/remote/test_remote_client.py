@@ -1,14 +1,15 @@
 """What becomes of a step whose reward service is slow, broken, full or gone: it ends in time, and counts are right."""
 
+import gc
 import json
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from reward_services import ScriptedService, dripping, dripping_headers, good, grades, hang_up, reply, silent
+from reward_services import ScriptedService, drip, dripping, dripping_headers, good, grades, hang_up, reply, silent
 
 from proximo import http_client
 from proximo.errors import ConfigError, DataError, TrainingError
@@ -162,6 +163,73 @@ def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monke
         asking.join()
         made.close()
         assert told == ["no complete reply within 0.2 s"]
+
+
+def test_a_request_ends_with_its_client(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread that waits for it does not wait until its deadline, and nothing is left in the loop."""
+    said: list[str] = []
+    with ScriptedService(silent) as service:
+        client = http_client.HttpClient(service.url, kept_connections=1, advice=str)
+
+        def ask() -> None:
+            with pytest.raises(http_client.UnansweredError) as caught:
+                client.send("POST", "/", request_body([]), seconds=300)
+            said.append(str(caught.value))
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(service.requests) == 3)
+        start = time.monotonic()
+        client.close()
+        for thread in threads:
+            thread.join(60)
+        assert time.monotonic() - start < http_client.CLOSING_SECONDS
+        ask()
+        client.close()
+    assert said == ["the client was closed"] * 4
+    assert not client._thread.is_alive()
+    gc.collect()  # a task or coroutine that was left in the loop complains when it goes
+    assert not caplog.records
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def endless(status: str) -> Any:
+    """Says why it gives this status, and never ends."""
+    return lambda connection, _: drip(connection, f"HTTP/1.1 {status}\r\nContent-Length: 9999\r\n\r\nno".encode())
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (reply(b'{"error": "no\nmemory"}', "500 Internal Server Error"), 'status 500 ({"error": "no memory"})'),
+        (reply(b"later", "429 Too Many Requests"), "status 429 (later)"),
+        (reply(b"cut", "503 Full", claimed=99), "status 503"),
+        (endless("503 Full"), "status 503"),
+        (endless("400 Bad Request"), "refuses with status 400: advice"),
+    ],
+    ids=["500", "429", "cut", "endless", "endless refusal"],
+)
+@pytest.mark.parametrize("seconds", [0.4, 60.0])
+def test_what_a_service_says_of_its_error_is_shown_if_it_comes_soon(
+    behaviour: Any, said: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is the outcome; what says more of it is waited for neither long nor beyond the deadline."""
+    monkeypatch.setattr(http_client, "DETAIL_SECONDS", 0.5)
+    with ScriptedService(behaviour) as service:
+        client = http_client.HttpClient(service.url, kept_connections=1, advice=lambda _: "advice")
+        start = time.monotonic()
+        with pytest.raises((http_client.UnansweredError, http_client.RequestRefusedError)) as caught:
+            client.send("POST", "/", request_body([]), seconds=seconds)
+        assert time.monotonic() - start < 20
+        client.close()
+    assert str(caught.value).endswith(said)
 
 
 def test_nobody_listens() -> None:
