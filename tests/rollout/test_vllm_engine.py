@@ -421,6 +421,21 @@ def test_log_probs_that_are_missing_are_the_learners_and_are_counted() -> None:
         assert math.isfinite(line["policy/loss"])
 
 
+def test_an_engine_without_log_probs_is_used_and_told_to_be_unchecked() -> None:
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        if path != GENERATE:
+            return None
+        with fake.lock:
+            usual = fake.answer(path, body)
+        return json.dumps(in_choice(logprobs=None)(usual)).encode()
+
+    trainer, _ = trained(fault=fault)
+    with pytest.warns(UserWarning, match="the engine gives no log-probs of the tokens that it samples") as told:
+        lines = run(trainer)
+    assert len({str(each.message) for each in told}) == 1, "a run shows equal warnings once"
+    assert all(line["mismatch/missing_logprobs"] > 8 for line in lines)
+
+
 def test_ends_of_responses_are_ours_where_the_server_reads_another_text() -> None:
     """It ends at a string that our decoding does not find: it is asked once more, without stop strings."""
 
