@@ -83,7 +83,10 @@ class FakeVLLM:
         return {
             "/weight_info": lambda: {"weight_version": self.version},
             "/v1/models": lambda: {
-                "data": [{"id": "base", "parent": None}, *({"id": name, "parent": "base"} for name in self.adapters)]
+                "data": [
+                    {"id": "base", "parent": None, "max_model_len": 128},
+                    *({"id": name, "parent": "base"} for name in self.adapters),
+                ]
             },
             "/health": lambda: {},
             "/init_weight_transfer_engine": lambda: {},
@@ -199,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.fake.lock:
                 reply = self.fake.answer(self.path, body)
         status = reply if isinstance(reply, int) else 200
-        content = reply if isinstance(reply, bytes) else json.dumps({} if isinstance(reply, int) else reply).encode()
+        content = reply if isinstance(reply, bytes) else b"" if isinstance(reply, int) else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -1,7 +1,7 @@
 """Every key of the section `engine` has an effect: on the command line of a server, on its client, or on the engine."""
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from fake_vllm import fake_environment
+from fake_vllm import FakeVLLM, fake_environment, fake_servers
 from proximo.cli.program import main
 from proximo.config.engine import LocalEngineConfig, VLLMEngineConfig
+from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
@@ -105,10 +106,11 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         assert engine._files.folder.parent == tmp_path
     assert not list(tmp_path.glob("proximo-weights-*"))
     monkeypatch.setenv("TOKEN", "secret")
-    config = VLLMEngineConfig(kind="vllm", addresses=("http://localhost:8000/",), token_env="TOKEN")
     with ExitStack() as opened:
+        (fake,) = opened.enter_context(fake_servers(policy()))
+        config = VLLMEngineConfig(kind="vllm", addresses=(f"{fake.url}/",), token_env="TOKEN")
         servers, _ = made(config, policy(), opened)
-        assert [server.url for server in servers.servers] == ["http://localhost:8000"]
+        assert [server.url for server in servers.servers] == [fake.url]
         assert servers.servers[0]._client._client.headers["Authorization"] == "Bearer secret"
     assert make_servers(LocalEngineConfig(), policy(), tiny_tokenizer(), SAMPLING, path=None, started=opened) is None
 
@@ -170,6 +172,38 @@ def test_a_server_has_the_revision_that_the_policy_was_loaded_from(
         command = started.specs[0].command()
         assert command[command.index("--model") + 1] == "owner/model"
         assert command[command.index("--revision") + 1] == "0123abc"
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (404, "refuses with status 404: is it a vLLM server that `proximo engine serve` started"),
+        (401, "refuses with status 401: it requires a token: set engine.token_env"),
+        (b"<html>", "cannot be used: invalid reply to /weight_info: not JSON"),
+        (b"{}", "cannot be used: invalid reply: no weight version"),
+    ],
+)
+def test_what_answers_but_is_no_server_of_ours_is_refused(reply: Any, message: str) -> None:
+    """Another service, or vLLM without the interface for weights. `check_engine` runs before models are loaded."""
+
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return reply if path == "/weight_info" else None
+
+    with fake_servers(policy(), fault=fault) as (fake,), pytest.raises(ConfigError) as caught:
+        built.check_engine(VLLMEngineConfig(kind="vllm", addresses=(fake.url,)))
+    assert str(caught.value).startswith(f"engine.addresses: {fake.url} {message}")
+
+
+@pytest.mark.parametrize(("max_tokens", "is_taken"), [(128, True), (129, False)])
+def test_a_server_for_shorter_responses_than_the_runs_is_refused(*, max_tokens: int, is_taken: bool) -> None:
+    sampling = Sampling(temperature=1.0, max_tokens=max_tokens)
+    with ExitStack() as opened:
+        (fake,) = opened.enter_context(fake_servers(policy()))
+        config = VLLMEngineConfig(kind="vllm", addresses=(fake.url,))
+        built.check_engine(config)
+        message = rf"{fake.url} \(engine\.addresses\) takes up to 128 tokens, .* have 129: .*max-model-len 129"
+        with nullcontext() if is_taken else pytest.raises(ConfigError, match=message):
+            made(config, policy(), opened, sampling=sampling)
 
 
 @pytest.mark.parametrize(

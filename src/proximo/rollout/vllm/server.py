@@ -90,10 +90,18 @@ class VLLMServer:
 
     def adapters(self) -> list[str]:
         """The names of the adapters that it has loaded."""
+        return [str(each.get("id")) for each in self._models() if each.get("parent")]
+
+    def max_model_len(self) -> int | None:
+        """Longest prompt and response together that it takes; None if it does not say so."""
+        found = (each.get("max_model_len") for each in self._models())
+        return next((length for length in found if type(length) is int), None)
+
+    def _models(self) -> list[Mapping[str, Any]]:
         models = self._ask("GET", "/v1/models").get("data")
         if not isinstance(models, list):
             raise UnansweredError("invalid reply: no list of models")
-        return [str(each.get("id")) for each in models if isinstance(each, dict) and each.get("parent")]
+        return [each for each in models if isinstance(each, dict)]
 
     def load_adapter(self, folder: Path, *, name: str) -> None:
         """Load a LoRA adapter from a folder in PEFT's layout, and unload the earlier ones of this trainer."""

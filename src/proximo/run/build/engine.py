@@ -3,7 +3,8 @@
 import copy
 import shutil
 import tempfile
-from contextlib import ExitStack, closing
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.engine import EngineConfig, VLLMEngineConfig
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
+from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource, adapter_base
@@ -152,6 +154,31 @@ def check_engine(config: EngineConfig) -> None:
                     f"no vLLM server answers at {server.url} (engine.addresses): start one with "
                     "`proximo engine serve`, or correct the address"
                 )
+            with _refusing(server):
+                server.weight_version()
+
+
+@contextmanager
+def _refusing(server: VLLMServer) -> Generator[None]:
+    """Inside, what a server does not answer is an error of the configuration."""
+    try:
+        yield
+    except RequestRefusedError as error:
+        raise ConfigError(f"engine.addresses: {error}") from None
+    except UnansweredError as error:
+        raise ConfigError(f"engine.addresses: {server.url} cannot be used: {error}") from None
+
+
+def _check_length(server: VLLMServer, sampling: Sampling) -> None:
+    """Raises ConfigError if a server takes shorter responses than the run may sample."""
+    with _refusing(server):
+        longest = server.max_model_len()
+    if longest is not None and longest < sampling.max_tokens:
+        raise ConfigError(
+            f"the vLLM server {server.url} (engine.addresses) takes up to {longest} tokens, but the longest prompt and "
+            f"its response have {sampling.max_tokens}: start it with `-- --max-model-len {sampling.max_tokens}`, or "
+            "lower ppo.rollout.max_new_tokens or data.max_prompt_tokens"
+        )
 
 
 def make_servers(
@@ -178,6 +205,8 @@ def make_servers(
     def effect() -> None:
         if config.addresses:
             made.find()
+            for server in made.servers:
+                _check_length(server, sampling)
         else:
             made.start(policy, tokenizer, sampling, path=path)
 
