@@ -28,7 +28,8 @@ from proximo.rollout.engine import fingerprint
 from proximo.rollout.sampling import SamplingOptions, sample
 
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
-"""Called with path and body of a request. It returns the reply, as bytes or a status, or None for the usual one."""
+"""Called with path and body of a request. It returns the reply: bytes, a status, a status with what it says, or None
+for the usual one."""
 
 GENERATE = "/inference/v1/generate"
 LOADING = threading.Lock()
@@ -77,7 +78,7 @@ class FakeVLLM:
         self.cached.clear()
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
-        """The usual reply: an object, or a status."""
+        """The usual reply: an object, a status, or a status with what it says."""
         if path == GENERATE:
             return self.generate(body)
         return {
@@ -111,6 +112,9 @@ class FakeVLLM:
             self._is_updating = False
             return 500
         own = dict(self.base.model.named_parameters())
+        for name, tensor in tensors.items():
+            if name not in own or own[name].shape != tensor.shape:
+                return 500, f"the server's model has no place for {name} of shape {tuple(tensor.shape)}"
         with torch.no_grad():
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
@@ -201,8 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         if reply is None:
             with self.fake.lock:
                 reply = self.fake.answer(self.path, body)
-        status = reply if isinstance(reply, int) else 200
-        content = reply if isinstance(reply, bytes) else b"" if isinstance(reply, int) else json.dumps(reply).encode()
+        status, content = _status_and_content(reply)
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -210,6 +213,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+def _status_and_content(reply: Any) -> tuple[int, bytes]:
+    match reply:
+        case int():
+            return reply, b""
+        case (int() as status, str() as said):
+            return status, said.encode()
+        case bytes():
+            return 200, reply
+    return 200, json.dumps(reply).encode()
 
 
 @contextmanager

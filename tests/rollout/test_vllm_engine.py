@@ -396,6 +396,27 @@ def test_a_prefix_cache_that_is_not_reset_is_found_by_the_canary() -> None:
         run(trainer)
 
 
+@pytest.mark.parametrize(
+    ("other", "tensor"),
+    [
+        ({"vocab_size": 72}, "lm_head.weight of shape (72, 16)"),
+        ({"num_hidden_layers": 3}, "model.layers.2."),
+    ],
+    ids=["vocabulary", "layers"],
+)
+def test_a_server_of_another_model_is_told_with_the_tensor_that_does_not_fit(other: Any, tensor: str) -> None:
+    fakes = OPEN.enter_context(fake_servers(model()))
+    policy = LanguageModel(tiny_language_model(**other))
+    engine = VLLMEngine([VLLMServer(fakes[0].url)], policy, tiny_tokenizer(), eos_token_ids=[2])
+    OPEN.callback(engine.close)
+    with pytest.raises(TrainingError) as caught:
+        push_weights(engine, 1, dict(policy.trainable_parameters()))
+    assert (
+        f"did not load the policy's weights of version 1: status 500 (the server's model has no place for {tensor}"
+        in (str(caught.value))
+    )
+
+
 def test_a_push_that_comes_twice_changes_nothing() -> None:
     policy = model()
     engine, fakes = pushed(policy)
@@ -477,7 +498,7 @@ def test_a_folder_of_a_trainer_that_ended_is_removed_and_one_of_another_machine_
 
 
 def test_weights_that_cannot_be_written_end_the_run_with_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(pushed_weights, "save_file", full)

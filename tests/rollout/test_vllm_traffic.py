@@ -6,6 +6,7 @@ The fake server of the other tests speaks the same paths; this holds that vLLM i
 import importlib
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from fake_vllm import FakeVLLM
 from proximo.rollout.engine import fingerprint
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm.process import INSIDE
+from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.rollout.vllm.wire import GENERATE_PATH, generate_body, read_choice
 
@@ -119,3 +121,49 @@ def test_another_file_than_was_announced_is_refused_before_a_layer_is_opened(
     update = made.FileUpdate(path=str(tmp_path / "file"), digest=fingerprint({"a": torch.zeros(3)}))
     with pytest.raises(ValueError, match="holds other weights than were announced"):
         made.FileTransfer().receive_weights(update)
+
+
+class Loading:
+    """A model of vLLM, as far as a push sees it: what it loads, and which parameters it has."""
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        self.layers = torch.nn.Module()
+        for name, shape in shapes.items():
+            self.layers.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+
+    def modules(self) -> Any:
+        return self.layers.modules()
+
+    def named_modules(self) -> Any:
+        return [("layers", self.layers)]
+
+    def load_weights(self, given: Any) -> set[str]:
+        own = dict(self.layers.named_parameters(prefix="layers"))
+        return {name for name, tensor in given if own[name].data.copy_(tensor) is not None}
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_whole", "said"),
+    [
+        ({"layers.a": 3, "layers.b": 2}, True, None),
+        ({"layers.a": 3}, False, None),
+        ({"layers.a": 3}, True, "the trainer's model has no layers.b, which the server's has"),
+        ({"layers.a": 3, "layers.c": 2}, True, r"has no place for layers.c of shape \(2,\): KeyError"),
+        ({"layers.a": 3, "layers.b": 5}, True, r"has no place for layers.b of shape \(5,\): RuntimeError"),
+    ],
+)
+def test_a_push_of_another_model_is_refused_with_the_tensor(
+    sent: dict[str, int], *, is_whole: bool, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, done = inside(monkeypatch), []
+    monkeypatch.setattr(made, "initialize_layerwise_reload", lambda _: done.append("opened"))
+    monkeypatch.setattr(made, "finalize_layerwise_reload", lambda *_: done.append("closed"))
+    transfer = made.FileTransfer()
+    transfer.model, transfer.model_config = Loading(a=(3,), b=(2,)), None
+    tensors = {name: torch.ones(size) for name, size in sent.items()}
+    files = PushedWeights(tmp_path, adapter=None)
+    update = made.FileUpdate(path=str(files.write("push", tensors, is_whole=is_whole)), digest=fingerprint(tensors))
+    with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+        transfer.receive_weights(update)
+    assert done == ["opened", "closed"], "an open layer cannot sample"
+    assert (transfer.model.layers.a == 1).all()

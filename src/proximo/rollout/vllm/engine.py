@@ -112,7 +112,8 @@ class VLLMEngine:
         name = f"proximo-{version}-{holding.fingerprint[:16]}"
         if self._last is None or self._last.name != name:
             sent = on_host(tensors, self.options.dtype)
-            self._last = _Push(holding=holding, name=name, path=self._files.write(name, sent), digest=fingerprint(sent))
+            path = self._files.write(name, sent, is_whole=len(sent) == len(self._shapes))
+            self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(sent))
         push = self._last
         with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
             failures = pool.map(lambda server: self._load(server, push), self.servers)

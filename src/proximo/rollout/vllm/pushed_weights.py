@@ -36,16 +36,17 @@ class PushedWeights:
         """Whether a push is an adapter rather than weights of the model itself."""
         return self._adapter is not None
 
-    def write(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
+    def write(self, name: str, tensors: Mapping[str, Tensor], *, is_whole: bool) -> Path:
         """Write a push in the place of the earlier one. Returns its file, or the folder of an adapter.
 
+        `is_whole`: these are all tensors of the model, so that a server whose model has more is another model's.
         Raises TrainingError if they cannot be written.
         """
         for earlier in self.folder.iterdir():
             shutil.rmtree(earlier)
         folder = self.folder / name
         try:
-            return self._write(folder, tensors)
+            return self._write(folder, tensors, is_whole=is_whole)
         except (OSError, SafetensorError) as error:
             size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
             raise TrainingError(
@@ -53,11 +54,11 @@ class PushedWeights:
                 "engine.transfer_folder names another folder that trainer and servers see"
             ) from None
 
-    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor], *, is_whole: bool) -> Path:
         folder.mkdir()
         if self._adapter is None:
             path = folder / "model.safetensors"
-            save_file(dict(tensors), path)
+            save_file(dict(tensors), path, metadata={"is_whole": "yes" if is_whole else "no"})
         else:
             path = folder
             save_file({_in_file(key): tensor for key, tensor in tensors.items()}, folder / "adapter_model.safetensors")

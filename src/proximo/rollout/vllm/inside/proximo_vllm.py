@@ -5,11 +5,11 @@ environment has not. The transfer engine is vLLM's own interface: start, update,
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -47,7 +47,9 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Load the file, if it is what the trainer wrote."""
-        tensors = load_file(update_info.path)
+        with safe_open(update_info.path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            is_whole = (file.metadata() or {}).get("is_whole") == "yes"
         found = digest(tensors)
         if found != update_info.digest:
             raise ValueError(f"{update_info.path} holds other weights than were announced: {found}")
@@ -55,10 +57,36 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         # cannot sample, so none stays open, also where the file does not fit the model.
         initialize_layerwise_reload(self.model)
         try:
-            self.model.load_weights(tensors.items())
+            loaded = self._fill(tensors)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self._pack_heads()
+        if is_whole and loaded is not None and (missing := self._plain_parameters() - loaded):
+            raise ValueError(f"the trainer's model has no {min(missing)}, which the server's has")
+
+    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> set[str] | None:
+        """Load all tensors. Returns the names of the parameters that they went into, where the model says so."""
+        given = []
+
+        def one_by_one() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors.items():
+                given.append(name)
+                yield name, tensor
+
+        try:
+            return self.model.load_weights(one_by_one())
+        except Exception as error:  # of any kind: each model of vLLM checks names and shapes in its own way
+            tensor = f"{given[-1]} of shape {tuple(tensors[given[-1]].shape)}" if given else "the file"
+            raise ValueError(f"the server's model has no place for {tensor}: {error!r:.200}") from error
+
+    def _plain_parameters(self) -> set[str]:
+        """Names of the parameters that vLLM keeps as checkpoints have them; each decoder layer has some."""
+        return {
+            f"{prefix}.{name}"
+            for prefix, module in self.model.named_modules()
+            if not hasattr(module, "quant_method")
+            for name, _ in module.named_parameters(recurse=False)
+        }
 
     def finish_weight_update(self) -> None:
         """Nothing to do."""
