@@ -345,6 +345,25 @@ def test_a_push_that_is_cut_short_ends_the_run(step: str) -> None:
     assert not fake.is_paused, "others wait for it"
 
 
+def test_the_error_of_a_push_is_told_and_not_that_of_what_comes_after_it() -> None:
+    """vLLM closes the connection over which it tells an error; the next request may find it so."""
+    said: list[str] = []
+
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        if path == "/update_weights":
+            return 500, "no memory for the layer"
+        if path == "/resume":
+            said.append(path)
+            return 503 if len(said) == 1 else None
+        return None
+
+    policy = model()
+    engine, fakes = served(policy, fault=fault)
+    with pytest.raises(TrainingError, match="status 500 .no memory for the layer"):
+        push_weights(engine, 1, dict(policy.trainable_parameters()))
+    assert not fakes[0].is_paused
+
+
 def test_a_server_that_an_earlier_trainer_left_within_a_push_takes_the_next_one() -> None:
     policy = model()
     engine, fakes = served(policy)
@@ -487,13 +506,13 @@ def test_files_of_pushes_do_not_pile_up_and_go_with_the_engine() -> None:
 
 def test_a_folder_of_a_trainer_that_ended_is_removed_and_one_of_another_machine_is_not(tmp_path: Path) -> None:
     """Several machines may share the folder. A process id of another one says nothing here."""
-    first = PushedWeights(tmp_path, adapter=None)
+    first = PushedWeights(tmp_path, adapter=None, num_tensors=2)
     ended = first.folder.with_name(first.folder.name.replace(str(os.getpid()), str(2**22 + 1)))
     here = pushed_weights._own_prefix()
     elsewhere = ended.with_name(ended.name.replace(here, f"{pushed_weights.PREFIX}00000000-"))
     for each in (ended, elsewhere):
         each.mkdir()
-    second = PushedWeights(tmp_path, adapter=None)
+    second = PushedWeights(tmp_path, adapter=None, num_tensors=2)
     assert {*tmp_path.iterdir()} == {first.folder, second.folder, elsewhere}
 
 

@@ -90,7 +90,7 @@ class VLLMEngine:
         self._position_limit = model.position_limit
         self._vocab_size = model.vocab_size
         adapter = model.adapter_config
-        self._files = PushedWeights(self.options.transfer_folder, adapter=adapter)
+        self._files = PushedWeights(self.options.transfer_folder, adapter=adapter, num_tensors=len(self._shapes))
         self._last: _Push | None = None
         self._repair = threading.Lock()
 
@@ -112,8 +112,7 @@ class VLLMEngine:
         name = f"proximo-{version}-{holding.fingerprint[:16]}"
         if self._last is None or self._last.name != name:
             sent = on_host(tensors, self.options.dtype)
-            path = self._files.write(name, sent, is_whole=len(sent) == len(self._shapes))
-            self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(sent))
+            self._last = _Push(holding=holding, name=name, path=self._files.write(name, sent), digest=fingerprint(sent))
         push = self._last
         with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
             failures = pool.map(lambda server: self._load(server, push), self.servers)

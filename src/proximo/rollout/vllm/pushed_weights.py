@@ -23,30 +23,30 @@ _ADAPTER_MARK = ".lora_"
 class PushedWeights:
     """A folder with the weights of the last push. `close` removes it."""
 
-    def __init__(self, parent: Path, *, adapter: PeftConfig | None) -> None:
+    def __init__(self, parent: Path, *, adapter: PeftConfig | None, num_tensors: int) -> None:
         """`parent`: a folder that the servers can read; one in memory is fastest. `adapter`: that of the
-        policy, if only an adapter is trained.
+        policy, if only an adapter is trained. `num_tensors`: that the policy has, trained or not.
         """
         _remove_abandoned(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=parent))
         self._adapter = adapter
+        self._num_tensors = num_tensors
 
     @property
     def is_adapter(self) -> bool:
         """Whether a push is an adapter rather than weights of the model itself."""
         return self._adapter is not None
 
-    def write(self, name: str, tensors: Mapping[str, Tensor], *, is_whole: bool) -> Path:
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Write a push in the place of the earlier one. Returns its file, or the folder of an adapter.
 
-        `is_whole`: these are all tensors of the model, so that a server whose model has more is another model's.
         Raises TrainingError if they cannot be written.
         """
         for earlier in self.folder.iterdir():
             shutil.rmtree(earlier)
         folder = self.folder / name
         try:
-            return self._write(folder, tensors, is_whole=is_whole)
+            return self._write(folder, tensors)
         except (OSError, SafetensorError) as error:
             size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
             raise TrainingError(
@@ -54,10 +54,11 @@ class PushedWeights:
                 "engine.transfer_folder names another folder that trainer and servers see"
             ) from None
 
-    def _write(self, folder: Path, tensors: Mapping[str, Tensor], *, is_whole: bool) -> Path:
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
         folder.mkdir()
         if self._adapter is None:
             path = folder / "model.safetensors"
+            is_whole = len(tensors) == self._num_tensors  # a server that has more has another model
             save_file(dict(tensors), path, metadata={"is_whole": "yes" if is_whole else "no"})
         else:
             path = folder

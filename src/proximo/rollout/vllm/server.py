@@ -76,8 +76,14 @@ class VLLMServer:
             update = {"update_info": {"path": str(file), "digest": digest}}
             self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
             self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
-        finally:
-            self._ask("POST", "/resume", {})
+        except BaseException:
+            # The error of the push is the one to tell. A server may close the connection over which it told it.
+            for _ in range(2):
+                with suppress(UnansweredError, RequestRefusedError):
+                    self._ask("POST", "/resume", {})
+                    break
+            raise
+        self._ask("POST", "/resume", {})
 
     def _start_update(self) -> None:
         try:
