@@ -12,10 +12,11 @@ from foreign_engine import ForeignEngine
 from proximo.config.devices import DevicesConfig
 from proximo.distributed.world import current, whole
 from proximo.errors import TrainingError, UserError
+from proximo.metrics.values import Sum
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import fingerprint
+from proximo.rollout.engine import fingerprint, statistics_of
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks, push_to, sampling_with
 from proximo.rollout.response_bytes import from_bytes, to_bytes
@@ -198,7 +199,8 @@ def test_what_fails_on_one_rank_fails_on_all_with_its_error(two: Ranks) -> None:
 
 def with_foreign_engine(shard: str) -> dict[str, Any]:
     model = policy(shard)
-    theirs = ForeignEngine(LanguageModel(tiny_language_model(seed=9)))
+    theirs: Any = ForeignEngine(LanguageModel(tiny_language_model(seed=9)))
+    theirs.statistics = lambda: {"engine/retries": Sum(len(theirs.loaded))}
     engine = on_ranks(theirs)
     told: list[Response] = []
     push_to(engine, model, version=3)
@@ -213,6 +215,7 @@ def with_foreign_engine(shard: str) -> dict[str, Any]:
         "told": len(told),
         "loaded": theirs.loaded,
         "holds": engine.holds(),
+        "statistics": statistics_of(engine),
         "fingerprint": fingerprint(whole_tensors),
     }
 

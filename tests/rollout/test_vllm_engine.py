@@ -334,6 +334,27 @@ def test_a_run_through_servers_measures_its_mismatch() -> None:
     assert fake.version.startswith("proximo-24-")
 
 
+def test_what_servers_failed_at_is_in_the_line_of_the_step() -> None:
+    seen = {"count": 0}
+
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        seen["count"] += path == GENERATE
+        if path == GENERATE and seen["count"] == 3:
+            return 500
+        if path == GENERATE and seen["count"] == 20:
+            fake.restart()
+        return None
+
+    trainer, _ = trained(fault=fault)
+    lines = run(trainer)
+    retries = [line["engine/retries"] for line in lines]
+    stale = [line["engine/stale_responses"] for line in lines]
+    assert retries[0] == 1
+    assert stale[0] == 0
+    assert retries[1] == stale[1] >= 1
+    assert retries[2] == stale[2] == 0
+
+
 @pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
 def test_a_push_that_is_cut_short_ends_the_run(step: str) -> None:
     def cut(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:

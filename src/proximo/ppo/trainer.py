@@ -56,6 +56,7 @@ from proximo.rewards.on_ranks import scored_once
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
+from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.run.memory import check_release, memory_advice
 from proximo.run.user_code import call_on_step
 
@@ -295,7 +296,7 @@ class PPOTrainer:
             "progress/prompts": Last(self.state.steps_done * self.config.prompts_per_step),
         }
         metrics = step_metrics(outcome, self.config, precision=self.policy.precision)
-        return metrics | own | statistics_of(self.roles.reward.source)
+        return metrics | own | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()

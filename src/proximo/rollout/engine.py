@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from proximo.distributed.world import local
 from proximo.errors import TrainingError
+from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -74,6 +75,20 @@ class Engine(Protocol):
     def holds(self) -> Holding | None:
         """The weights that the engine would sample with now; None before the first load."""
         ...
+
+
+@runtime_checkable
+class MeasuredEngine(Protocol):
+    """An engine with metrics of its own."""
+
+    def statistics(self) -> Mapping[str, MetricValue]:
+        """The metrics since the last call."""
+        ...
+
+
+def statistics_of(engine: Engine) -> dict[str, MetricValue]:
+    """The metrics of an engine since the last call; empty for an engine without metrics."""
+    return dict(engine.statistics()) if isinstance(engine, MeasuredEngine) else {}
 
 
 _SAMPLED = 64

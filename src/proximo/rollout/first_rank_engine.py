@@ -7,9 +7,10 @@ from torch import Tensor
 
 from proximo.distributed.world import current, local, whole
 from proximo.errors import TrainingError
+from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Engine, Holding, push_weights
+from proximo.rollout.engine import Engine, Holding, push_weights, statistics_of
 from proximo.rollout.response_bytes import from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -45,6 +46,10 @@ class FirstRankEngine:
     def holds(self) -> Holding | None:
         """See `Engine.holds`."""
         return current().once(self.own.holds, what="what the engine holds")
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """See `statistics_of`: those of rank 0."""
+        return current().once(lambda: statistics_of(self.own), what="statistics of the engine")
 
     def generate(
         self,

@@ -28,6 +28,24 @@ MISMATCH = (
         better=Better.DOWN,
     ),
     Metric(
+        name="engine/retries",
+        reduction=Sum,
+        unit="requests",
+        definition="Requests for a response that failed and were sent again: servers gave an error, a broken reply, or "
+        "none in time. Only with vLLM.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+    Metric(
+        name="engine/stale_responses",
+        reduction=Sum,
+        unit="responses",
+        definition="Responses that other weights made than those of the last push, and that were sampled again: a "
+        "server was started anew, or somebody else pushes weights to it. Only with vLLM.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+    Metric(
         name="mismatch/missing_logprobs",
         reduction=Sum,
         unit="tokens",

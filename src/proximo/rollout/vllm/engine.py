@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
+from proximo.metrics.values import MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import Holding, fingerprint
@@ -83,7 +84,7 @@ class VLLMEngine:
         self.options = options or VLLMOptions()
         self.servers = tuple(servers)
         self.counts: Counter[str] = Counter()
-        """What happened since somebody last cleared it: `retries`, `stale` responses, `missing_logprobs`."""
+        """What happened since `statistics` was last read: `retries`, `stale` responses."""
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.model.named_parameters()}
@@ -162,6 +163,11 @@ class VLLMEngine:
                 on_finished(response)
         self.counts["retries"] += dispatch.num_retries
         return [found[place] for place in sorted(found)]
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """See `MeasuredEngine.statistics`."""
+        counts, self.counts = self.counts, Counter()
+        return {"engine/retries": Sum(counts["retries"]), "engine/stale_responses": Sum(counts["stale"])}
 
     def close(self) -> None:
         """Remove the files of the last push, and close the connections."""
