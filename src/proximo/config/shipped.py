@@ -29,7 +29,7 @@ class ShippedRecipe:
 def shipped_recipes() -> tuple[ShippedRecipe, ...]:
     """All shipped recipes, sorted by name."""
     folder = files("proximo") / "recipes"
-    entries = [*folder.iterdir(), *(folder / "presets").iterdir()]
+    entries = [entry for place in (folder, folder / "presets", folder / "vllm") for entry in place.iterdir()]
     entries = sorted((entry for entry in entries if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return tuple(
         ShippedRecipe(name=entry.name.removesuffix(".yaml"), text=entry.read_text(encoding="utf-8"))
