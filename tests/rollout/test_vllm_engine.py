@@ -43,6 +43,7 @@ GENERATE = "/inference/v1/generate"
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leaves no server behind, and waits little."""
     monkeypatch.setattr(dispatch, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_SECONDS", 0.1)
     with OPEN:
         yield
 
@@ -148,6 +149,10 @@ def broken(number: int, reply: Any) -> Fault:
     return fault
 
 
+def none(usual: dict[str, Any]) -> dict[str, Any]:
+    return usual | {"choices": []}
+
+
 def one_more(usual: dict[str, Any]) -> dict[str, Any]:
     return usual | {"choices": usual["choices"] * 2}
 
@@ -168,6 +173,7 @@ def without_last_logprob(usual: dict[str, Any]) -> dict[str, Any]:
         503,
         b'{"choices": [{"tok',
         b"[]",
+        none,
         one_more,
         in_choice(token_ids=[]),
         in_choice(token_ids=[10**6]),
@@ -183,6 +189,7 @@ def without_last_logprob(usual: dict[str, Any]) -> dict[str, Any]:
         "503",
         "cut",
         "a list",
+        "no response",
         "two responses",
         "no token",
         "a token beyond the vocabulary",
@@ -202,13 +209,21 @@ def test_a_broken_reply_is_asked_for_again_and_leaves_no_trace(reply: Any) -> No
     assert engine.counts["retries"] == 1
 
 
-@pytest.mark.parametrize("reply", [500, b"not JSON"])
-def test_a_server_that_never_answers_rightly_ends_the_call_with_its_name(reply: Any) -> None:
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((500, "CUDA out of memory. Tried to allocate 2.00 GiB"), "status 500 .CUDA out of memory. Tried to allocate"),
+        (b"not JSON", "invalid reply: not JSON"),
+    ],
+)
+def test_a_server_that_never_answers_rightly_ends_the_call_with_its_name_and_words(reply: Any, said: str) -> None:
     def always(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
         return reply if path == GENERATE else None
 
     engine, fakes = pushed(model(), fault=always)
-    with pytest.raises(TrainingError, match=f"no usable response after 3 attempts, the last at .*{fakes[0].url}"):
+    with pytest.raises(
+        TrainingError, match=f"no usable response after 3 attempts, the last at .*{fakes[0].url}: {said}"
+    ):
         drawn(engine)
 
 
@@ -221,6 +236,19 @@ def test_a_hung_server_is_left_at_the_deadline_of_a_request() -> None:
     with pytest.raises(TrainingError, match=r"no complete reply within 0\.3 s"):
         drawn(engine)
     assert time.monotonic() - start < 30
+
+
+def test_what_a_slow_server_owes_another_one_gives() -> None:
+    policy, slow = model(), list[FakeVLLM]()
+
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        return time.sleep(10) if path == GENERATE and fake in slow else None
+
+    engine, fakes = pushed(policy, count=2, fault=fault, request_seconds=1.0)
+    slow.append(fakes[0])
+    assert tokens(drawn(engine)) == tokens(drawn(built_in(policy)))
+    assert 1 <= engine.counts["retries"] <= 12
+    assert fakes[1].counts[GENERATE] >= 12
 
 
 def test_what_a_dead_server_owes_another_one_gives() -> None:
