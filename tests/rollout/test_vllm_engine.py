@@ -264,7 +264,7 @@ def test_what_a_dead_server_owes_another_one_gives() -> None:
 
 def test_a_job_that_waits_for_a_server_that_is_left_out_is_done_by_one_that_failed_as_well() -> None:
     """It fails once at the server that works, and goes to the dead one: nobody else would ever take it."""
-    server: Any = SimpleNamespace(limits=ServerLimits(max_concurrent_requests=1), url="http://server")
+    server: Any = SimpleNamespace(limits=ServerLimits(max_concurrent_requests=1), has_ended=lambda: False)
     asked: list[int] = []
 
     def ask(_: Any) -> int:
@@ -280,6 +280,31 @@ def test_a_job_that_waits_for_a_server_that_is_left_out_is_done_by_one_that_fail
     thread.start()
     thread.join(20)
     assert found == [7]
+
+
+@pytest.mark.parametrize("num_ended", [1, 2])
+def test_servers_that_have_ended_are_asked_no_more_once_none_is_left(num_ended: int) -> None:
+    asked: list[int] = []
+
+    def ask(server: Any) -> int:
+        asked.append(1)
+        if server.has_ended():
+            raise UnansweredError("nobody listens")
+        return 7
+
+    servers: list[Any] = [
+        SimpleNamespace(
+            limits=ServerLimits(), url="url", has_ended=lambda i=i: i < num_ended, last_words=lambda: "status 9"
+        )
+        for i in range(2)
+    ]
+    call = Dispatch(servers, [Job(home=0, ask=ask)], attempts=1000)
+    if num_ended == 1:
+        assert list(call.run()) == [7]
+    else:
+        with pytest.raises(TrainingError, match="the vLLM server url answers no more: nobody listens; status 9"):
+            list(call.run())
+        assert len(asked) == 1
 
 
 def test_a_refusal_is_not_repeated() -> None:

@@ -39,6 +39,9 @@ class Started:
     def wait_until_ready(self, server: Any, *, seconds: float) -> None:
         self.waited.append(seconds)
 
+    def has_ended(self) -> bool:
+        return False
+
     def last_words(self) -> str:
         return "it runs"
 

@@ -107,6 +107,11 @@ class Dispatch(Generic[Result]):
         """Count a failure, give the job to the next server, and leave this one alone for a while."""
         job.num_failures += 1
         server = self._servers[index]
+        if all(each.has_ended() for each in self._servers):
+            self._results.put(
+                TrainingError(f"the vLLM server {server.url} answers no more: {error}; {server.last_words()}")
+            )
+            return
         if job.num_failures == self._attempts:
             self._results.put(
                 TrainingError(

@@ -134,6 +134,10 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
+    def has_ended(self) -> bool:
+        """Whether it runs no more, with all that it started."""
+        return self._process.poll() is not None
+
     def last_words(self) -> str:
         """Whether it runs, and the end of its log, which goes with it."""
         status = self._process.poll()

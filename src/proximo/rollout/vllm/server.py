@@ -38,9 +38,13 @@ class VLLMServer:
         *,
         token: str | None = None,
         limits: ServerLimits | None = None,
+        has_ended: Callable[[], bool] = lambda: False,
         last_words: Callable[[], str] = lambda: "the server's log says more",
     ) -> None:
-        """`last_words`: what is known of the server's end, or where to look, for the message when it fails."""
+        """`has_ended`: whether it is known that it never answers again. `last_words`: what is known of the server's
+        end, or where to look, for the message when it fails.
+        """
+        self.has_ended = has_ended
         self.limits = limits or ServerLimits()
         self.last_words = last_words
         kept = self.limits.max_concurrent_requests

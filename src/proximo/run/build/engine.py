@@ -87,7 +87,7 @@ class EngineServers:
             process = ServerProcess(spec, log=folder / f"server-{number}.log")
             self._opened.callback(process.close)
             self._processes.append(process)
-            self._client(process.url, None, last_words=process.last_words)
+            self._client(process.url, None, has_ended=process.has_ended, last_words=process.last_words)
 
     def engine(self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> VLLMEngine:
         """The engine of these servers, once they are ready. Raises TrainingError if one does not become ready."""
