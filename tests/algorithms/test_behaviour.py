@@ -1,12 +1,14 @@
 """Weights and rejection of what another policy sampled, by hand."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler
+from proximo.algorithms.objectives import ppo
 
 LENGTHS = (3, 2, 0, 1)
 MASK = torch.tensor([True, True, False, True, True, True])
@@ -63,3 +65,93 @@ def test_the_mean_of_k1_bounds_the_geometric_mean_of_the_ratios():
     for limit, kept in ((0.0911, False), (0.0912, True)):
         found = near_the_sampler(changes, torch.zeros(2), mask, (2,), estimator="k1", over="mean", limit=limit)
         assert found.tolist() == [kept, kept]
+
+
+def test_weights_of_responses_make_the_mean_that_of_the_policy_and_those_of_tokens_leave_out_what_follows():
+    """All responses of two tokens out of two, their means as exact sums. The policy writes 0 with probability 1/2 and
+    after a 0 always a 0; the sampler slips there half of the time. 00 scores 1, 01 scores 0, and 1. scores 3/4."""
+    policy = {(0, 0): 0.5, (0, 1): 0.0, (1, 0): 0.25, (1, 1): 0.25}
+    sampler = {(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.25, (1, 1): 0.25}
+    scores, sampled = numbers(1, 0, 0.75, 0.75), numbers(*sampler.values())
+    first, second = numbers(0.5, 0.5, 0.5, 0.5), numbers(1, 1e-9, 0.5, 0.5)  # of each response's tokens
+    proximal = torch.stack([first, second], dim=1).flatten().log()
+    drawn, every = torch.full((8,), math.log(0.5), dtype=torch.float64), torch.ones(8, dtype=torch.bool)
+    whole, each = (
+        behaviour_ratios(proximal, drawn, every, (2,) * 4, of_responses=of_responses).view(4, 2)
+        for of_responses in (True, False)
+    )
+    assert whole[:, 0].tolist() == pytest.approx([2, 0, 1, 1], abs=1e-8)
+    assert (sampled * whole[:, 0] * scores).sum().item() == pytest.approx(
+        sum(p * score for p, score in zip(policy.values(), scores.tolist(), strict=True)), abs=1e-8
+    )
+    of_first = [(sampled * weights[:, 0] * scores).view(2, 2).sum(1).tolist() for weights in (whole, each)]
+    assert of_first[0] == pytest.approx([0.5, 0.375], abs=1e-8), "the first token 0 is better than 1"
+    assert of_first[1] == pytest.approx([0.25, 0.375], abs=1e-8), "and blamed for what the sampler does after it"
+
+
+LIKELY, PREFERENCE = 0.2, math.log(4)
+"""The policy's probability of the disliked token, and by how much its logit is too high in the sampler: there 0.5."""
+
+
+def drift(
+    advantages: tuple[float, float], *, z: float = math.log(LIKELY / (1 - LIKELY)), **bounds: float | bool
+) -> float:
+    """The mean over the sampler's draws of the gradient that raises the logit z of the disliked token, of two tokens
+    with these advantages, the disliked one first. Without bounds the draws are not weighted."""
+    logit = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    logprobs = torch.stack([logit, torch.zeros_like(logit)]).log_softmax(0)
+    sampled = (logprobs.detach() + numbers(PREFERENCE, 0)).log_softmax(0)
+    loss = ppo(logprobs, logprobs.detach(), numbers(*advantages), clip_low=0.2, clip_high=0.2).loss
+    if bounds:
+        every = torch.tensor([True, True])
+        ratios = behaviour_ratios(logprobs, sampled, every, (1, 1), of_responses=False)
+        loss = loss * bounded_weights(ratios, **bounds)
+    (-sampled.exp() * loss).sum().backward()
+    assert logit.grad is not None
+    return logit.grad.item()
+
+
+NONE: dict[str, Any] = {}
+WIDE: dict[str, Any] = {"floor": 0, "cap": 2, "masked": False}
+TIGHT = WIDE | {"cap": 1.25}
+MASKED: dict[str, Any] = {"floor": 0.5, "cap": 2, "masked": True}
+GOOD, BAD = (0.4, 0.5), (-0.6, -0.5)
+"""Advantages on a prompt whose responses are better, or worse, than the mean of the step, where the token costs 0.1."""
+
+
+@pytest.mark.parametrize(
+    ("bounds", "advantages", "gradient"),
+    [
+        # 0.5 x 0.4 x 0.8 - 0.5 x 0.5 x 0.2: towards the token that costs
+        (NONE, GOOD, 0.11),
+        (NONE, BAD, -0.19),
+        # the weights are 0.4 and 1.6; on the policy's own draws both are -0.1 x 0.2 x 0.8
+        (WIDE, GOOD, -0.016),
+        (WIDE, BAD, -0.016),
+        # a cap that the usual weight of 1.6 exceeds
+        (TIGHT, GOOD, 0.0015),
+        # a mask that always leaves out the weight of 0.4: -0.5 x 1.6 x 0.5 x 0.2, and up where others are bad
+        (MASKED, GOOD, -0.08),
+        (MASKED, BAD, 0.08),
+        # without weights a baseline of the state is enough: both advantages less their mean over the draws
+        (NONE, (-0.05, 0.05), -0.025),
+        # the cost from which the token falls without weights too: (1 - exp(-ln 4)) x 0.5
+        (NONE, (0.5 - 0.375, 0.5), 0.0),
+    ],
+)
+def test_the_drift_towards_what_the_sampler_prefers(bounds, advantages, gradient):
+    assert drift(advantages, **bounds) == pytest.approx(gradient, abs=1e-9)
+
+
+def test_the_policy_ends_with_the_token_that_costs_unless_draws_are_weighted():
+    """Ascent on the expected gradient. Without weights the token wins for every cost below 0.375 (the case above)."""
+
+    def end(cost: float, **bounds: Any) -> float:
+        z = math.log(LIKELY / (1 - LIKELY))
+        for _ in range(300):
+            z += 2 * drift((0.5 - cost, 0.5), z=z, **bounds)
+        return 1 / (1 + math.exp(-z))
+
+    assert end(0.3) > 0.9
+    assert end(0.45) < 0.1
+    assert end(0.3, **WIDE | {"cap": 4}) < 0.01
