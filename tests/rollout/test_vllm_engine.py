@@ -21,6 +21,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import push_weights
@@ -334,9 +335,27 @@ def test_a_server_that_starts_anew_within_a_rollout_gets_the_weights_again() -> 
     assert fakes[0].counts["/update_weights"] == 2
 
 
-def test_an_adapter_that_a_server_lost_is_given_again() -> None:
-    from proximo.models.lora import LoRAOptions
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_server_that_serves_another_run_too_is_told_as_that(*, lora: bool) -> None:
+    """Each pushes whenever the other has: no response is ever one's own."""
+    policy = model().with_adapter(LoRAOptions(rank=2)) if lora else model()
+    others: list[VLLMEngine] = []
 
+    def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
+        if path == GENERATE:
+            others[0].load_weights(10 + fake.counts[GENERATE], dict(policy.trainable_parameters()))
+
+    engine, fakes = pushed(policy, fault=fault, attempts=2)
+    others.append(VLLMEngine([VLLMServer(fakes[0].url)], policy, tiny_tokenizer(), eos_token_ids=[2]))
+    OPEN.callback(others[0].close)
+    said = "it started anew, or serves another run too" if lora else "weights proximo-12-.*: another run probably pushes"
+    with pytest.raises(
+        TrainingError, match=f"after 2 attempts, the last at the vLLM server {fakes[0].url}: it .*{said}"
+    ):
+        engine.generate(PROMPTS[:1], num_samples=1, options=OPTIONS, key=KEY)
+
+
+def test_an_adapter_that_a_server_lost_is_given_again() -> None:
     policy, seen = model().with_adapter(LoRAOptions(rank=2)), {"count": 0}
 
     def restart(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:

@@ -225,12 +225,12 @@ class VLLMEngine:
         except RequestRefusedError as error:
             if error.status == _NOT_FOUND and self._files.is_adapter:
                 self._give_again(server, push)
-                raise UnansweredError("it had lost the adapter") from None
+                raise UnansweredError("it had lost the adapter: it started anew, or serves another run too") from None
             raise
         if not self._files.is_adapter and choice.weight_versions != {push.name}:
             self.counts["stale"] += 1
             self._give_again(server, push)
-            raise UnansweredError(f"it sampled with the weights {', '.join(sorted(choice.weight_versions))}")
+            raise UnansweredError(_other_weights(sorted(choice.weight_versions)))
         return choice
 
     def _give_again(self, server: VLLMServer, push: _Push) -> None:
@@ -260,6 +260,13 @@ class VLLMEngine:
 
 
 _NOT_FOUND = 404
+
+
+def _other_weights(names: Sequence[str]) -> str:
+    """Says that weights of these names made a response. A server that starts anew has others than a trainer's."""
+    pushed = any(name.startswith("proximo-") for name in names)
+    whose = ": another run probably pushes weights to this server, which is for one run at a time" if pushed else ""
+    return f"it sampled with the weights {', '.join(names)}{whose}"
 
 
 def _ended(stop: StopRules, choice: Choice, limit: int) -> tuple[int, Finish] | None:
