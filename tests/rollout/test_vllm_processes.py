@@ -92,25 +92,28 @@ import sys, time
 from pathlib import Path
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 spec = ServerSpec(python=Path(sys.argv[1]), model="nothing", dtype="float32", raw_logprobs=True, arguments=("--sleep",))
-process = ServerProcess(spec, log=Path(sys.argv[2]))
+process = ServerProcess(spec, log=Path(sys.argv[2], "log"), folder=Path(sys.argv[2]))
 print(process._process.pid, flush=True)
 time.sleep(600)
 """
 
 
 def test_a_server_ends_with_a_run_that_is_killed(environment: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    command = [sys.executable, "-c", STARTER, str(environment / "bin" / "python"), str(log)]
+    """Its folder goes too: it may hold a model."""
+    folder = tmp_path / "folder"
+    (folder / "model").mkdir(parents=True)
+    command = [sys.executable, "-c", STARTER, str(environment / "bin" / "python"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         guardian = int(run.stdout.readline())
-        child = child_in(log)
+        child = child_in(folder / "log")
         os.kill(run.pid, signal.SIGKILL)
     wait_until_gone([child, guardian])
+    assert not folder.exists()
 
 
 def test_a_server_that_ends_at_its_start_is_told_with_its_last_words(environment: Path, tmp_path: Path) -> None:
-    process = ServerProcess(spec(environment, "--fail"), log=tmp_path / "log")
+    process = ServerProcess(spec(environment, "--fail"), log=tmp_path / "log", folder=tmp_path)
     server = VLLMServer(process.url)
     try:
         with pytest.raises(TrainingError, match=r"(?s)status 1 before it was ready; .*no memory for one block"):

@@ -1,13 +1,15 @@
 """Runs a command and ends it, with all that it started, when the process that asked for it is gone.
 
-A script of its own without any import of Proximo: `python guardian.py FD COMMAND...`. FD is the reading end of a pipe
-whose other end the asking process holds open. It closes when that process closes it or ends in whatever way.
+A script of its own without any import of Proximo: `python guardian.py FD FOLDER COMMAND...`. FD is the reading end of
+a pipe whose other end the asking process holds open. It closes when that process closes it or ends in whatever way.
+FOLDER, if it is not empty, is then removed. It stays where the command ends by itself: its log is still to be read.
 """
 
 import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ POLL_SECONDS = 0.2
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(watched: int, command: list[str]) -> int:
+def main(watched: int, folder: str, command: list[str]) -> int:
     """Run `command` until it ends or `watched` closes. Returns its exit status, 128 + signal where one ended it."""
     # Ctrl-C is for the asking process, which then closes the pipe. The signals get functions, since what the command
     # starts would ignore those that are ignored here.
@@ -27,10 +29,10 @@ def main(watched: int, command: list[str]) -> int:
     with contextlib.suppress(OSError, AttributeError):  # so that orphans of the command become children of this process
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=True)
-    while process.poll() is None:
+    is_alone = False
+    while process.poll() is None and not is_alone:
         ready, _, _ = select.select([watched], [], [], POLL_SECONDS)
-        if ready and not os.read(watched, 1):
-            break
+        is_alone = bool(ready) and not os.read(watched, 1)
     status = process.poll()
     end_group(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
@@ -43,6 +45,8 @@ def main(watched: int, command: list[str]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 4)
+    if is_alone and folder:
+        shutil.rmtree(folder, ignore_errors=True)
     return 128 if status is None else (128 - status if status < 0 else status)
 
 
@@ -83,4 +87,4 @@ def children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

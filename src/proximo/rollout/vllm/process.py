@@ -81,8 +81,10 @@ class ServerSpec:
 class ServerProcess:
     """One server on this machine. It ends with `close`, and with this process however that ends."""
 
-    def __init__(self, spec: ServerSpec, *, log: Path) -> None:
-        """Start it. `log`: file for what it prints. Raises TrainingError if it cannot be started.
+    def __init__(self, spec: ServerSpec, *, log: Path, folder: Path | None = None) -> None:
+        """Start it. `log`: file for what it prints. `folder`: one to remove when this process closes it or is gone.
+
+        Raises TrainingError if it cannot be started.
 
         It listens on a socket beside the log, in a folder that only this user may enter: the interface for weights has
         no password, and a free port may be another run's a moment later.
@@ -94,7 +96,10 @@ class ServerProcess:
         try:
             with log.open("wb") as file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", str(GUARDIAN), str(watched), *spec.command("--uds", str(socket))],
+                    [
+                        *(sys.executable, "-I", str(GUARDIAN), str(watched), str(folder or "")),
+                        *spec.command("--uds", str(socket)),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

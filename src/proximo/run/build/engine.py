@@ -1,6 +1,7 @@
 """Builds the engine of a recipe: vLLM servers, which are started here or run already."""
 
 import copy
+import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -33,6 +34,9 @@ from proximo.run.environment_secrets import read_secret
 
 IN_MEMORY = Path("/dev/shm")
 CHECK_SECONDS = 10.0
+MAX_SOCKET_BYTES = 107
+"""Longest name of a Unix socket on Linux."""
+_SERVER_FOLDER = "proximo-vllm-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +71,7 @@ class EngineServers:
 
         `path`: folder or Hub name of the policy's weights; None for random ones.
         """
-        folder = Path(tempfile.mkdtemp(prefix="proximo-vllm-"))
+        folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         model = self._model(policy, path, folder / "model")
         spec = ServerSpec(
@@ -84,7 +88,7 @@ class EngineServers:
         )
         tokenizer.save_pretrained(folder / "tokenizer")
         for number in range(self.config.replicas):
-            process = ServerProcess(spec, log=folder / f"server-{number}.log")
+            process = ServerProcess(spec, log=folder / f"server-{number}.log", folder=folder)
             self._opened.callback(process.close)
             self._processes.append(process)
             self._client(process.url, None, has_ended=process.has_ended, last_words=process.last_words)
@@ -144,6 +148,7 @@ def check_engine(config: EngineConfig) -> None:
         raise ConfigError(f"engine.transfer_folder: there is no folder {folder}")
     if not config.addresses:
         interpreter(config.environment)
+        _check_temporary_folder()
         return
     servers = EngineServers(config, dtype="float32")
     servers.find()
@@ -156,6 +161,16 @@ def check_engine(config: EngineConfig) -> None:
                 )
             with _refusing(server):
                 server.weight_version()
+
+
+def _check_temporary_folder() -> None:
+    """Raises ConfigError if the sockets of servers would have names that the system does not take."""
+    longest = Path(tempfile.gettempdir(), f"{_SERVER_FOLDER}12345678", "server-999.sock")
+    if len(os.fsencode(longest)) > MAX_SOCKET_BYTES:
+        raise ConfigError(
+            f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets of vLLM "
+            f"servers, {MAX_SOCKET_BYTES} bytes in all: set TMPDIR to a shorter one"
+        )
 
 
 @contextmanager
