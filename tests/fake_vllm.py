@@ -26,6 +26,7 @@ from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
 from proximo.rollout.engine import fingerprint
 from proximo.rollout.sampling import SamplingOptions, sample
+from proximo.rollout.turns import Turns
 
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
 """Called with path and body of a request. It returns the reply: bytes, a status, a status with what it says, or None
@@ -51,7 +52,8 @@ class FakeVLLM:
         self.keeps_prefixes = False
         """A prefix cache that nobody resets."""
         self.counts: Counter[str] = Counter()
-        self.lock = threading.Lock()
+        self.turns = Turns()
+        self.seconds_per_token = 0.0
         self.is_paused = False
         self._is_updating = False
         handler = type("Handler", (_Handler,), {"fake": self})
@@ -79,8 +81,12 @@ class FakeVLLM:
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         """The usual reply: an object, a status, or a status with what it says."""
-        if path == GENERATE:
+        if path == GENERATE:  # weights may change between two tokens
             return self.generate(body)
+        with self.turns.turn():
+            return self._answer(path, body)
+
+    def _answer(self, path: str, body: dict[str, Any]) -> Any:
         return {
             "/weight_info": lambda: {"weight_version": self.version},
             "/v1/models": lambda: {
@@ -94,7 +100,7 @@ class FakeVLLM:
             "/start_weight_update": self.start,
             "/update_weights": lambda: self.update(body["update_info"]),
             "/finish_weight_update": lambda: self.finish(body.get("weight_version")),
-            "/pause?mode=abort": self.pause,
+            "/pause?mode=keep": self.pause,
             "/resume": self.resume,
             "/v1/load_lora_adapter": lambda: self.load_adapter(body["lora_name"], Path(body["lora_path"])),
             "/v1/unload_lora_adapter": lambda: self.adapters.pop(body["lora_name"]) and {},
@@ -158,21 +164,28 @@ class FakeVLLM:
         )
         ending = torch.tensor(given["stop_token_ids"], dtype=torch.long)
         token_ids, content, finish = list(body["token_ids"]), [], "length"
+        spans: list[dict[str, Any]] = []
         for position in range(options.max_new_tokens):
-            token, logprob = sample(
-                self._logits(model, tuple(token_ids), is_prompt=position == 0),
-                streams=torch.tensor([given["seed"]]),
-                positions=torch.tensor([position]),
-                options=options,
-                ending_ids=ending,
-            )
+            time.sleep(self.seconds_per_token)
+            while self.is_paused:
+                time.sleep(0.001)
+            with self.turns.turn():
+                token, logprob = sample(
+                    self._logits(model, tuple(token_ids), is_prompt=position == 0),
+                    streams=torch.tensor([given["seed"]]),
+                    positions=torch.tensor([position]),
+                    options=options,
+                    ending_ids=ending,
+                )
+                if not spans or spans[-1]["version"] != self.version:
+                    spans.append({"version": self.version, "start": position, "end": position})
+                spans[-1]["end"] = position + 1
             token_ids.append(int(token))
             content.append({"token_id": int(token), "logprob": float(logprob), "rank": 1, "top_logprobs": []})
             if int(token) in given["stop_token_ids"]:
                 finish = "stop"
                 break
         made = [each["token_id"] for each in content]
-        spans = [{"version": self.version, "start": 0, "end": len(made)}]
         choice = {"index": 0, "finish_reason": finish, "token_ids": made, "logprobs": {"content": content}}
         return {"choices": [choice | {"weight_versions": spans}]}
 
@@ -203,8 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.fake.counts[self.path] += 1
         reply = None if self.fake.fault is None else self.fake.fault(self.fake, self.path, body)
         if reply is None:
-            with self.fake.lock:
-                reply = self.fake.answer(self.path, body)
+            reply = self.fake.answer(self.path, body)
         status, content = _status_and_content(reply)
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))

@@ -43,8 +43,11 @@ class Response:
     """[T] bool: True where the policy wrote the token."""
     finish: Finish
     policy_version: int
+    """Version of the policy that drew the first token."""
     text: str
     """The decoded answer: without end-of-sequence tokens, cut before a stop string."""
+    token_versions: tuple[int, ...] | None = None
+    """[T] version of the policy that drew each token; None where one drew them all. Versions never decrease."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

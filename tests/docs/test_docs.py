@@ -23,8 +23,8 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 SECTIONS = "run|devices|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
-    "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|mismatch|sft|reward_model|evaluation|"
-    "progress|filter|time|throughput|memory|ranks"
+    "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|mismatch|staleness|sft|reward_model|"
+    "evaluation|progress|filter|time|throughput|memory|ranks"
 )
 METRIC = re.compile(rf"(?:{METRIC_GROUPS})/[a-z_0-9/]+")
 OPTION = re.compile(r"--[a-z-]+")

@@ -14,7 +14,8 @@ from proximo.models.precision.placement import Precision
 from proximo.native.library import library
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout import local
-from proximo.rollout.local import TOKENS_PER_TRANSFER, LocalEngine
+from proximo.rollout.decoding import TOKENS_PER_TRANSFER
+from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 ENDS = (2, 11, 20, 29, 38)

@@ -143,8 +143,7 @@ def broken(number: int, reply: Any) -> Fault:
             return None
         if not callable(reply):
             return reply
-        with fake.lock:
-            usual = fake.answer(path, body)
+        usual = fake.answer(path, body)
         return json.dumps(reply(usual)).encode()
 
     return fault
@@ -544,8 +543,7 @@ def test_log_probs_that_are_missing_are_the_learners_and_are_counted() -> None:
     def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
         if path != GENERATE:
             return None
-        with fake.lock:
-            usual = fake.answer(path, body)
+        usual = fake.answer(path, body)
         usual["choices"][0]["logprobs"]["content"][0]["logprob"] = math.nan
         return json.dumps(usual).encode()
 
@@ -577,8 +575,7 @@ def test_ends_of_responses_are_ours_where_the_server_reads_another_text() -> Non
     def early(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
         if path == GENERATE and "stop" in body["sampling_params"]:
             shorter = body | {"sampling_params": body["sampling_params"] | {"max_tokens": 2, "min_tokens": 2}}
-            with fake.lock:
-                return json.dumps(fake.answer(path, shorter)).encode()
+            return json.dumps(fake.answer(path, shorter)).encode()
         return None
 
     policy = model()

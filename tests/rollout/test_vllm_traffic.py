@@ -51,7 +51,7 @@ def test_a_response_is_asked_for_and_read_as_vllm_answered(options: SamplingOpti
     (sent,) = json.loads(line["reply"])["choices"]
     assert list(choice.token_ids) == sent["token_ids"]
     assert list(choice.logprobs) == [each["logprob"] for each in sent["logprobs"]["content"]]
-    assert choice.weight_versions == {"proximo-0-3d7a8276f7c3fef2"}
+    assert choice.weight_versions == (("proximo-0-3d7a8276f7c3fef2", 0),)
 
 
 def test_weights_are_pushed_and_asked_for_as_vllm_answered(monkeypatch: pytest.MonkeyPatch) -> None:

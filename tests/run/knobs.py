@@ -323,6 +323,7 @@ KNOBS = [
     Knob(ppo.RolloutConfig, "stop_token_ids", "ppo", {"ppo.rollout.stop_token_ids": list(range(6, 40))}),
     Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
     Knob(ppo.RolloutConfig, "max_num_seqs", "ppo", {"ppo.rollout.max_num_seqs": 2}),
+    Knob(ppo.RolloutConfig, "staleness", "ppo", {"ppo.rollout.staleness": 2}),
     Knob(ppo.KLConfig, "apply_to", "ppo", {"ppo.kl.apply_to": "none"}),
     Knob(ppo.KLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
     Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),

@@ -111,13 +111,22 @@ class PPORecipe(TrainerRecipe):
     def _loss_fits_the_run(self) -> Self:
         if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
-        exact = self.run.precision == "float32" and self.engine.kind == "local"
+        exact = self.run.precision == "float32" and self.engine.kind == "local" and not self.ppo.rollout.staleness
         if self.ppo.policy_loss.needs_sampled_logprobs and exact:
             weighs = self.ppo.policy_loss.behaviour_weight != "none"
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
                 "sampler, but with run.precision float32 their log-probs are the same, and every weight 1: set "
                 "run.precision to bf16, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _draws_ahead(self) -> Self:
+        if self.ppo.rollout.staleness and self.data.filter is not None:
+            raise ValueError(
+                "data.filter chooses the prompts of a step by all scores before it, but ppo.rollout.staleness samples "
+                "them earlier: remove data.filter, or set staleness to 0"
             )
         return self
 

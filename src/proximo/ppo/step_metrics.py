@@ -1,5 +1,6 @@
 """Turns the records of a PPO step into declared metrics."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,9 +31,19 @@ from proximo.ppo.graph import OWN_CALLS
 from proximo.ppo.update.invariants import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
+from proximo.rollout.asynchronous import Rollouts
 
 RECOMPUTED = frozenset({"policy_logprobs", "policy_logprobs_and_values"})
 """Calls that compute the old log-probs of a step, where the sampler's do not serve."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepAhead:
+    """The asynchronous rollouts of a step."""
+
+    rollouts: Rollouts
+    steps_behind: Tensor
+    """[T] int64: how many steps ago the weights that drew each token were trained last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +64,8 @@ class StepOutcome:
     """Whether a critic-free baseline is computed from the responses to one prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value written by user-defined calls."""
+    ahead: StepAhead | None = None
+    """None in a synchronous step."""
     candidates: Sequence[Scored] | None = None
     """All sampled responses of best of n; None if the step trains on all of them."""
 
@@ -71,7 +84,9 @@ def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> 
         | group_metrics(outcome.experience.scored, counted_mask(outcome.experience.scored, config), config)
     )
     if RECOMPUTED & outcome.seconds.keys():
-        metrics |= mismatch_metrics(outcome.experience)
+        metrics |= mismatch_metrics(outcome.experience, None if outcome.ahead is None else outcome.ahead.steps_behind)
+    if outcome.ahead is not None:
+        metrics |= staleness_metrics(outcome.experience, outcome.ahead)
     coefficient = outcome.kl_coefficient
     return metrics if coefficient is None else metrics | {"kl/coefficient": Last(coefficient)}
 
@@ -136,7 +151,8 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     if "generate" in outcome.seconds:
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
         del metrics["time/generate_seconds"]
-        metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
+        seconds = outcome.seconds["generate"] if outcome.ahead is None else outcome.ahead.rollouts.seconds
+        metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, seconds)
     training = sum(seconds for call, seconds in outcome.seconds.items() if call.startswith("train_"))
     policy_passes = 0.0 if outcome.policy is None else outcome.policy.share_trained
     own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
@@ -225,18 +241,48 @@ def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, Met
     }
 
 
-def mismatch_metrics(experience: Experience) -> dict[str, MetricValue]:
-    """Metrics of the sampler's log-probs against the learner's own, which are the old ones."""
-    sampled = torch.cat([scored.response.logprobs for scored in experience.scored])
+def mismatch_metrics(experience: Experience, steps_behind: Tensor | None = None) -> dict[str, MetricValue]:
+    """Metrics of the sampler's log-probs against the learner's own, which are the old ones.
+
+    `steps_behind`: where it is above 0, earlier weights drew the token, and it is left out.
+    """
+    sampled = _sampled_logprobs(experience)
     given = experience.mask & sampled.isfinite()
+    missing = Sum(int((experience.mask & ~given).sum()))
+    if steps_behind is not None:
+        given &= steps_behind == 0
     count = int(given.sum())
     log_ratios = torch.where(given, sampled - experience.old_logprobs, 0.0)
     return {
         "mismatch/kl": Mean(_sum(k1(sampled, experience.old_logprobs), given), count),
         "mismatch/k3": Mean(_sum(k3(sampled, experience.old_logprobs), given), count),
         "mismatch/max_abs_log_ratio": Max.of([float(log_ratios.abs().max())]),
-        "mismatch/missing_logprobs": Sum(int(experience.mask.sum()) - count),
+        "mismatch/missing_logprobs": missing,
     }
+
+
+def staleness_metrics(experience: Experience, ahead: StepAhead) -> dict[str, MetricValue]:
+    """How old the weights were that sampled, how far they are from the learner's, and who waited for whom."""
+    mask, behind, taken = experience.mask, ahead.steps_behind, ahead.rollouts
+    sampled = _sampled_logprobs(experience)
+    stale = mask & (behind > 0) & sampled.isfinite()
+    given = mask & sampled.isfinite()
+    weights = torch.where(given, (experience.old_logprobs - sampled).double().exp(), 0.0)
+    share = float(weights.sum().square() / weights.square().sum() / given.sum()) if given.any() else math.nan
+    return {
+        "staleness/mean_steps": Mean(int(behind[mask].sum()), int(mask.sum())),
+        "staleness/max_steps": Max.of(behind[mask].tolist()),
+        "staleness/k3": Mean(_sum(k3(sampled, experience.old_logprobs), stale), int(stale.sum())),
+        "staleness/effective_fraction": Last(share),
+        "staleness/interrupted_fraction": Mean.of(float(r.token_versions is not None) for r in taken.responses),
+        "staleness/steps_ahead": Last(taken.num_ahead),
+        "staleness/learner_idle_fraction": Mean(taken.waited_seconds, taken.seconds),
+        "staleness/engine_idle_fraction": Mean(taken.idle_seconds, taken.seconds),
+    }
+
+
+def _sampled_logprobs(experience: Experience) -> Tensor:
+    return torch.cat([scored.response.logprobs for scored in experience.scored])
 
 
 def _sum(x: Tensor, mask: Tensor) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.data.difficulty import DifficultyFilter
-from proximo.data.order import rows_at
 from proximo.metrics.report.sample_pairs import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.ppo.counted import sequence_kl
@@ -66,6 +65,7 @@ class PPOTask:
 
     def close(self) -> None:
         """Close the reward sources and the engine, which ends their processes."""
+        self.ppo.close()
         if self.servers is not None:
             self.servers.close()
         for source in (self.reward, self.gold):
@@ -76,8 +76,7 @@ class PPOTask:
         """Take one PPO step; `step` counts from 1."""
         size = self.ppo.config.prompts_per_step
         if self.difficulty is None:
-            rows = rows_at((step - 1) * size, size, num_rows=len(self.prompts), seed=self.ppo.seed)
-            outcome = self.ppo.run_step(prompts=[self.prompts[row] for row in rows])
+            outcome = self.ppo.run_step(prompts_of=self.ppo.in_order(self.prompts))
             progress: dict[str, MetricValue] = {"progress/epoch": Last(step * size / len(self.prompts))}
         else:
             draws = self.difficulty.draw(size)

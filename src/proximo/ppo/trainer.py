@@ -6,6 +6,7 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -48,13 +49,14 @@ from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
-from proximo.ppo.step_metrics import StepOutcome, step_metrics
+from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
-from proximo.records import Prompt, Response, Scored
+from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.on_ranks import scored_once
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
+from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.run.memory import check_release, memory_advice
@@ -153,20 +155,19 @@ class PPOTrainer:
     def reuses_sampled_logprobs(self) -> bool:
         """Whether the sampler's log-probs serve as old log-probs, so that no pass is needed to recompute them.
 
-        False if the engine or the policy rounds more than float32, and if behaviour weights or rejection compare the
-        two, since responses may then come from any sampler.
+        False if the engine or the policy rounds more than float32, if earlier weights may have sampled, and if
+        behaviour weights or rejection compare the two, since responses may then come from any sampler.
         """
         compared = self.config.policy_loss.needs_sampled_logprobs
         exact = self.policy.precision is Precision.FLOAT32 and self.roles.policy.engine.logprobs_are_the_learners
-        return exact and not (compared or self.config.rollout.reshapes_distribution)
+        return exact and not (self.config.rollout.staleness or compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample responses to each prompt as the next step would, `samples_per_prompt` or else `responses_per_prompt`.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a Prompt.
         """
-        (responses,) = self.roles.policy.generate(self._prompts(prompts), self.state)
-        return responses
+        return self.roles.policy.sample(self._prompts(prompts), self.state)
 
     def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
         return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
@@ -211,26 +212,47 @@ class PPOTrainer:
         """
         if reward is not None:
             self.roles.reward.source = as_source(reward)
-        known, size = self._prompts(prompts), self.config.prompts_per_step
+        known = self._prompts(prompts)
         scored = self.roles.reward.source is not None or any(call.name == "score" for call in self.extra_calls)
         check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
+        prompts_of = self.in_order(known)
         history: list[dict[str, float]] = []
-        while self.state.steps_done < self.config.num_steps:
-            rows = rows_at(self.state.steps_done * size, size, num_rows=len(known), seed=self.seed)
-            history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
-            if on_step is not None:
-                call_on_step(on_step, self.state.steps_done, history[-1])
+        with closing(self):
+            while self.state.steps_done < self.config.num_steps:
+                history.append(self._line(self.run_step(prompts_of=prompts_of)))
+                if on_step is not None:
+                    call_on_step(on_step, self.state.steps_done, history[-1])
         return history
 
+    def in_order(self, prompts: Sequence[Prompt]) -> PromptsOfStep:
+        """The prompts of each step, in the order of each epoch."""
+        size = self.config.prompts_per_step
+
+        def prompts_of(step: int) -> list[Prompt]:
+            return [prompts[row] for row in rows_at(step * size, size, num_rows=len(prompts), seed=self.seed)]
+
+        return prompts_of
+
+    def close(self) -> None:
+        """End the sampling ahead of a run with `rollout.staleness`, which must not go on afterwards."""
+        self.roles.policy.close()
+
     def run_step(
-        self, *, prompts: Sequence[Prompt] | None = None, scored: Sequence[Scored] | None = None
+        self,
+        *,
+        prompts: Sequence[Prompt] | None = None,
+        prompts_of: PromptsOfStep | None = None,
+        scored: Sequence[Scored] | None = None,
     ) -> StepOutcome:
-        """Run one step from prompts or from scored responses.
+        """Run one step from its prompts, from those of all steps, or from scored responses.
 
         Raises TrainingError if too many responses are unscored, too many updates were skipped, the learner's log-probs
         differ from the sampler's, or memory ran out. A failed step may have changed some weights.
         """
         given = "prompts" if scored is None else "scored"
+        if prompts_of is not None:
+            prompts = prompts_of(self.state.steps_done)
+        self.roles.policy.prompts_of = prompts_of
         learns = self.state.steps_done >= self.config.critic_warmup_steps
         serve, extra = self.reuses_sampled_logprobs, calls_of(self.extra_calls)
         modes = {"reuse_sampled": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
@@ -252,6 +274,7 @@ class PPOTrainer:
             kl_coefficient=None if self.config.kl.apply_to == "none" else self.state.kl_coefficient,
             compares_groups=self.config.advantage.compares_groups,
             extra=values_of(self.extra_calls, graph, outcome.values),
+            ahead=self._ahead(outcome.values["experience"]) if scored is None else None,
         )
         state = replace(
             self.state,
@@ -283,6 +306,14 @@ class PPOTrainer:
             together=together,
             around=lambda call: memory_advice(self.config.memory_settings, call.name, step=step),
         )
+
+    def _ahead(self, experience: Experience) -> StepAhead | None:
+        ahead = self.roles.policy.ahead
+        if ahead is None or ahead.taken is None:
+            return None
+        responses = [scored.response for scored in experience.scored]
+        behind = ahead.steps_behind(responses, step=self.state.steps_done)
+        return StepAhead(rollouts=ahead.taken, steps_behind=behind)
 
     def _next_coefficient(self, step: StepOutcome) -> float:
         if step.policy is None:  # during critic warm-up the policy does not move, so neither does the coefficient

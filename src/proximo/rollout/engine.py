@@ -91,6 +91,14 @@ def statistics_of(engine: Engine) -> dict[str, MetricValue]:
     return dict(engine.statistics()) if isinstance(engine, MeasuredEngine) else {}
 
 
+def versions_of_tokens(starts: Sequence[tuple[int, int]], num_tokens: int) -> tuple[int, ...]:
+    """The version of each token. `starts`: versions, each with the index of its first token, in order."""
+    ends = [start for _, start in starts[1:]] + [num_tokens]
+    return tuple(
+        version for (version, start), end in zip(starts, ends, strict=True) for _ in range(start, min(end, num_tokens))
+    )
+
+
 _SAMPLED = 64
 """Entries of each tensor that enter its fingerprint."""
 

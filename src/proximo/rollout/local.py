@@ -7,40 +7,41 @@ row wrote past the end of its response are then discarded, so responses do not d
 """
 
 import copy
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.errors import ModelError, TrainingError, UserError
-from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.attention.cache import RowCache
 from proximo.models.language import LanguageModel
-from proximo.models.packing import pack, send
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.train_eval import evaluating
-from proximo.records import Finish, Prompt, Response
+from proximo.records import Prompt, Response
+from proximo.rollout.decoding import DecodingCall, Growing
 from proximo.rollout.engine import Holding, fingerprint
-from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
-from proximo.rollout.scheduler import Admission, Scheduler
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.scheduler import Scheduler
 from proximo.rollout.stopping import StopRules
+from proximo.rollout.turns import Turns
 
 _INITIAL_NEW_TOKENS = 64
 """New tokens that a row of the cache has room for at first. The cache grows when a response needs more."""
 PREFILL_TOKENS = 4096
 """Largest number of prompt tokens in one packed prefill pass."""
-TOKENS_PER_TRANSFER = 8
-"""Tokens per row that an accelerator decodes before the host waits for a copy of them.
-
-A response that has ended keeps its row for 3.5 more passes on average: 2% of all passes at 200 tokens each."""
 
 
 class LocalEngine:
-    """Samples from a language model in this process. In float32 the model can be the learner's own."""
+    """Samples from a language model in this process. In float32 the model can be the learner's own.
+
+    A call of `generate` waits for an earlier one in another thread. Weights that another thread loads take effect at
+    the next token: the responses that are being decoded keep their tokens, and their keys and values are computed anew.
+    """
+
+    thread_safe = True
 
     def __init__(
         self,
@@ -50,8 +51,12 @@ class LocalEngine:
         eos_token_ids: Collection[int],
         max_num_seqs: int = 64,
         prefill_tokens: int = PREFILL_TOKENS,
+        owns_model: bool = False,
     ) -> None:
-        """`max_num_seqs`: responses decoded at a time. `prefill_tokens`: most prompt tokens in one prefill pass."""
+        """`max_num_seqs`: responses decoded at a time. `prefill_tokens`: most prompt tokens in one prefill pass.
+
+        `owns_model`: nobody else uses the model, so that `load_weights` may write into it.
+        """
         if not isinstance(model, LanguageModel):
             raise ModelError(
                 f"an engine samples from a LanguageModel, got {type(model).__name__}: write "
@@ -68,7 +73,11 @@ class LocalEngine:
         self._prefill_tokens = prefill_tokens
         self._version = 0
         self._loaded: frozenset[str] = frozenset()
-        self._has_own_copy = False
+        self._has_own_copy = owns_model
+        self._calls = threading.Lock()
+        self._turns = Turns()
+        """A pass takes a turn, and so does a load of weights."""
+        self._num_stops = 0
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -100,10 +109,15 @@ class LocalEngine:
             model = copy.deepcopy(self._model.model).requires_grad_(False)
             self._model, self._has_own_copy = LanguageModel(model, precision=self._model.precision), True
             own = self._parameters()
-        for name, tensor in tensors.items():
-            if own[name] is not tensor:
-                own[name].copy_(tensor)
-        self._version, self._loaded = version, frozenset(tensors)
+        with self._turns.turn():
+            for name, tensor in tensors.items():
+                if own[name] is not tensor:
+                    own[name].copy_(tensor)
+            self._version, self._loaded = version, frozenset(tensors)
+
+    def stop(self) -> None:
+        """End the running calls of `generate` in other threads, which raise TrainingError."""
+        self._num_stops += 1
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`. The fingerprint is computed at each call, because the learner changes shared tensors."""
@@ -133,19 +147,51 @@ class LocalEngine:
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
         samples = [
             [
-                _Growing(prompt=prompt, sample_index=s, stream=key.stream(index, s), limit=key.limit(index, options))
+                Growing(prompt=prompt, sample_index=s, stream=key.stream(index, s), limit=key.limit(index, options))
                 for s in range(num_samples)
             ]
             for index, prompt in enumerate(prompts)
         ]
+        num_stops = self._num_stops
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
-        with evaluating(self._model.model), casting():
-            call = _Call(self._model, samples, scheduler=scheduler, cache=cache, stop=stop)
-            for ended in call.run():
-                ended.response = ended.record(stop, self._version)
-                if on_finished is not None:
-                    on_finished(ended.response)
+        with self._calls, evaluating(self._model.model):
+            call = DecodingCall(
+                self._model,
+                samples,
+                scheduler=scheduler,
+                cache=cache,
+                stop=stop,
+                prefill_tokens=self._prefill_tokens,
+                version=lambda: self._version,
+            )
+            while not call.done:
+                with casting():  # once for all passes with the same weights
+                    self._decode(call, stop, on_finished, num_stops=num_stops)
         return [sample.response for group in samples for sample in group if sample.response is not None]
+
+    def _decode(
+        self,
+        call: DecodingCall,
+        stop: StopRules,
+        on_finished: Callable[[Response], None] | None,
+        *,
+        num_stops: int,
+    ) -> None:
+        """Decode until every response has ended, or other weights were loaded."""
+        if call.has_stale_cache:
+            with self._turns.turn():
+                call.compute_anew()
+        while not call.done:
+            if self._num_stops != num_stops:
+                raise TrainingError("the engine was stopped while it sampled")
+            with self._turns.turn():
+                if call.has_stale_cache:
+                    return
+                ended = call.step()
+            for growing in ended:
+                growing.response = growing.record(stop)
+                if on_finished is not None:
+                    on_finished(growing.response)
 
     def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> tuple[Scheduler, RowCache]:
         lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -161,179 +207,6 @@ def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> RowC
         initial_tokens=longest_prompt + min(max_new_tokens, _INITIAL_NEW_TOKENS),
         max_tokens=longest_prompt + max_new_tokens,
     )
-
-
-@dataclass(kw_only=True)
-class _Growing:
-    """A response that is being decoded."""
-
-    prompt: Prompt
-    sample_index: int
-    stream: int
-    limit: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: Finish | None = None
-    response: Response | None = None
-    """The finished record; None until the response has ended."""
-
-    def record(self, stop: StopRules, policy_version: int) -> Response:
-        assert self.finish is not None
-        return Response(
-            prompt=self.prompt,
-            sample_index=self.sample_index,
-            token_ids=tuple(self.token_ids),
-            logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
-            response_mask=torch.ones(len(self.token_ids), dtype=torch.bool),
-            finish=self.finish,
-            policy_version=policy_version,
-            text=stop.text(self.token_ids, self.finish),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ComputedPrompt:
-    """A prefilled prompt: its index in the cache of its batch, and the logits of the first response token."""
-
-    cache: PromptCache
-    index: int
-    logits: Tensor  # [V]
-
-
-class _Call:
-    """The state and the decoding loop of one call of `generate`."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        samples: Sequence[Sequence[_Growing]],
-        *,
-        scheduler: Scheduler,
-        cache: RowCache,
-        stop: StopRules,
-    ) -> None:
-        """`samples[p][s]`: sample `s` of prompt `p`."""
-        self._model = model
-        self._head = model.head
-        self._decoder = model.decoder()
-        self._samples = samples
-        self._scheduler = scheduler
-        self._cache = cache
-        self._stop = stop
-        self._computed: dict[int, _ComputedPrompt] = {}
-        ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
-        self._device = model.device  # read once: the property searches the model for a parameter
-        self._ending_ids = torch.tensor(ending, dtype=torch.long, device=self._device)
-        self._passes_at_once = _passes_at_once(self._device)
-
-    def run(self) -> Iterator[_Growing]:
-        """Decode until every sample has ended. Yields each sample when it ends."""
-        while not self._scheduler.done:
-            while admissions := self._scheduler.admit():
-                yield from self._start(admissions)
-            yield from self._decode()
-
-    # Inference mode saves autograd's bookkeeping. All code that touches the cache runs in it, because inference tensors
-    # cannot be changed in place outside of it. Records are made outside: they may enter a loss.
-    @torch.inference_mode()
-    def _start(self, admissions: Sequence[Admission]) -> list[_Growing]:
-        """Prefill new prompts, fill the rows of admitted samples, draw first tokens. Returns the samples that ended."""
-        self._prefill([admission.prompt_index for admission in admissions if admission.needs_prefill])
-        for admission in admissions:
-            computed = self._computed[admission.prompt_index]
-            self._cache.place(computed.cache, computed.index, admission.rows)
-        rows = [row for admission in admissions for row in admission.rows]
-        logits = [
-            self._computed[admission.prompt_index].logits.expand(len(admission.rows), -1) for admission in admissions
-        ]
-        ended = self._draw(rows, torch.cat(logits))
-        for admission in admissions:
-            if admission.first_sample + len(admission.rows) == len(self._samples[admission.prompt_index]):
-                del self._computed[admission.prompt_index]
-        return ended
-
-    def _prefill(self, prompt_indices: Sequence[int]) -> None:
-        if not prompt_indices:
-            return
-        packed = pack([self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._device)
-        cache = PromptCache(packed.lengths)
-        hidden = self._model.prefill(packed, cache)
-        logits = self._head.logits(hidden)
-        for index, prompt in enumerate(prompt_indices):
-            self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])
-
-    @torch.inference_mode()
-    def _decode(self) -> list[_Growing]:
-        """Remove empty rows and decode a block of tokens for each row. Returns the responses that ended."""
-        for move in self._scheduler.compact():
-            self._cache.move(move.source, move.target)
-        rows = range(len(self._scheduler.rows))
-        if not rows:
-            return []
-        growing = [self._in_row(row) for row in rows]
-        count = min(self._passes_at_once, max(response.limit - len(response.token_ids) for response in growing))
-        numbers = np.array([[response.token_ids[-1] for response in growing], *_draw_numbers(growing, count)])
-        tokens, streams, *positions = send(torch.from_numpy(numbers), self._device)
-        drawn = []
-        for layout, position in zip(self._cache.passes(len(rows), count), positions, strict=True):
-            hidden = self._decoder(tokens, layout.positions, self._cache, layout)
-            drawn.append(self._sample(self._head.logits(hidden), streams, position))
-            tokens = drawn[-1][0]
-        return self._note(rows, growing, drawn)
-
-    def _draw(self, rows: Sequence[int], logits: Tensor) -> list[_Growing]:
-        """Draw one token for each of B rows from logits [B, V]. Returns the responses that ended."""
-        growing = [self._in_row(row) for row in rows]
-        streams, positions = send(torch.from_numpy(np.array(_draw_numbers(growing, 1))), logits.device)
-        return self._note(rows, growing, [self._sample(logits, streams, positions)])
-
-    def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`sampling.sample` with the options of this call."""
-        options = self._stop.options
-        return sample(logits, streams=streams, positions=positions, options=options, ending_ids=self._ending_ids)
-
-    def _note(
-        self, rows: Sequence[int], growing: Sequence[_Growing], drawn: Sequence[tuple[Tensor, Tensor]]
-    ) -> list[_Growing]:
-        """Append the drawn tokens to the responses and release the rows of responses that ended.
-
-        `drawn`: tokens [B] and log-probs [B] of each pass. Tokens behind the end of a response are dropped. Returns the
-        responses that ended. Raises TrainingError if a log-prob is not finite.
-        """
-        for response, tokens, logprobs in zip(growing, *_fetch(drawn), strict=True):
-            for token, logprob in zip(tokens, logprobs, strict=True):
-                if not math.isfinite(logprob):
-                    raise _broken_logits(response)
-                response.token_ids.append(token)
-                response.logprobs.append(logprob)
-                response.finish = self._stop.finish(response.token_ids, limit=response.limit)
-                if response.finish is not None:
-                    break
-        self._scheduler.release(row for row, response in zip(rows, growing, strict=True) if response.finish is not None)
-        return [response for response in growing if response.finish is not None]
-
-    def _in_row(self, row: int) -> _Growing:
-        slot = self._scheduler.rows[row]
-        assert slot is not None
-        return self._samples[slot.prompt_index][slot.sample_index]
-
-
-def _passes_at_once(device: torch.device) -> int:
-    """Decoding passes between two copies to the host: 1 on a CPU, which needs no copy."""
-    return 1 if device.type == "cpu" else TOKENS_PER_TRANSFER
-
-
-def _draw_numbers(growing: Sequence[_Growing], count: int) -> list[list[int]]:
-    """The inputs of the next `count` draws of B rows: streams [B], then the token positions [B] of each draw."""
-    positions = ([len(response.token_ids) + number for response in growing] for number in range(count))
-    return [[response.stream for response in growing], *positions]
-
-
-def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], list[list[float]]]:
-    """Copy tokens [B] and log-probs [B] of each pass to the host, as one list per row. Waits for the device."""
-    num_rows = len(drawn[0][0])
-    tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*drawn, strict=True))
-    return [tokens[row::num_rows] for row in range(num_rows)], [logprobs[row::num_rows] for row in range(num_rows)]
 
 
 def check_request(
@@ -356,11 +229,3 @@ def check_request(
             f"({options.max_new_tokens}) makes {wanted}, but the model has {max_positions} positions; "
             "shorten the prompt or lower max_new_tokens"
         )
-
-
-def _broken_logits(growing: _Growing) -> TrainingError:
-    return TrainingError(
-        f"the policy gave logits that are not finite for token {len(growing.token_ids)} of a response to prompt "
-        f"'{growing.prompt.id}'; its weights have probably diverged: resume from an earlier checkpoint with a lower "
-        "learning rate"
-    )

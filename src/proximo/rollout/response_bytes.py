@@ -24,6 +24,7 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
                 "sample": response.sample_index,
                 "finish": response.finish.value,
                 "version": response.policy_version,
+                "token_versions": response.token_versions,
                 "text": response.text,
                 "lengths": [len(response.token_ids), len(logprobs), len(mask)],
             }
@@ -58,6 +59,7 @@ def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Res
             finish=Finish(row["finish"]),
             policy_version=row["version"],
             text=row["text"],
+            token_versions=None if row["token_versions"] is None else tuple(row["token_versions"]),
         )
         found.append((row["prompt"], response))
     return found

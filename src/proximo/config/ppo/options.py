@@ -4,7 +4,7 @@ Also used by the library: `PPOTrainer(config=PPOConfig())`.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -40,6 +40,9 @@ class RolloutConfig(Section):
     """Strings that end a response; tokens up to the end of the string are kept."""
     max_num_seqs: int = Field(64, ge=1)
     """Concurrent responses in decoding; the others wait for a free row. Samples do not depend on it."""
+    staleness: int = Field(0, ge=0)
+    """Sample while the learner trains, with weights that are at most this many steps old when a response begins; 0
+    samples before each step trains. docs/rollout.md, "Asynchronous rollouts"."""
 
     @field_validator("temperature", mode="before")
     @classmethod
@@ -286,6 +289,20 @@ class PPOConfig(Section):
                 "one of them"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _corrects_staleness(cls, values: Any) -> Any:
+        """Asynchronous rollouts weight each token by default: they come from earlier policies."""
+        if not isinstance(values, dict):
+            return values
+        rollout, loss = values.get("rollout"), values.get("policy_loss", {})
+        staleness = rollout.get("staleness") if isinstance(rollout, dict) else getattr(rollout, "staleness", 0)
+        given = loss if isinstance(loss, dict) else getattr(loss, "model_fields_set", {"behaviour_weight"})
+        if not staleness or "behaviour_weight" in given:
+            return values
+        own = dict(loss) if isinstance(loss, dict) else loss.model_dump(exclude_unset=True)
+        return values | {"policy_loss": own | {"behaviour_weight": "truncated"}}
 
     @model_validator(mode="after")
     def _evaluation_fits(self) -> Self:

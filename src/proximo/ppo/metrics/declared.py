@@ -7,7 +7,7 @@ from proximo.ppo.metrics.alarms import PPO_RULES
 from proximo.ppo.metrics.curves import PPO_MAIN, PPO_MORE, PPO_SPEED
 from proximo.ppo.metrics.evaluation import GENERATED
 from proximo.ppo.metrics.experience import EXPERIENCE, ROLLOUT, SCORE
-from proximo.ppo.metrics.mismatch import MISMATCH
+from proximo.ppo.metrics.mismatch import MISMATCH, STALENESS
 from proximo.ppo.metrics.sources import SOURCES
 from proximo.ppo.metrics.updates import FIRST_MINIBATCH, POLICY, PTX, VALUE
 
@@ -17,6 +17,7 @@ PPO_METRICS = TrainerMetrics(
         "PPO: experience": EXPERIENCE,
         "PPO: responses": ROLLOUT,
         "PPO: engine and learner": MISMATCH,
+        "PPO: asynchronous rollouts": STALENESS,
         "PPO: policy updates": (*FIRST_MINIBATCH, *POLICY, *PTX),
         "PPO: value updates": VALUE,
     },

@@ -1,7 +1,7 @@
 """How far the engine that sampled is from the learner, in steps in which the learner computes the log-probs itself."""
 
 from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.values import Max, Mean, Sum
+from proximo.metrics.values import Last, Max, Mean, Sum
 
 MISMATCH = (
     Metric(
@@ -51,6 +51,64 @@ MISMATCH = (
         unit="tokens",
         definition="Tokens whose log-prob the engine did not give, or not as a finite number. The learner's takes its "
         "place, with a behaviour weight of 1.",
+        better=Better.DOWN,
+    ),
+)
+STALENESS = (
+    Metric(
+        name="staleness/mean_steps",
+        reduction=Mean,
+        unit="steps",
+        definition="Mean over tokens of how many steps ago the weights that drew it were trained last. Only with "
+        "`rollout.staleness`, as all metrics of this group.",
+    ),
+    Metric(
+        name="staleness/max_steps",
+        reduction=Max,
+        unit="steps",
+        definition="The same of the oldest token; at most `rollout.staleness`.",
+    ),
+    Metric(
+        name="staleness/k3",
+        reduction=Mean,
+        unit="nats per token",
+        definition="KL of the weights that sampled from those that train, by the estimator k3, over tokens that "
+        "earlier weights drew.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="staleness/effective_fraction",
+        reduction=Last,
+        unit="fraction",
+        definition="Effective sample size of the ratios of the two policies as a fraction of the tokens: "
+        "(sum w)^2 / (n sum w^2). 1 means that the samples are as good as new ones.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="staleness/interrupted_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Responses whose tokens come from more than one version of the weights.",
+    ),
+    Metric(
+        name="staleness/steps_ahead",
+        reduction=Last,
+        unit="steps",
+        definition="Later steps whose responses are complete already. 0 in every step: the learner waits for the "
+        "engine.",
+    ),
+    Metric(
+        name="staleness/learner_idle_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of the time since the last step's responses in which the learner waited for these.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="staleness/engine_idle_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of this time in which nothing was sampled.",
         better=Better.DOWN,
     ),
 )

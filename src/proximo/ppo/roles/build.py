@@ -21,9 +21,10 @@ from proximo.models.quantised import is_quantised
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
+from proximo.ppo.roles.ahead import RolloutsAhead
 from proximo.ppo.roles.learners import make_learners
 from proximo.ppo.roles.moving_average import AverageWorker
-from proximo.ppo.roles.policy import PolicyWorker
+from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
 from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.value import ValueWorker
@@ -31,6 +32,7 @@ from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
 from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
+from proximo.rollout.asynchronous import SamplingPlan
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks
@@ -126,11 +128,14 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     _shard(devices or DevicesConfig(), policy=policy, value=critic, reference=reference, average=copy)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
     reward_worker = RewardWorker(reward, tokenizer, config)
+    own_engine = engine is None
+    engine = built_in_engine(policy, tokenizer, config) if engine is None else on_ranks(engine)
     policy_worker = PolicyWorker(
         policy,
         learner,
         config,
-        engine=built_in_engine(policy, tokenizer, config) if engine is None else on_ranks(engine),
+        engine=engine,
+        ahead=_ahead(policy, tokenizer, config, seed=seed, engine=None if own_engine else engine),
         seed=seed,
         texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
         concurrent_model=critic,
@@ -153,6 +158,39 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         value=value_worker,
         average=average,
     )
+
+
+def _ahead(
+    policy: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PPOConfig,
+    *,
+    seed: int,
+    engine: Engine | None,
+) -> RolloutsAhead | None:
+    """Sampling ahead, if the configuration asks for it. `engine`: None for the built-in one, on its own weights."""
+    if not config.rollout.staleness:
+        return None
+    if engine is None and current().size > 1:
+        raise ConfigError(
+            "rollout.staleness samples while the learner trains, which the built-in engine does on one rank only: set "
+            "engine.kind to vllm, or staleness to 0"
+        )
+    plan = SamplingPlan(
+        options=sampling_options(config),
+        num_samples=config.sampled_per_prompt,
+        key_of=lambda step: rollout_key(seed, step),
+        num_steps=config.num_steps,
+        staleness=config.rollout.staleness,
+    )
+    if engine is not None:
+        return RolloutsAhead(engine, plan, copies_weights=False)
+    # The learner changes its own tensors while this engine samples.
+    endings, max_num_seqs = ending_ids(policy.base, tokenizer), config.rollout.max_num_seqs
+    copied = LocalEngine(
+        policy.frozen_copy(), tokenizer, eos_token_ids=endings, max_num_seqs=max_num_seqs, owns_model=True
+    )
+    return RolloutsAhead(copied, plan, copies_weights=True)
 
 
 def _shard(devices: DevicesConfig, *, policy: LanguageModel, **others: LanguageModel | ScalarModel | None) -> None:

@@ -15,7 +15,7 @@ from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.segments import value_positions
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
-from proximo.errors import TrainingError
+from proximo.errors import ConfigError, TrainingError
 from proximo.learner.update import Learner
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import token_logprobs
@@ -23,6 +23,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.counted import nothing_to_learn
+from proximo.ppo.roles.ahead import RolloutsAhead
 from proximo.ppo.roles.passes import logprobs_of, over_batches
 from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.value import ValueWorker
@@ -43,6 +44,7 @@ from proximo.ppo.update.policy_loss import (
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
 from proximo.ppo.update.reports import AT_REST, Report, UpdateLog, policy_metrics, update_metrics
 from proximo.records import Experience, Prompt, Response
+from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.on_ranks import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -65,7 +67,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
     role = "policy"
     learner: Learner
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a worker
         self,
         model: LanguageModel,
         learner: Learner,
@@ -75,12 +77,14 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         seed: int,
         texts: TextLoss | None = None,
         concurrent_model: ScalarModel | None = None,
+        ahead: RolloutsAhead | None = None,
         on_finished: Callable[[], Callable[[Response], None] | None] = lambda: None,
         check_first: bool = True,
     ) -> None:
         """Args beyond those of a worker.
 
         `texts`: PTX texts for every update. `concurrent_model`: the model that may be trained at the same time.
+        `ahead`: samples for later steps while this one trains; None samples before each step.
         `on_finished`: gives, at each rollout, the callback for responses that are complete, if there is one.
         `check_first`: check the first minibatch of each step against the limits of update/invariants.py.
         """
@@ -96,6 +100,9 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             concurrent_model=concurrent_model,
             prepare=lambda batches: add_m2po_mask(batches, model, config),
         )
+        self.ahead = ahead
+        self.prompts_of: PromptsOfStep | None = None
+        """The prompts of all steps, which sampling ahead needs."""
         self.on_finished = on_finished
         self.check_first = check_first
         self._canaries: list[Prompt] = []
@@ -122,6 +129,8 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
         Raises TrainingError if it does not hold them afterwards, or does not sample with them.
         """
+        if self.ahead is not None:
+            self.ahead.push(self.model, version=self.version)
         if push_to(self.engine, self.model, version=self.version) and self._canaries:
             self._compare_logprobs(self._canaries)
         return ()
@@ -151,28 +160,41 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             )
 
     def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
+        """Sample the responses of a step, or wait for them if they are sampled ahead."""
+        if self.ahead is None:
+            return (self.sample(prompts, state),)
+        if self.prompts_of is None:
+            raise ConfigError("rollout.staleness samples the prompts of later steps, which only `train` knows: use it")
+        self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
+        self.push_weights()
+        begin = {"version": self.version, "on_finished": self.on_finished()}
+        return (self.ahead.responses(state.steps_done, self.prompts_of, **begin),)
+
+    def sample(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """Sample the configured number of responses to each prompt."""
         self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
         with sampling_with(self.engine, self.model):
             self.push_weights()
-            responses = self.engine.generate(
+            return self.engine.generate(
                 prompts,
                 num_samples=self.config.sampled_per_prompt,
                 options=sampling_options(self.config),
-                key=self._key(state),
+                key=rollout_key(self.seed, state.steps_done),
                 on_finished=self.on_finished(),
             )
-        return (responses,)
 
     def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
         """The greedy response to each prompt."""
         options = sampling_options(self.config, greedy=True)
         with sampling_with(self.engine, self.model):
             self.push_weights()
-            return (self.engine.generate(prompts, num_samples=1, options=options, key=self._key(state)),)
+            key = rollout_key(self.seed, state.steps_done)
+            return (self.engine.generate(prompts, num_samples=1, options=options, key=key),)
 
-    def _key(self, state: TrainState) -> RandomKey:
-        return RandomKey(seed=self.seed, purpose="rollout", step=state.steps_done)
+    def close(self) -> None:
+        """End the sampling ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     def logprobs(self, responses: Sequence[Response]) -> Tensor:
         """[T] log-probs of the response tokens under the current policy."""
@@ -315,6 +337,11 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 def _has_none_left(learned: Experience, experience: Experience) -> bool:
     """Whether rejection removed all tokens of a non-empty mask."""
     return bool(experience.mask.any()) and not learned.mask.any()
+
+
+def rollout_key(seed: int, step: int) -> RandomKey:
+    """The key of the responses to the prompts of a step, counted from 0."""
+    return RandomKey(seed=seed, purpose="rollout", step=step)
 
 
 def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOptions:

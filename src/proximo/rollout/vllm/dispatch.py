@@ -63,6 +63,10 @@ class Dispatch(Generic[Result]):
                 self._is_over = True
                 self._changed.notify_all()
 
+    def stop(self) -> None:
+        """End the call, whose `run` raises TrainingError."""
+        self._results.put(TrainingError("the engine was stopped while it sampled"))
+
     def _work(self, index: int) -> None:
         """The work of one thread, which asks one server."""
         while (job := self._next(index)) is not None:

@@ -18,7 +18,7 @@ from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Prompt, Response
-from proximo.rollout.engine import Holding, fingerprint
+from proximo.rollout.engine import Holding, fingerprint, versions_of_tokens
 from proximo.rollout.local import check_request
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
@@ -62,9 +62,13 @@ class VLLMEngine:
     Weights reach the servers as files. Each response says which weights made its tokens. A server that has others, for
     example after a restart, is given those of the last push, and the response is sampled again. What a server does not
     deliver is asked of another one.
+
+    Weights that are loaded while responses are sampled take effect at the next token, and keys and values are computed
+    anew. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
     """
 
     logprobs_are_the_learners = False
+    thread_safe = True
 
     def __init__(
         self,
@@ -93,6 +97,11 @@ class VLLMEngine:
         adapter = model.adapter_config
         self._files = PushedWeights(self.options.transfer_folder, adapter=adapter, num_tensors=len(self._shapes))
         self._last: _Push | None = None
+        self._versions: dict[str, int] = {}
+        """Name -> version of every push."""
+        self._calls: Counter[str] = Counter()
+        """Name of a push -> running calls of `generate` that began with it."""
+        self._dispatches: set[Dispatch[tuple[tuple[int, int], Response]]] = set()
         self._repair = threading.Lock()
 
     @property
@@ -113,7 +122,9 @@ class VLLMEngine:
         name = f"proximo-{version}-{holding.fingerprint[:16]}"
         if self._last is None or self._last.name != name:
             sent = on_host(tensors, self.options.dtype)
-            self._last = _Push(holding=holding, name=name, path=self._files.write(name, sent), digest=fingerprint(sent))
+            path = self._files.write(name, sent, kept=self._adapters_in_use())
+            self._versions[name] = version
+            self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(sent))
         push = self._last
         with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
             failures = pool.map(lambda server: self._load(server, push), self.servers)
@@ -157,10 +168,16 @@ class VLLMEngine:
         ]
         dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
         found: dict[tuple[int, int], Response] = {}
-        for place, response in dispatch.run():
-            found[place] = response
-            if on_finished is not None:
-                on_finished(response)
+        self._calls[push.name] += 1
+        self._dispatches.add(dispatch)
+        try:
+            for place, response in dispatch.run():
+                found[place] = response
+                if on_finished is not None:
+                    on_finished(response)
+        finally:
+            self._calls[push.name] -= 1
+            self._dispatches.discard(dispatch)
         self.counts["retries"] += dispatch.num_retries
         return [found[place] for place in sorted(found)]
 
@@ -168,6 +185,11 @@ class VLLMEngine:
         """See `MeasuredEngine.statistics`."""
         counts, self.counts = self.counts, Counter()
         return {"engine/retries": Sum(counts["retries"]), "engine/stale_responses": Sum(counts["stale"])}
+
+    def stop(self) -> None:
+        """End the running calls of `generate` in other threads, which raise TrainingError."""
+        for dispatch in tuple(self._dispatches):
+            dispatch.stop()
 
     def close(self) -> None:
         """Remove the files of the last push, and close the connections."""
@@ -203,6 +225,7 @@ class VLLMEngine:
             if ended is None:
                 raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
             length, finish = ended
+            versions = self._token_versions(choice, push, length)
             logprobs = choice.logprobs[:length] if _are_of_the_full_softmax(stop.options) else (math.nan,) * length
             response = Response(
                 prompt=prompt,
@@ -211,15 +234,16 @@ class VLLMEngine:
                 logprobs=torch.tensor(logprobs, dtype=torch.float32),
                 response_mask=torch.ones(length, dtype=torch.bool),
                 finish=finish,
-                policy_version=push.holding.version,
+                policy_version=versions[0],
                 text=stop.text(choice.token_ids[:length], finish),
+                token_versions=versions if len(set(versions)) > 1 else None,
             )
             return (index, sample), response
 
         return ask
 
     def _choice(self, server: VLLMServer, push: _Push, body: bytes, limit: int) -> Choice:
-        """One response that the weights of the last push made. Raises UnansweredError if others made it."""
+        """One response that the weights of this push or later ones made. Raises UnansweredError if others made it."""
         try:
             choice = server.generate(body, limit=limit, vocab_size=self._vocab_size)
         except RequestRefusedError as error:
@@ -227,11 +251,22 @@ class VLLMEngine:
                 self._give_again(server, push)
                 raise UnansweredError("it had lost the adapter: it started anew, or serves another run too") from None
             raise
-        if not self._files.is_adapter and choice.weight_versions != {push.name}:
-            self.counts["stale"] += 1
-            self._give_again(server, push)
-            raise UnansweredError(_other_weights(sorted(choice.weight_versions)))
+        if not self._files.is_adapter:
+            named = [name for name, _ in choice.weight_versions]
+            if not all(self._versions.get(name, -1) >= push.holding.version for name in named):
+                self.counts["stale"] += 1
+                self._give_again(server, self._last or push)
+                raise UnansweredError(_other_weights(sorted(set(named))))
         return choice
+
+    def _token_versions(self, choice: Choice, push: _Push, num_tokens: int) -> tuple[int, ...]:
+        if self._files.is_adapter:
+            return (push.holding.version,) * num_tokens
+        starts = [(self._versions[name], start) for name, start in choice.weight_versions]
+        return versions_of_tokens(starts, num_tokens)
+
+    def _adapters_in_use(self) -> list[str]:
+        return [name for name, count in self._calls.items() if count and self._files.is_adapter]
 
     def _give_again(self, server: VLLMServer, push: _Push) -> None:
         """Load the last push into a server that has other weights, once for all threads that notice."""
@@ -243,14 +278,14 @@ class VLLMEngine:
 
     def _has(self, server: VLLMServer, push: _Push) -> bool:
         if self._files.is_adapter:
-            return server.adapters() == [push.name]
+            return push.name in server.adapters()
         return server.weight_version() == push.name
 
     def _load(self, server: VLLMServer, push: _Push) -> str | None:
         """Load a push into one server. Returns why it failed, or None."""
         try:
             if self._files.is_adapter:
-                server.load_adapter(push.path, name=push.name)
+                server.load_adapter(push.path, name=push.name, kept=self._adapters_in_use())
             else:
                 server.load_weights(push.path, version=push.name, digest=push.digest)
         except (UnansweredError, RequestRefusedError) as error:

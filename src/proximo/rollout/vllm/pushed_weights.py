@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -37,13 +37,15 @@ class PushedWeights:
         """Whether a push is an adapter rather than weights of the model itself."""
         return self._adapter is not None
 
-    def write(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
-        """Write a push in the place of the earlier one. Returns its file, or the folder of an adapter.
+    def write(self, name: str, tensors: Mapping[str, Tensor], *, kept: Collection[str] = ()) -> Path:
+        """Write a push in the place of earlier ones, but those that are `kept`. Returns its file, or an adapter's
+        folder.
 
         Raises TrainingError if they cannot be written.
         """
         for earlier in self.folder.iterdir():
-            shutil.rmtree(earlier)
+            if earlier.name not in kept:
+                shutil.rmtree(earlier)
         folder = self.folder / name
         try:
             return self._write(folder, tensors)

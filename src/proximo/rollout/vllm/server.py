@@ -1,7 +1,8 @@
 """One vLLM server, by its HTTP interface."""
 
 import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,14 @@ class VLLMServer:
         self.limits = limits or ServerLimits()
         self.last_words = last_words
         kept = self.limits.max_concurrent_requests
+        self._slots = threading.BoundedSemaphore(kept)
         self._client = HttpClient(url, token=token, kept_connections=kept, advice=_advice)
         self.url = self._client.url
 
     def generate(self, body: bytes, *, limit: int, vocab_size: int) -> Choice:
         """One response, of at most `limit` tokens."""
-        reply = self._client.send("POST", GENERATE_PATH, body, seconds=self.limits.request_seconds)
+        with self._slots:  # calls of several threads share the server
+            reply = self._client.send("POST", GENERATE_PATH, body, seconds=self.limits.request_seconds)
         try:
             return read_choice(reply, limit=limit, vocab_size=vocab_size)
         except InvalidReplyError as error:
@@ -71,9 +74,9 @@ class VLLMServer:
 
         The server must see `file` under the same path. `digest`: of what is in it; the server refuses other contents.
         """
-        # Requests that run are ended: neither they nor the prefix cache may mix old keys and values with new weights.
-        # Later ones wait until the server resumes.
-        self._ask("POST", "/pause?mode=abort", {})
+        # Responses that are being sampled keep their tokens and wait. The pause drops all keys and values, those of
+        # prefixes too, which the weights of before have made.
+        self._ask("POST", "/pause?mode=keep", {})
         try:
             self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
             self._start_update()
@@ -113,14 +116,14 @@ class VLLMServer:
             raise UnansweredError("invalid reply: no list of models")
         return [each for each in models if isinstance(each, dict)]
 
-    def load_adapter(self, folder: Path, *, name: str) -> None:
-        """Load a LoRA adapter from a folder in PEFT's layout, and unload the earlier ones of this trainer."""
+    def load_adapter(self, folder: Path, *, name: str, kept: Collection[str] = ()) -> None:
+        """Load a LoRA adapter from a folder in PEFT's layout, and unload earlier ones but those that are `kept`."""
         earlier = self.adapters()
         if name not in earlier:
             body = {"lora_name": name, "lora_path": str(folder)}
             self._send("POST", "/v1/load_lora_adapter", body, seconds=self.limits.push_seconds)
         for other in earlier:
-            if other != name:
+            if other != name and other not in kept:
                 self._send("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
 
     def is_healthy(self, *, seconds: float) -> bool:

@@ -25,8 +25,8 @@ class Choice:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """NaN where the server gave none that is finite."""
-    weight_versions: frozenset[str]
-    """The versions of the weights that made its tokens."""
+    weight_versions: tuple[tuple[str, int], ...]
+    """The versions of the weights that made its tokens, each with the index of its first token, in order."""
 
 
 def generate_body(
@@ -104,23 +104,23 @@ def _logprobs(given: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
     )
 
 
-def _versions(given: Any, num_tokens: int) -> frozenset[str]:
+def _versions(given: Any, num_tokens: int) -> tuple[tuple[str, int], ...]:
     """The versions in the spans, which must cover all tokens."""
     spans = given if isinstance(given, list) else []
-    covered, versions = 0, set()
+    covered, versions = 0, list[tuple[str, int]]()
     for span in spans:
         version, start, end = (_field(span, name) for name in ("version", "start", "end"))
         if not isinstance(version, str) or start != covered or type(end) is not int or end <= covered:
             break
+        versions.append((version, covered))
         covered = end
-        versions.add(version)
     if covered != num_tokens:
         raise InvalidReplyError(
             "it does not say which weights made each token: vLLM does so from version 0.32 on"
             if not spans
             else "its weight versions do not cover the response"
         )
-    return frozenset(versions)
+    return tuple(versions)
 
 
 def _field(item: Any, name: str) -> Any:

@@ -1,0 +1,138 @@
+"""Asynchronous rollouts in PPO: what each step learns from, and how old it is."""
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo.losses import PolicyLossConfig
+from proximo.config.ppo.options import PPOConfig, RolloutConfig
+from proximo.errors import ConfigError
+from proximo.models.language import LanguageModel
+from proximo.ppo.trainer import PPOTrainer
+from proximo.rollout.decoding import DecodingCall
+from proximo.rollout.local import LocalEngine
+
+PROMPTS = ["ab", "cde", "f", "gh", "ijk", "l", "mn"]
+NUM_STEPS = 6
+
+
+def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [float(text.count("a")) for text in responses]
+
+
+def trainer(staleness: int, **options: Any) -> PPOTrainer:
+    base = {
+        "num_steps": NUM_STEPS,
+        "prompts_per_step": 4,
+        "responses_per_prompt": 2,
+        "rollout": {"max_new_tokens": 6, "staleness": staleness},
+        "policy_optimizer": {"learning_rate": 1e-2},
+    }
+    policy = LanguageModel(tiny_language_model())
+    return PPOTrainer(policy, tiny_tokenizer(), config=PPOConfig(**(base | options)))
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_each_step_learns_from_its_own_prompts_within_the_bound(staleness: int) -> None:
+    made = trainer(staleness)
+    in_order, asked = made.in_order(made._prompts(PROMPTS)), list[list[str]]()
+
+    def look(step: int, line: Any) -> None:
+        assert made.roles.policy.ahead is not None
+        taken = made.roles.policy.ahead.taken
+        assert taken is not None
+        assert [each.prompt for each in taken.responses[::2]] == in_order(step - 1)
+        assert line["staleness/max_steps"] <= staleness
+        asked.append([each.prompt.id for each in taken.responses])
+
+    history = made.train(PROMPTS, reward=count_a, on_step=look)
+    assert len(asked) == NUM_STEPS
+    assert history[0]["staleness/max_steps"] == 0
+    assert history[-1]["staleness/mean_steps"] > 0
+    assert history[-1]["staleness/k3"] > 0
+    assert 0 < history[-1]["staleness/effective_fraction"] < 1
+    assert "policy/behaviour_weight" in history[-1]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def test_a_bound_of_0_gives_the_bits_of_a_synchronous_run() -> None:
+    """The same machine with a bound of 0, beside the synchronous run that uses it not: the same samples and weights."""
+    weighted = {"policy_loss": {"behaviour_weight": "truncated"}}
+    plain, ahead = trainer(0, **weighted), trainer(1, **weighted)
+    worker = ahead.roles.policy
+    assert worker.ahead is not None
+    rollouts = worker.ahead._rollouts
+    assert rollouts is not None
+    rollouts._plan = replace(rollouts._plan, staleness=0)
+    lines = [made.train(PROMPTS, reward=count_a) for made in (plain, ahead)]
+    for one, other in zip(*lines, strict=True):
+        learned = {name for name in one if not name.startswith(("time/", "throughput/", "source/", "staleness/"))}
+        assert {name: one[name] for name in learned} == {name: other[name] for name in learned}
+        assert other["staleness/max_steps"] == 0
+    for one, other in zip(plain.policy.model.parameters(), ahead.policy.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_weights_that_are_loaded_while_it_samples_interrupt_responses() -> None:
+    """The engine is slow: the learner loads its weights while later steps are being sampled."""
+    made = trainer(2)
+    ahead = made.roles.policy.ahead
+    assert ahead is not None
+    assert ahead._rollouts is not None
+    step, engine = DecodingCall.step, ahead._rollouts.engine
+    assert isinstance(engine, LocalEngine)
+
+    def slow(call: DecodingCall) -> list[Any]:
+        time.sleep(0.02)
+        return step(call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodingCall, "step", slow)
+        history = made.train(PROMPTS, reward=count_a)
+    assert max(line["staleness/interrupted_fraction"] for line in history) > 0
+    assert max(line["staleness/max_steps"] for line in history) <= 2
+    assert all(line["staleness/learner_idle_fraction"] > 0 for line in history)
+
+
+def test_behaviour_weights_are_the_default_of_asynchronous_rollouts_and_can_be_turned_off() -> None:
+    def weight(**options: Any) -> str:
+        return PPOConfig(**options).policy_loss.behaviour_weight
+
+    ahead = {"rollout": {"staleness": 2}}
+    assert weight() == "none"
+    assert weight(**ahead) == "truncated"
+    assert weight(**ahead, policy_loss={"behaviour_weight": "none"}) == "none"
+    assert weight(**ahead, policy_loss=PolicyLossConfig(clip_low=0.1)) == "truncated"
+    assert PPOConfig(**ahead, policy_loss={"clip_low": 0.1}).policy_loss.clip_low == 0.1
+    assert weight(rollout=RolloutConfig(staleness=1), policy_loss={"behaviour_weight": "masked"}) == "masked"
+
+
+def test_a_step_of_ones_own_prompts_has_no_later_ones_to_sample() -> None:
+    made = trainer(1)
+    with pytest.raises(ConfigError, match="which only `train` knows"):
+        made.run_step(prompts=made._prompts(PROMPTS[:4]))
+
+
+def test_an_engine_that_is_not_for_threads_is_refused() -> None:
+    policy = LanguageModel(tiny_language_model())
+    config = PPOConfig(num_steps=2, prompts_per_step=4, rollout={"staleness": 1})
+    with pytest.raises(ConfigError, match="ForeignEngine does not say that it is thread_safe"):
+        PPOTrainer(policy, tiny_tokenizer(), engine=ForeignEngine(policy), config=config)
+
+
+def test_an_error_in_a_step_ends_the_threads_and_the_training_can_go_on() -> None:
+    made = trainer(2)
+
+    def fails(step: int, line: Any) -> None:
+        if step == 2:
+            raise RuntimeError("the user's own")
+
+    with pytest.raises(RuntimeError, match="the user's own"):
+        made.train(PROMPTS, reward=count_a, on_step=fails)
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    assert len(made.train(PROMPTS, reward=count_a)) == NUM_STEPS - 2

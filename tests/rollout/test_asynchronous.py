@@ -1,0 +1,235 @@
+"""Sampling ahead of the learner: the bound, failures, the end, and what is measured. With an engine that obeys."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.errors import TrainingError
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.asynchronous import AsyncRollouts, SamplingPlan
+from proximo.rollout.engine import Holding
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+SIZE = 3
+SAMPLES = 2
+DEADLINE_SECONDS = 20.0
+
+
+class Obedient:
+    """Ends the responses to a prompt when the test says so. Each has the stream of its key as a token."""
+
+    logprobs_are_the_learners = False
+    max_logprob_error = None
+    thread_safe = True
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.begun: dict[str, int] = {}
+        """Prompt -> version of the weights when its responses began."""
+        self.asked: list[str] = []
+        self.allowed: set[str] | None = set()
+        """Prompts whose responses may end; None for all."""
+        self.changed = threading.Condition()
+        self.failure: Exception | None = None
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.version = version
+
+    def holds(self) -> Holding | None:
+        return None
+
+    def stop(self) -> None:
+        self.failure = TrainingError("stopped")
+        self.let()
+
+    def let(self, *names: str, everything: bool = False) -> None:
+        with self.changed:
+            if everything or self.allowed is None:
+                self.allowed = None
+            else:
+                self.allowed |= set(names)
+            self.changed.notify_all()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        on_finished: Callable[[Response], None] | None = None,
+    ) -> list[Response]:
+        with self.changed:
+            for prompt in prompts:
+                self.asked.append(prompt.id)
+                self.begun[prompt.id] = self.version
+        made: dict[str, list[Response]] = {}
+        numbers = {prompt.id: index for index, prompt in enumerate(prompts)}
+        waiting = list(prompts)
+        while waiting:
+            with self.changed:
+                ready = self.changed.wait_for(lambda: self.failure or self._may(waiting), DEADLINE_SECONDS)
+                assert ready, "the test lets every prompt end"
+                if self.failure is not None:
+                    raise self.failure
+                prompt = next(p for p in waiting if self.allowed is None or p.id in self.allowed)
+            waiting.remove(prompt)
+            made[prompt.id] = [
+                response(prompt, sample, key.stream(numbers[prompt.id], sample)) for sample in range(num_samples)
+            ]
+            for each in reversed(made[prompt.id]):
+                if on_finished is not None:
+                    on_finished(each)
+        return [each for prompt in prompts for each in made[prompt.id]]
+
+    def _may(self, waiting: Sequence[Prompt]) -> bool:
+        return self.allowed is None or any(prompt.id in self.allowed for prompt in waiting)
+
+
+def response(prompt: Prompt, sample: int, token: int) -> Response:
+    return Response(
+        prompt=prompt,
+        sample_index=sample,
+        token_ids=(token,),
+        logprobs=torch.zeros(1),
+        response_mask=torch.ones(1, dtype=torch.bool),
+        finish=Finish.EOS,
+        policy_version=0,
+        text="",
+    )
+
+
+def name(step: int, index: int) -> str:
+    return f"{step}.{index}"
+
+
+def prompts_of(step: int) -> list[Prompt]:
+    return [Prompt(id=name(step, index), token_ids=(1,)) for index in range(SIZE)]
+
+
+def key_of(step: int) -> RandomKey:
+    return RandomKey(seed=5, purpose="rollout", step=step)
+
+
+def rollouts(engine: Obedient, staleness: int, num_steps: int = 20) -> AsyncRollouts:
+    options = SamplingOptions(max_new_tokens=1)
+    plan = SamplingPlan(options=options, num_samples=SAMPLES, key_of=key_of, num_steps=num_steps, staleness=staleness)
+    return AsyncRollouts(engine, plan)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4, 8])
+def test_a_step_gets_the_responses_to_its_own_prompts_under_its_own_key_within_the_bound(staleness: int) -> None:
+    engine = Obedient()
+    engine.let(everything=True)
+    ahead, num_steps = rollouts(engine, staleness, num_steps=12), 12
+    for step in range(num_steps):
+        engine.version = step
+        taken = ahead.take(step, prompts_of)
+        assert [each.prompt.id for each in taken.responses[::SAMPLES]] == [name(step, i) for i in range(SIZE)]
+        assert [each.token_ids[0] for each in taken.responses] == [
+            key_of(step).stream(index, sample) for index in range(SIZE) for sample in range(SAMPLES)
+        ]
+        assert engine.begun[name(step, 0)] == max(0, step - staleness)
+        wait_until(lambda: len(engine.asked) == min(step + staleness + 1, num_steps) * SIZE)  # noqa: B023 - at once
+    ahead.close()
+
+
+def test_a_step_waits_for_its_own_responses_while_those_of_later_steps_are_complete() -> None:
+    engine = Obedient()
+    ahead = rollouts(engine, 2)
+    results: list[Any] = []
+    waiting = threading.Thread(target=lambda: results.append(ahead.take(0, prompts_of)))
+    waiting.start()
+    engine.let(*(name(step, index) for step in (1, 2) for index in range(SIZE)), "0.0", "0.2")
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    engine.let("0.1")
+    waiting.join(DEADLINE_SECONDS)
+    assert results[0].num_ahead == 2
+    assert results[0].waited_seconds > 0.15
+    ahead.close()
+
+
+def test_after_a_resume_what_was_not_learned_from_begins_again_under_the_same_keys() -> None:
+    engines = Obedient(), Obedient()
+    for engine in engines:
+        engine.let(everything=True)
+    first, again = (rollouts(engine, 2) for engine in engines)
+    kept = [first.take(step, prompts_of).responses for step in range(4)]
+    first.close()
+    assert again.take(2, prompts_of).responses == kept[2]
+    assert again.take(3, prompts_of).responses == kept[3]
+    again.close()
+
+
+@pytest.mark.parametrize("fails", [0, 3])
+def test_what_the_engine_raises_for_any_step_is_raised_where_the_learner_waits(fails: int) -> None:
+    engine = Obedient()
+    ahead = rollouts(engine, 4)
+    generate = engine.generate
+
+    def failing(prompts: Sequence[Prompt], **given: Any) -> list[Response]:
+        if prompts[0].id == name(fails, 0):
+            raise TrainingError("no usable response after 5 attempts")
+        return generate(prompts, **given)
+
+    engine.generate = failing
+    with pytest.raises(TrainingError, match="no usable response"):
+        ahead.take(0, prompts_of)
+    ahead.close()
+
+
+def test_closing_ends_the_threads_that_sample_and_a_later_take_begins_again() -> None:
+    engine = Obedient()
+    ahead = rollouts(engine, 4)
+    engine.let(*(name(0, index) for index in range(SIZE)))
+    ahead.take(0, prompts_of)
+    ahead.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    engine.failure = None
+    engine.let(everything=True)
+    assert len(ahead.take(1, prompts_of).responses) == SIZE * SAMPLES
+    ahead.close()
+
+
+def test_responses_are_announced_as_they_end_also_those_of_later_steps() -> None:
+    seen: list[str] = []
+    engine = Obedient()
+    ahead = rollouts(engine, 1)
+    engine.let("0.0", "0.1", "0.2", "1.0")
+    ahead.take(0, prompts_of, on_finished=lambda each: seen.append(each.prompt.id))
+    wait_until(lambda: len(seen) == 4 * SAMPLES)
+    assert seen.count("1.0") == SAMPLES
+    ahead.close()
+
+
+def test_idle_time_and_the_learners_wait_are_measured() -> None:
+    engine = Obedient()
+    engine.let(everything=True)
+    ahead = rollouts(engine, 1)
+    ahead.take(0, prompts_of)
+    time.sleep(0.2)
+    taken = ahead.take(1, prompts_of)
+    assert taken.idle_seconds == pytest.approx(taken.seconds, rel=0.3)
+    assert taken.waited_seconds < 0.1
+    engine.allowed = set()
+    threading.Timer(0.3, lambda: engine.let("2.0", "2.1", "2.2", "3.0", "3.1", "3.2")).start()
+    ahead.take(2, prompts_of)
+    taken = ahead.take(3, prompts_of)
+    engine.allowed = set()
+    threading.Timer(0.3, lambda: engine.let(everything=True)).start()
+    taken = ahead.take(4, prompts_of)
+    assert taken.idle_seconds < 0.15 < taken.waited_seconds <= taken.seconds
+    ahead.close()
