@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from foreign_engine import ForeignEngine
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.options import PPOConfig, RolloutConfig
 from proximo.errors import ConfigError
