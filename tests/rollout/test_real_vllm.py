@@ -136,23 +136,56 @@ def test_limits_and_ends_are_ours(served: tuple[LanguageModel, VLLMEngine]) -> N
     assert (sampled(nucleus) - learners(policy, nucleus)).abs().max() < 1e-4
 
 
-def test_weights_are_loaded_while_responses_are_asked_for(served: tuple[LanguageModel, VLLMEngine]) -> None:
-    """A server that restarted gets them so. What is kept of the other responses was made by the last weights alone."""
+def test_weights_that_are_loaded_while_it_samples_take_effect_at_the_next_token(
+    served: tuple[LanguageModel, VLLMEngine],
+) -> None:
+    """Responses keep their tokens, and no key or value of the weights before is used: log-probs are the learner's."""
     policy, engine = served
-    push_weights(engine, 200, move(policy, 200))
-    push, options = engine._last, SamplingOptions(max_new_tokens=60, min_new_tokens=60)
-    assert push is not None
+    options, number = SamplingOptions(max_new_tokens=60, min_new_tokens=60), 200
+    push_weights(engine, number, move(policy, number))
+    num_mixed = 0
     for _ in range(3):
+        models = {number: policy.frozen_copy()}
         found: list[Response] = []
         asking = Thread(
             target=lambda into=found: into.extend(engine.generate(PROMPTS, num_samples=32, options=options, key=KEY))
         )
         asking.start()
-        time.sleep(0.5)
-        engine.servers[0].load_weights(push.path, version=push.name, digest=push.digest)
+        for _ in range(2):
+            time.sleep(0.5)
+            number += 1
+            push_weights(engine, number, move(policy, number))
+            models[number] = policy.frozen_copy()
         asking.join(120)
         assert len(found) == 128
-        assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
+        versions = torch.tensor([each.token_versions or (each.policy_version,) * 60 for each in found]).flatten()
+        assert set(versions.tolist()) <= set(models)
+        num_mixed += sum(each.token_versions is not None for each in found)
+        for version, model in models.items():
+            errors = (sampled(found) - learners(model, found)).abs()[versions == version]
+            assert not len(errors) or errors.max() < 1e-4
+    print(f"{num_mixed} of {3 * 128} responses have tokens of several versions")
+    assert num_mixed
+
+
+def test_calls_of_an_adapter_end_with_theirs_while_the_next_one_is_loaded(tmp_path: Path) -> None:
+    base = tiny_language_model("qwen2", **WIDTH)
+    save_pretrained(base, tmp_path / "base")
+    policy = LanguageModel(base).with_adapter(LoRAOptions(rank=4, alpha=8.0))
+    options = SamplingOptions(max_new_tokens=60, min_new_tokens=60)
+    with ExitStack() as opened:
+        engine = serve(policy, opened, path=str(tmp_path / "base"))
+        push_weights(engine, 0, move(policy, 0))
+        before, found = policy.frozen_copy(), list[Response]()
+        asking = Thread(target=lambda: found.extend(engine.generate(PROMPTS, num_samples=16, options=options, key=KEY)))
+        asking.start()
+        time.sleep(0.5)
+        push_weights(engine, 1, move(policy, 1))
+        after = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
+        asking.join(120)
+        assert {each.policy_version for each in found} == {0}
+        assert (sampled(found) - learners(before, found)).abs().max() < 1e-4
+        assert (sampled(after) - learners(policy, after)).abs().max() < 1e-4
 
 
 def test_of_an_adapter_the_adapter_travels(tmp_path: Path) -> None:

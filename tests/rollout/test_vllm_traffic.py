@@ -24,7 +24,8 @@ from proximo.rollout.vllm.server import VLLMServer
 from proximo.rollout.vllm.wire import GENERATE_PATH, generate_body, read_choice
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "recorded_vllm.jsonl").read_text().splitlines()]
-GENERATED = [line for line in RECORDED if line["path"] == GENERATE_PATH]
+*GENERATED, INTERRUPTED = [line for line in RECORDED if line["path"] == GENERATE_PATH]
+"""Responses, the last of which was being sampled when weights were loaded."""
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
 OPTIONS = (
     SamplingOptions(max_new_tokens=3),
@@ -52,6 +53,12 @@ def test_a_response_is_asked_for_and_read_as_vllm_answered(options: SamplingOpti
     assert list(choice.token_ids) == sent["token_ids"]
     assert list(choice.logprobs) == [each["logprob"] for each in sent["logprobs"]["content"]]
     assert choice.weight_versions == (("proximo-0-3d7a8276f7c3fef2", 0),)
+
+
+def test_the_weights_of_each_token_are_read_where_other_ones_were_loaded_meanwhile() -> None:
+    choice = read_choice(INTERRUPTED["reply"].encode(), limit=32, vocab_size=64)
+    assert choice.weight_versions == (("proximo-0-d3c30d9cc7f10691", 0), ("proximo-1-fec294195c9cfcfb", 1))
+    assert len(choice.token_ids) == 32
 
 
 def test_weights_are_pushed_and_asked_for_as_vllm_answered(monkeypatch: pytest.MonkeyPatch) -> None:
