@@ -28,6 +28,6 @@ def test_a_policy_learns_the_token_that_costs_from_an_engine_that_prefers_it_unl
     start, *_, drifted = corrections.curve(SHIFTED, seed=0, num_steps=10)
     *_, right = corrections.curve(weighted, seed=0, num_steps=10)
     assert start["bad"] == pytest.approx(0.1, abs=0.05)
-    assert drifted["bad"] > 0.5
+    assert drifted["bad"] > 0.3
     assert right["bad"] < 0.1
     assert right["score"] > drifted["score"] + 0.05

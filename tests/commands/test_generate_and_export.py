@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from builders import tiny_language_model, tiny_tokenizer
+from fake_vllm import GENERATE, fake_servers
 from proximo.checkpoint.run_folder import open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main
@@ -365,3 +366,23 @@ def test_a_choice_that_cannot_be_made_is_refused(folder, capsys, more, piece):
     write_reward(folder)
     assert main(["generate", "model", "ab", *more]) == 2
     assert piece in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole model", "adapter"])
+def test_a_vllm_server_samples_with_the_model_that_is_named(folder, capsys, whole):
+    """Greedily, and so the same text. The server starts with other weights."""
+    tiny_language_model(seed=0).save_pretrained("base")
+    model = AutoModelForCausalLM.from_pretrained("base")
+    save_pretrained(model if whole else adapted(model), Path("model"))
+    tiny_tokenizer().save_pretrained("model")
+    assert main(["generate", "model", "ab", "cde", "--greedy", "--max-new-tokens=8"]) == 0
+    here = capsys.readouterr().out
+    first = LanguageModel(tiny_language_model(seed=1) if whole else tiny_language_model(seed=0))
+    with fake_servers(first) as (server,):
+        assert main(["generate", "model", "ab", "cde", "--greedy", "--max-new-tokens=8", "--engine", server.url]) == 0
+        assert server.counts[GENERATE] >= 2
+    assert capsys.readouterr().out == here
+    assert main(["generate", "model", "ab", "--engine", server.url]) == 2
+    assert f"no vLLM server answers at {server.url}" in capsys.readouterr().err
+    assert main(["generate", "model", "ab", "--engine", "vlm"]) == 2
+    assert "--engine is local, vllm, or the address of a vLLM server" in capsys.readouterr().err

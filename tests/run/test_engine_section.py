@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from fake_vllm import FakeVLLM, fake_environment, fake_servers
+from fake_vllm import GENERATE, FakeVLLM, fake_environment, fake_servers
 from proximo.cli.program import main
 from proximo.config.engine import LocalEngineConfig, VLLMEngineConfig
 from proximo.errors import ConfigError
@@ -248,3 +248,33 @@ def test_a_preview_and_a_plan_say_who_samples(
     assert "generate" not in shown
     assert "policy_logprobs" in shown
     assert "vLLM servers sample the responses: their time and memory are not counted" in shown
+
+
+def test_an_evaluation_samples_with_the_engine_of_the_run_or_with_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_of("ppo", make_inputs(tmp_path))
+    model = tiny_language_model()
+    model.save_pretrained("policy")
+    tiny_tokenizer().save_pretrained("policy")
+    evaluate = ["evaluate", str(recipe["run"]["folder"]), "--greedy"]
+    with fake_servers(LanguageModel(model)) as (server,):
+        changes = {"policy": {"path": "policy"}, "engine": {"kind": "vllm", "addresses": [server.url]}}
+        path = tmp_path / "ppo.json"
+        path.write_text(json.dumps(recipe | changes))
+        assert main(["ppo", str(path), "--quiet"]) == 0
+        server.restart()
+        before = server.counts[GENERATE]
+        assert main([*evaluate, "--output=theirs.jsonl"]) == 0
+        asked = server.counts[GENERATE] - before
+        assert asked > 0
+        assert main([*evaluate, "--engine=local", "--output=ours.jsonl"]) == 0
+        assert server.counts[GENERATE] == before + asked
+    theirs, ours = (
+        [json.loads(line)["response"] for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("theirs.jsonl", "ours.jsonl")
+    )
+    assert theirs == ours
+    assert main(evaluate) == 2
+    assert "no vLLM server answers" in capsys.readouterr().err

@@ -19,7 +19,14 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; for a pi
 CheckpointName = Annotated[
     str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="The checkpoint to use.")
 ]
-
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="local|vllm|ADDRESS",
+        help="What samples: the built-in engine, a vLLM server that the command starts, or one that runs.",
+    ),
+]
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]
@@ -55,6 +62,7 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     ] = None,
     keep: Annotated[int | None, typer.Option(min=1, help="Show only this many best responses per prompt.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write one JSON line per response to this new file.")] = None,
+    engine: EngineName = None,
 ) -> int:
     """Write responses to prompts, with the policy of a run or any model.
 
@@ -64,12 +72,14 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     proximo generate Qwen/Qwen2.5-0.5B-Instruct --chat --num-samples 3 < questions.txt
     proximo generate runs/ppo "Once upon a time" --num-samples 8 --keep 1 --reward runs/reward
     proximo generate runs/ppo --output answers.jsonl < prompts.txt
+    proximo generate runs/ppo --output answers.jsonl --engine vllm < prompts.txt
     """
     check_model_path(model)
     _check_reward(reward, keep=keep, num_samples=num_samples)
     check_new_file(output)
     texts = prompts or _prompts_from_stdin()
     from proximo.commands.generate import GenerateOptions, run_generate
+    from proximo.config.engine import engine_named
     from proximo.rollout.sampling import SamplingOptions
 
     options = GenerateOptions(
@@ -83,6 +93,7 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
         reward=reward,
         keep=keep,
         output=output,
+        engine=engine_named(engine or "local"),
     )
     with functions_of_the_working_directory():
         return run_generate(model, texts, options)
@@ -167,6 +178,7 @@ def evaluate(
     samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses per prompt, for pass@k.")] = None,
     solved_score: Annotated[float | None, typer.Option(help="Minimum score that solves a prompt.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily.")] = False,
+    engine: EngineName = None,
 ) -> int:
     """Score a run's policy on its held-out prompts, and print the table.
 
@@ -175,6 +187,7 @@ def evaluate(
     proximo evaluate runs/ppo --checkpoint best --output answers.jsonl
     proximo evaluate runs/ppo --samples-per-prompt 16 --solved-score 1
     proximo evaluate runs/ppo --greedy
+    proximo evaluate runs/ppo --engine local           another engine than the run's
     """
     _check_run_folder(run)
     _refuse_other_folder(run)
@@ -185,6 +198,7 @@ def evaluate(
         "evaluation_samples_per_prompt": samples_per_prompt,
         "solved_score": solved_score,
         "evaluate_greedy": greedy or None,
+        "engine": engine,
     }
     changes = {key: value for key, value in settings.items() if value is not None}
     with functions_of_the_working_directory():

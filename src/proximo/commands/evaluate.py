@@ -34,7 +34,7 @@ def run_evaluate(
 ) -> int:
     """Evaluate as the run did, print the metrics, and write every sample to `output` if given.
 
-    `settings`: rollout settings of the evaluation that differ from the run's.
+    `settings`: rollout settings of the evaluation, and the engine, that differ from the run's.
 
     Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data.
     """

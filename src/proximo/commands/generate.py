@@ -1,8 +1,9 @@
 """`proximo generate`: samples responses from a trained model, ranked by a reward on request."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.callables import IMPORT_PATH
 from proximo.checkpoint import atomic
+from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
@@ -20,11 +22,14 @@ from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.precision.placement import Precision, resolve_device
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
-from proximo.records import Response, Scored
+from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.source import RewardSource
+from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
+from proximo.rollout.on_ranks import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.build.models import DeviceSpec, build_reward_source
 from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.checkpoint_lookup import language_model_path, reward_model_path
@@ -48,6 +53,8 @@ class GenerateOptions:
     """The reward that ranks responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
     keep: int | None = None
     """Keep this many of the best responses per prompt; needs `reward`."""
+    engine: EngineConfig = field(default_factory=LocalEngineConfig)
+    """What samples. A vLLM engine has the devices, and the model is read to the memory of the host."""
     output: Path | None = None
     """Write one JSON line per response to this new file instead of printing text."""
 
@@ -128,9 +135,29 @@ def _generate(path: str, prompts: Sequence[str], options: GenerateOptions) -> li
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
-    _, engine = load_engine(path, tokenizer, device=options.device)
     key = RandomKey(seed=options.seed, purpose="generate")
-    return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)
+    with _engine(path, tokenizer, asked, options) as engine:
+        return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)
+
+
+@contextmanager
+def _engine(
+    path: str, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], options: GenerateOptions
+) -> Generator[Engine]:
+    """The engine that samples from a model. Servers that it starts end with it."""
+    if options.engine.kind == "local":
+        yield load_engine(path, tokenizer, device=options.device)[1]
+        return
+    check_engine(options.engine)
+    language, _ = load_engine(path, tokenizer, device="cpu")
+    longest = max(len(prompt.token_ids) for prompt in prompts) + options.sampling.max_new_tokens
+    sampling = Sampling(temperature=options.sampling.temperature, max_tokens=longest)
+    with ExitStack() as started:
+        servers = make_servers(options.engine, language, tokenizer, sampling, path=path, started=started)
+        engine = engine_of(servers, language, tokenizer)
+        assert engine is not None
+        push_to(engine, language, version=0)
+        yield engine
 
 
 def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:

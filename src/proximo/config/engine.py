@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from proximo.addresses import address_problem
 from proximo.config.schema.base import Section
+from proximo.errors import UserError
 
 
 class LocalEngineConfig(Section):
@@ -83,6 +84,22 @@ class VLLMEngineConfig(Section):
 
 
 EngineConfig = LocalEngineConfig | VLLMEngineConfig
+
+
+def engine_named(name: str) -> EngineConfig:
+    """The engine that a command line names: `local`, `vllm`, or the address of a vLLM server that runs.
+
+    Raises UserError for others.
+    """
+    if name == "local":
+        return LocalEngineConfig()
+    if name == "vllm":
+        return VLLMEngineConfig(kind="vllm")
+    if problem := address_problem(name):
+        raise UserError(f"--engine is local, vllm, or the address of a vLLM server: {problem}")
+    return VLLMEngineConfig(kind="vllm", addresses=(name,))
+
+
 MAY_CHANGE = (
     "addresses",
     "token_env",

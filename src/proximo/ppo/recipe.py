@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
-from proximo.config.engine import EngineConfig, LocalEngineConfig
+from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
 from proximo.config.placed_roles import PlacedRole
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
@@ -276,9 +276,11 @@ class PPORecipe(TrainerRecipe):
         }
 
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
+        given = dict(changes)
+        engine = given.pop("engine", None)
         try:
-            ppo = PPOConfig.model_validate({**self.ppo.model_dump(), **changes})
+            ppo = PPOConfig.model_validate({**self.ppo.model_dump(), **given})
         except ValidationError as error:
             told = "; ".join(str(detail["msg"]).removeprefix("Value error, ") for detail in error.errors())
             raise UserError(told) from error
-        return self.model_copy(update={"ppo": ppo})
+        return self.model_copy(update={"ppo": ppo} | ({} if engine is None else {"engine": engine_named(engine)}))
