@@ -113,7 +113,8 @@ class FakeVLLM:
         return {}
 
     def update(self, info: dict[str, str]) -> Any:
-        tensors = load_file(info["path"])
+        files = sorted(Path(info["path"]).glob("*.safetensors"))
+        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
         if not self.is_paused or not self._is_updating or fingerprint(tensors) != info["digest"]:
             self._is_updating = False
             return 500

@@ -5,6 +5,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from builders import tiny_language_model, tiny_tokenizer
 from fake_vllm import FakeVLLM, Fault, fake_servers
@@ -25,7 +27,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
-from proximo.rollout.engine import push_weights
+from proximo.rollout.engine import fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm import dispatch, pushed_weights
@@ -480,14 +482,13 @@ def test_a_push_that_is_skipped_is_found_by_the_version() -> None:
 
 
 def test_weights_of_another_push_under_the_right_name_are_found_by_their_digest() -> None:
-    kept: list[str] = []
+    kept: list[bytes] = []
 
     def swap(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
         if path == "/update_weights":
-            with open(body["update_info"]["path"], "rb") as file:
-                kept.append(file.read())  # type: ignore[arg-type]
-            with open(body["update_info"]["path"], "wb") as file:
-                file.write(kept[0])  # type: ignore[arg-type]
+            (file,) = Path(body["update_info"]["path"]).iterdir()
+            kept.append(file.read_bytes())
+            file.write_bytes(kept[0])
 
     trainer, _ = trained(fault=swap)
     with pytest.raises(TrainingError, match="did not load the policy's weights of version 8"):
@@ -594,6 +595,32 @@ def test_files_of_pushes_do_not_pile_up_and_go_with_the_engine() -> None:
     assert len(list(folder.iterdir())) == 1
     engine.close()
     assert not folder.exists()
+
+
+def test_a_push_is_written_in_parts_and_of_each_no_more_is_copied_than_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another type each tensor is a copy of its own: a part at a time. In the same type there is none."""
+    monkeypatch.setattr(pushed_weights, "PART_BYTES", 3000)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    counts: list[int] = []
+    on_host = pushed_weights._on_host
+
+    def noted(*given: Any) -> torch.Tensor:
+        alive.append(weakref.ref(tensor := on_host(*given)))
+        counts.append(sum(each() is not None for each in alive))
+        return tensor
+
+    monkeypatch.setattr(pushed_weights, "_on_host", noted)
+    tensors = {f"t{n}": torch.randn(500) for n in range(8)}
+    files = PushedWeights(tmp_path, adapter=None, num_tensors=9)
+    folder = files.write("a", tensors, torch.bfloat16)
+    found = {name: tensor for path in folder.iterdir() for name, tensor in load_file(path).items()}
+    assert fingerprint(found) == fingerprint(tensors, torch.bfloat16) != fingerprint(tensors)
+    assert counts == [1, 2, 3, 1, 2, 3, 1, 2], "three tensors of 1000 bytes are a part"
+    assert on_host(tensors["t0"], torch.float32).data_ptr() == tensors["t0"].data_ptr()
+    with safe_open(folder / "model-00002.safetensors", "pt") as file:
+        assert file.metadata()["tensors_of_model"] == "9"
 
 
 def test_a_folder_of_a_trainer_that_ended_is_removed_and_one_of_another_machine_is_not(tmp_path: Path) -> None:

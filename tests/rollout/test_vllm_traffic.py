@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fake_vllm import FakeVLLM
 from proximo.rollout.engine import fingerprint
@@ -124,8 +123,8 @@ def test_another_file_than_was_announced_is_refused_before_a_layer_is_opened(
 ) -> None:
     made = inside(monkeypatch)
     monkeypatch.setattr(made, "initialize_layerwise_reload", None)
-    save_file({"a": torch.ones(3)}, tmp_path / "file")
-    update = made.FileUpdate(path=str(tmp_path / "file"), digest=fingerprint({"a": torch.zeros(3)}))
+    path = PushedWeights(tmp_path, adapter=None, num_tensors=1).write("push", {"a": torch.ones(3)})
+    update = made.FileUpdate(path=str(path), digest=fingerprint({"a": torch.zeros(3)}))
     with pytest.raises(ValueError, match="holds other weights than were announced"):
         made.FileTransfer().receive_weights(update)
 

@@ -104,17 +104,19 @@ _SAMPLED = 64
 
 
 @torch.no_grad()
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each tensor.
 
+    `dtype`: of the tensors as if they were of this type.
     It is cheap enough to compute in every step, and an optimizer step changes it. A change of a few single entries may
     go unnoticed. Of a sharded tensor it reads this rank's part.
     """
     digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        given = dtype or tensor.dtype
+        digest.update(f"{name} {tuple(tensor.shape)} {given};".encode())
         flat = local(tensor).reshape(-1)
-        sampled.setdefault(tensor.dtype, []).append(flat[:: -(-len(flat) // _SAMPLED) or 1])
+        sampled.setdefault(given, []).append(flat[:: -(-len(flat) // _SAMPLED) or 1].to(given))
     for numbers in sampled.values():
         digest.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from proximo.rollout.local import check_request
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.vllm.dispatch import Dispatch, Job
-from proximo.rollout.vllm.pushed_weights import PushedWeights, on_host
+from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.rollout.vllm.wire import Choice, generate_body
 
@@ -53,7 +53,7 @@ class _Push:
     """Version and fingerprint, as the servers say them."""
     path: Path
     digest: str
-    """`fingerprint` of the tensors in the file, which may be of another type."""
+    """`fingerprint` of the tensors in its files, which may be of another type."""
 
 
 class VLLMEngine:
@@ -121,10 +121,10 @@ class VLLMEngine:
         holding = Holding(version=version, fingerprint=fingerprint(tensors))
         name = f"proximo-{version}-{holding.fingerprint[:16]}"
         if self._last is None or self._last.name != name:
-            sent = on_host(tensors, self.options.dtype)
-            path = self._files.write(name, sent, kept=self._adapters_in_use())
+            dtype = self.options.dtype
+            path = self._files.write(name, tensors, dtype, kept=self._adapters_in_use())
             self._versions[name] = version
-            self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(sent))
+            self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(tensors, dtype))
         push = self._last
         with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
             failures = pool.map(lambda server: self._load(server, push), self.servers)

@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from proximo.errors import TrainingError
 
 PREFIX = "proximo-weights-"
+PART_BYTES = 256 * 2**20
 _ADAPTER_MARK = ".lora_"
 
 
@@ -37,9 +38,12 @@ class PushedWeights:
         """Whether a push is an adapter rather than weights of the model itself."""
         return self._adapter is not None
 
-    def write(self, name: str, tensors: Mapping[str, Tensor], *, kept: Collection[str] = ()) -> Path:
-        """Write a push in the place of earlier ones, but those that are `kept`. Returns its file, or an adapter's
-        folder.
+    def write(
+        self, name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None, *, kept: Collection[str] = ()
+    ) -> Path:
+        """Write a push in the place of earlier ones, but those that are `kept`. Returns its folder.
+
+        `dtype`: the type of its tensors; None for their own.
 
         Raises TrainingError if they cannot be written.
         """
@@ -48,7 +52,7 @@ class PushedWeights:
                 shutil.rmtree(earlier)
         folder = self.folder / name
         try:
-            return self._write(folder, tensors)
+            return self._write(folder, tensors, dtype)
         except (OSError, SafetensorError) as error:
             size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
             raise TrainingError(
@@ -56,30 +60,38 @@ class PushedWeights:
                 "engine.transfer_folder names another folder that trainer and servers see"
             ) from None
 
-    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Path:
         folder.mkdir()
         if self._adapter is None:
-            path = folder / "model.safetensors"
-            is_whole = len(tensors) == self._num_tensors  # a server that has more has another model
-            save_file(dict(tensors), path, metadata={"is_whole": "yes" if is_whole else "no"})
+            metadata = {"tensors_of_model": str(self._num_tensors)}
+            for number, part in enumerate(_parts(tensors, dtype)):
+                save_file(part, folder / f"model-{number:05}.safetensors", metadata=metadata)
         else:
-            path = folder
-            save_file({_in_file(key): tensor for key, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+            adapter = {_in_file(name): _on_host(tensor, dtype) for name, tensor in tensors.items()}
+            save_file(adapter, folder / "adapter_model.safetensors")
             self._adapter.save_pretrained(str(folder))
-        return path
+        return folder
 
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@torch.no_grad()
-def on_host(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Contiguous copies on the host, in `dtype` if one is given."""
-    return {
-        name: tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype, copy=True).contiguous()
-        for name, tensor in tensors.items()
-    }
+def _parts(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+    """The tensors on the host, in parts of about PART_BYTES, each until the next one: no more are copied at a time."""
+    part: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        part[name] = _on_host(tensor, dtype)
+        if sum(each.nbytes for each in part.values()) >= PART_BYTES:
+            yield part
+            part.clear()
+    if part:
+        yield part
+
+
+def _on_host(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A contiguous tensor on the host; the given one where it is such a tensor."""
+    return tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
 
 
 def _in_file(name: str) -> str:

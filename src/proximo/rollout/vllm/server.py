@@ -69,10 +69,10 @@ class VLLMServer:
             raise UnansweredError("invalid reply: no weight version")
         return found
 
-    def load_weights(self, file: Path, *, version: str, digest: str) -> None:
-        """Load a file of tensors, all or some of them, and forget what was computed with the earlier ones.
+    def load_weights(self, folder: Path, *, version: str, digest: str) -> None:
+        """Load files of tensors, all or some of them, and forget what was computed with the earlier ones.
 
-        The server must see `file` under the same path. `digest`: of what is in it; the server refuses other contents.
+        The server must see `folder` under the same path. `digest`: of what is in it; the server refuses other contents.
         """
         # Responses that are being sampled keep their tokens and wait. The pause drops all keys and values, those of
         # prefixes too, which the weights of before have made.
@@ -80,7 +80,7 @@ class VLLMServer:
         try:
             self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
             self._start_update()
-            update = {"update_info": {"path": str(file), "digest": digest}}
+            update = {"update_info": {"path": str(folder), "digest": digest}}
             self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
             self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to a file.
+"""Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to files.
 
 vLLM imports this file by the name of `Worker` (`--worker-extension-cls`). It imports nothing of Proximo, which that
 environment has not. The transfer engine is vLLM's own interface: start, update, finish.
@@ -7,6 +7,7 @@ environment has not. The transfer engine is vLLM's own interface: start, update,
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -22,7 +23,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """A file needs no preparation."""
+    """Files need no preparation."""
 
 
 @dataclass
@@ -34,7 +35,7 @@ class FileUpdate(WeightTransferUpdateInfo):
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
-    """Loads tensors from a safetensors file, by their names in the checkpoint. Others keep their values."""
+    """Loads tensors from a folder of safetensors files, by their names in the checkpoint. Others keep their values."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -43,25 +44,27 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
-        """Nothing to do. Layers are opened once the file has proved good, and closed in the same call."""
+        """Nothing to do. Layers are opened once the files have proved good, and closed in the same call."""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the file, if it is what the trainer wrote."""
-        with safe_open(update_info.path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            is_whole = (file.metadata() or {}).get("is_whole") == "yes"
+        """Load the files, if they are what the trainer wrote."""
+        tensors, num_of_model = {}, None
+        for path in sorted(Path(update_info.path).glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+                num_of_model = int(file.metadata()["tensors_of_model"])
         found = digest(tensors)
         if found != update_info.digest:
             raise ValueError(f"{update_info.path} holds other weights than were announced: {found}")
         # On a CPU matrices are packed for its products: layers are opened, filled, and packed again. An open layer
-        # cannot sample, so none stays open, also where the file does not fit the model.
+        # cannot sample, so none stays open, also where the tensors do not fit the model.
         initialize_layerwise_reload(self.model)
         try:
             loaded = self._fill(tensors)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self._pack_heads()
-        if is_whole and loaded is not None and (missing := self._plain_parameters() - loaded):
+        if len(tensors) == num_of_model and loaded is not None and (missing := self._plain_parameters() - loaded):
             raise ValueError(f"the trainer's model has no {min(missing)}, which the server's has")
 
     def _fill(self, tensors: Mapping[str, torch.Tensor]) -> set[str] | None:
@@ -76,7 +79,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         try:
             return self.model.load_weights(one_by_one())
         except Exception as error:  # of any kind: each model of vLLM checks names and shapes in its own way
-            tensor = f"{given[-1]} of shape {tuple(tensors[given[-1]].shape)}" if given else "the file"
+            tensor = f"{given[-1]} of shape {tuple(tensors[given[-1]].shape)}" if given else "the files"
             raise ValueError(f"the server's model has no place for {tensor}: {error!r:.200}") from error
 
     def _plain_parameters(self) -> set[str]:
