@@ -89,7 +89,7 @@ def test_weights_that_are_loaded_while_it_samples_interrupt_responses() -> None:
     assert isinstance(engine, LocalEngine)
 
     def slow(call: DecodingCall) -> list[Any]:
-        time.sleep(0.02)
+        time.sleep(0.05)
         return step(call)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +97,7 @@ def test_weights_that_are_loaded_while_it_samples_interrupt_responses() -> None:
         history = made.train(PROMPTS, reward=count_a)
     assert max(line["staleness/interrupted_fraction"] for line in history) > 0
     assert max(line["staleness/max_steps"] for line in history) <= 2
-    assert all(line["staleness/learner_idle_fraction"] > 0 for line in history)
+    assert max(line["staleness/learner_idle_fraction"] for line in history) > 0.2
 
 
 def test_behaviour_weights_are_the_default_of_asynchronous_rollouts_and_can_be_turned_off() -> None:

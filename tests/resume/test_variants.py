@@ -48,6 +48,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),
+    "ppo that samples a step ahead": ("ppo", {"ppo.rollout.staleness": 1}),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with running moments of scores": (
         "ppo",

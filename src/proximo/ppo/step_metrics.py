@@ -275,7 +275,6 @@ def staleness_metrics(experience: Experience, ahead: StepAhead) -> dict[str, Met
         "staleness/k3": Mean(_sum(k3(sampled, experience.old_logprobs), stale), int(stale.sum())),
         "staleness/effective_fraction": Last(share),
         "staleness/interrupted_fraction": Mean.of(float(r.token_versions is not None) for r in taken.responses),
-        "staleness/steps_ahead": Last(taken.num_ahead),
         "staleness/learner_idle_fraction": Mean(taken.waited_seconds, taken.seconds),
         "staleness/engine_idle_fraction": Mean(taken.idle_seconds, taken.seconds),
     }

@@ -5,8 +5,8 @@ begin when t - `staleness` steps are done. So the bound holds before anything is
 from, and short responses do not come earlier than long ones. A long response has the time of `staleness` steps before
 the learner waits for it.
 
-With at most (staleness + 1) batches begun, no other order keeps the bound: every step takes one batch and begins one,
-so a response that overtakes makes another one too old.
+With (staleness + 1) batches begun, no other order keeps the bound: every step takes one batch and begins one, so a
+response that overtakes makes another one too old.
 """
 
 import threading
@@ -54,8 +54,6 @@ class Rollouts:
     """The responses of a step, and what it had to wait for."""
 
     responses: tuple[Response, ...]
-    num_ahead: int
-    """Later steps whose responses are complete."""
     seconds: float
     """Since the step before had its responses."""
     waited_seconds: float
@@ -106,11 +104,27 @@ class AsyncRollouts:
         earlier, self._taken_at = self._taken_at, time.perf_counter()
         return Rollouts(
             responses=tuple(batch.responses),
-            num_ahead=sum(each.responses is not None for each in self._batches.values()),
             seconds=self._taken_at - earlier,
             waited_seconds=self._taken_at - begin,
             idle_seconds=self._idle.read(),
         )
+
+    def settle(self) -> None:
+        """Wait until all that has begun is complete. Raises what the engine raised."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or all(each.responses is not None for each in self._batches.values())
+            )
+            if self._failure is not None:
+                raise self._failure
+
+    def complete(self) -> dict[int, Sequence[Response]]:
+        """Step -> its responses, of later steps that are complete."""
+        return {step: batch.responses for step, batch in self._batches.items() if batch.responses is not None}
+
+    def put(self, step: int, responses: Sequence[Response]) -> None:
+        """Add the responses of a step that were sampled before, so that it is not sampled again."""
+        self._batches[step] = _Batch(responses=responses)
 
     def close(self) -> None:
         """End the threads. What they were sampling is lost; `take` would begin again."""

@@ -91,24 +91,20 @@ STALENESS = (
         definition="Responses whose tokens come from more than one version of the weights.",
     ),
     Metric(
-        name="staleness/steps_ahead",
-        reduction=Last,
-        unit="steps",
-        definition="Later steps whose responses are complete already. 0 in every step: the learner waits for the "
-        "engine.",
-    ),
-    Metric(
         name="staleness/learner_idle_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of the time since the last step's responses in which the learner waited for these.",
+        definition="With `rollout.staleness`, share of the time since the last step's responses in which the learner "
+        "waited for these.",
         better=Better.DOWN,
+        repeatable=False,
     ),
     Metric(
         name="staleness/engine_idle_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of this time in which nothing was sampled.",
+        definition="Share of this time in which nothing was sampled. Where both are idle, the bound is too low.",
         better=Better.DOWN,
+        repeatable=False,
     ),
 )

@@ -1,7 +1,10 @@
 """Asynchronous rollouts of the policy on all ranks: rank 0 samples ahead, and every rank gets the responses."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +46,16 @@ class RolloutsAhead:
         """Version -> the last step that trained these weights."""
         self.taken: Rollouts | None = None
         """What the last step learned from."""
+        self._resumed: bytes | None = None
+        """The responses that a checkpoint kept."""
+
+    def before_push(self) -> None:
+        """Wait for all that is being sampled, if one step ahead is allowed: the next step waits for it anyway.
+
+        So all tokens of a response are of one version, and a run gives the same bits each time.
+        """
+        if self._plan.staleness == 1 and self._rollouts is not None:
+            self._rollouts.settle()
 
     def push(self, model: LanguageModel, *, version: int) -> None:
         """Load the policy's weights into an engine that has its own copy."""
@@ -60,7 +73,9 @@ class RolloutsAhead:
         on_finished: Callable[[Response], None] | None,
     ) -> list[Response]:
         """Begin what the bound allows, and wait for the responses of a step, which trains weights of `version`."""
-        self._step_of[version] = step
+        oldest = step - self._plan.staleness
+        self._step_of = {each: done for each, done in self._step_of.items() if done >= oldest} | {version: step}
+        self._put_resumed(prompts_of)
         world = current()
         kept: list[Rollouts] = []
 
@@ -69,9 +84,7 @@ class RolloutsAhead:
             kept.append(self._rollouts.take(step, prompts_of, on_finished=on_finished))
             if world.size == 1:
                 return kept[0], b""
-            size = self._plan.num_samples
-            numbered = ((number // size, response) for number, response in enumerate(kept[0].responses))
-            return replace(kept[0], responses=()), to_bytes(numbered)
+            return replace(kept[0], responses=()), self._as_bytes(kept[0].responses)
 
         taken, message = world.once(run, what="the responses of a step")
         if not kept:
@@ -88,6 +101,38 @@ class RolloutsAhead:
             for version in response.token_versions or (response.policy_version,) * len(response.token_ids)
         ]
         return step - torch.tensor([self._step_of[version] for version in versions])
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, beside `write`: versions of weights, each with the last step that trained them."""
+        return {"trained": [[version, step] for version, step in self._step_of.items()]}
+
+    def write(self, path: Path) -> None:
+        """Write the complete responses of later steps. What is still being sampled begins again after a resume."""
+        assert self._rollouts is not None, "rank 0 writes"
+        complete = self._rollouts.complete()
+        responses = [response for step in complete for response in complete[step]]
+        path.write_bytes(b"%s\n%s" % (json.dumps(list(complete)).encode(), self._as_bytes(responses)))
+
+    def restore(self, state: Mapping[str, Any], path: Path) -> None:
+        """Go on with what `state` and `write` kept."""
+        self._step_of = dict(state["trained"])
+        self._resumed = path.read_bytes()
+
+    def _put_resumed(self, prompts_of: PromptsOfStep) -> None:
+        """The responses of a checkpoint, once the prompts are known that they answer."""
+        if self._resumed is None or self._rollouts is None:
+            return
+        head, _, message = self._resumed.partition(b"\n")
+        steps, self._resumed = json.loads(head), None
+        prompts = [prompt for step in steps for prompt in prompts_of(step)]
+        responses = [response for _, response in from_bytes(message, prompts)]
+        size = len(responses) // len(steps) if steps else 0
+        for number, step in enumerate(steps):
+            self._rollouts.put(step, responses[number * size : (number + 1) * size])
+
+    def _as_bytes(self, responses: Sequence[Response]) -> bytes:
+        size = self._plan.num_samples
+        return to_bytes((number // size, response) for number, response in enumerate(responses))
 
     def close(self) -> None:
         """End the threads. What they were sampling is lost."""

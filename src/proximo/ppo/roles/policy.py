@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.segments import value_positions
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError, TrainingError
@@ -130,6 +133,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         Raises TrainingError if it does not hold them afterwards, or does not sample with them.
         """
         if self.ahead is not None:
+            self.ahead.before_push()
             self.ahead.push(self.model, version=self.version)
         if push_to(self.engine, self.model, version=self.version) and self._canaries:
             self._compare_logprobs(self._canaries)
@@ -195,6 +199,21 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         """End the sampling ahead."""
         if self.ahead is not None:
             self.ahead.close()
+
+    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer | RankWriter]:
+        """See `RoleWorker.writers`; with the responses that were sampled ahead."""
+        ahead: dict[str, Writer | RankWriter] = {} if self.ahead is None else {"rollouts": self.ahead.write}
+        return super().writers(tokenizer) | ahead
+
+    def state(self) -> dict[str, Any]:
+        """What the file of responses that were sampled ahead holds."""
+        return {} if self.ahead is None else {"rollouts": self.ahead.state()}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """See `RoleWorker.restore`."""
+        super().restore(checkpoint)
+        if self.ahead is not None:
+            self.ahead.restore(checkpoint.state["task"]["rollouts"], checkpoint.path("rollouts"))
 
     def logprobs(self, responses: Sequence[Response]) -> Tensor:
         """[T] log-probs of the response tokens under the current policy."""
