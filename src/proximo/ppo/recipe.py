@@ -116,8 +116,9 @@ class PPORecipe(TrainerRecipe):
             weighs = self.ppo.policy_loss.behaviour_weight != "none"
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
-                "sampler, but with run.precision float32 their log-probs are the same, and every weight 1: set "
-                "run.precision to bf16, or leave it out"
+                "sampler, but with run.precision float32 and the built-in engine their log-probs are the same, "
+                "and every weight 1: leave it out, or set run.precision to bf16, engine.kind to vllm or "
+                "ppo.rollout.staleness"
             )
         return self
 
