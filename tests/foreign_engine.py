@@ -60,3 +60,16 @@ class ForeignEngine:
             if on_finished is not None:
                 on_finished(found[-1])
         return found
+
+
+class RemoteEngine:
+    """An engine with a copy of the weights that may be called from several threads, such as one of servers."""
+
+    logprobs_are_the_learners = False
+    max_logprob_error = None
+    thread_safe = True
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.inner = LocalEngine(model.frozen_copy(), tiny_tokenizer(), eos_token_ids=(2,), owns_model=True)
+        self.load_weights, self.holds = self.inner.load_weights, self.inner.holds
+        self.generate, self.stop = self.inner.generate, self.inner.stop

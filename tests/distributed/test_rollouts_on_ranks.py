@@ -1,22 +1,26 @@
 """Samples of two and three ranks are those of one, and an engine of the user's is called on rank 0 alone."""
 
+import threading
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from distributed.ranks import Ranks
-from foreign_engine import ForeignEngine
+from foreign_engine import ForeignEngine, RemoteEngine
 from proximo.config.devices import DevicesConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current, whole
-from proximo.errors import TrainingError, UserError
+from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.metrics.values import Sum
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
+from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import fingerprint, statistics_of
+from proximo.rollout.first_rank_engine import FirstRankEngine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks, push_to, sampling_with
 from proximo.rollout.response_bytes import from_bytes, to_bytes
@@ -245,3 +249,46 @@ def test_responses_survive_as_bytes() -> None:
         assert got.logprobs.numpy().tobytes() == sent.logprobs.numpy().tobytes()
         assert got.response_mask.tolist() == sent.response_mask.tolist()
         assert (got.logprobs.dtype, got.response_mask.dtype) == (torch.float32, torch.bool)
+
+
+def sampled_ahead(staleness: int) -> tuple[list[dict[str, float]], int]:
+    """A run that samples ahead: its metrics that must not depend on the rank, and how many threads are left."""
+    model = LanguageModel(tiny_language_model(initializer_range=0.2))
+    config = PPOConfig.model_validate(
+        {
+            "num_steps": 4,
+            "prompts_per_step": 4,
+            "responses_per_prompt": 2,
+            "rollout": {"max_new_tokens": 5, "staleness": staleness},
+            "policy_optimizer": {"learning_rate": 1e-2},
+        }
+    )
+    engine = RemoteEngine(model) if current().leads else None
+    trainer = PPOTrainer(model, tiny_tokenizer(), engine=FirstRankEngine(cast(Any, engine)), config=config)
+    lines = trainer.train(PROMPTS, reward=lambda prompts, responses, metadata: [float(len(r)) for r in responses])
+    kept = [
+        {name: line[name] for name in line if name.startswith(("score", "kl/", "policy/", "stal"))} for line in lines
+    ]
+    return kept, sum(thread.name == "rollouts" for thread in threading.enumerate())
+
+
+def test_rank_0_samples_ahead_and_every_rank_learns_from_the_same(two: Ranks) -> None:
+    (first, threads), (second, none) = two.run(sampled_ahead, 1)
+    assert threads == none == 0
+    assert [line["staleness/max_steps"] for line in first] == [0, 1, 1, 1]
+    for one, other in zip(first, second, strict=True):
+        idle = {name for name in one if "idle" in name}
+        assert {name: one[name] for name in one.keys() - idle} == {name: other[name] for name in other.keys() - idle}
+    (alone, _) = sampled_ahead(1)
+    assert [line["score/mean"] for line in alone] == pytest.approx([line["score/mean"] for line in first], abs=1e-4)
+
+
+def test_the_built_in_engine_does_not_sample_ahead_on_several_ranks(two: Ranks) -> None:
+    assert two.run(refused_ahead) == ["rollout.staleness samples while the learner trains"] * 2
+
+
+def refused_ahead() -> str:
+    config = PPOConfig.model_validate({"num_steps": 2, "prompts_per_step": 4, "rollout": {"staleness": 1}})
+    with pytest.raises(ConfigError) as error:
+        PPOTrainer(LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config)
+    return str(error.value).partition(",")[0]

@@ -20,7 +20,7 @@ from proximo.supervised.sft.recipe import SFTRecipe
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
-SECTIONS = "run|devices|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
+SECTIONS = "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
     "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|mismatch|staleness|sft|reward_model|"

@@ -12,6 +12,7 @@ from proximo.ppo.metrics import update_checks as updates
 DESTROYED = "One step destroyed the policy"
 DISAGREE = "The sampler and the learner disagree"
 DRIFTS = "The engine samples from another policy than the learner's"
+STALE = "The samples are too old"
 NOISE = "The policy samples noise"
 GREEDY = "Sampling is almost greedy"
 CUT = "Nearly all answers are cut at the limit"
@@ -60,6 +61,15 @@ PPO_RULES = (
         severity=Severity.PROBLEM,
         check=updates.engine_drifts,
         explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
+    ),
+    Rule(
+        title=STALE,
+        when=f"staleness/effective_fraction is below {updates.LEAST_EFFECTIVE} in the last fifth",
+        advice="The weights that train are far from those that sampled, so few tokens carry the updates. Lower "
+        "ppo.rollout.staleness or the learning rate.",
+        severity=Severity.WARNING,
+        check=updates.samples_too_old,
+        explains=(CLIPPED, FLAT),
     ),
     Rule(
         title="Responses were unscored",

@@ -15,6 +15,8 @@ MAX_KL_TO_ADVANTAGE = 1
 """Largest allowed ratio of a token's KL gradient factor to the size of its advantage."""
 MAX_MISMATCH = 0.1
 """KL of engine and learner in nats per token that no rounding explains."""
+LEAST_EFFECTIVE = 0.5
+"""Effective share of stale samples below which the alarm is raised."""
 GROWING_MISMATCH = 0.01
 MISMATCH_GROWTH = 5
 DIVERGED_LOSS_RATIO = 10
@@ -181,3 +183,11 @@ def engine_drifts(run: Run) -> str | None:
     if last > MAX_MISMATCH or (last > GROWING_MISMATCH and last > MISMATCH_GROWTH * first):
         return f"mismatch/k3 is {number(last)} nats per token in the last fifth and {number(first)} in the first."
     return None
+
+
+def samples_too_old(run: Run) -> str | None:
+    """Whether the weights moved so far during the allowed staleness that most samples say little about them."""
+    means = fifths(run.series("staleness/effective_fraction"))
+    if means is None or means[-1] >= LEAST_EFFECTIVE:
+        return None
+    return f"In the last fifth the samples are worth {means[-1]:.0%} of their number as samples of the policy."

@@ -54,8 +54,8 @@ class RolloutsAhead:
 
         So all tokens of a response are of one version, and a run gives the same bits each time.
         """
-        if self._plan.staleness == 1 and self._rollouts is not None:
-            self._rollouts.settle()
+        if self._plan.staleness == 1:
+            current().once(lambda: self._rollouts and self._rollouts.settle(), what="the responses of the next step")
 
     def push(self, model: LanguageModel, *, version: int) -> None:
         """Load the policy's weights into an engine that has its own copy."""
