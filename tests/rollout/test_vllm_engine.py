@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -429,6 +430,25 @@ def test_what_servers_failed_at_is_in_the_line_of_the_step() -> None:
     assert stale[0] == 0
     assert retries[1] == stale[1] >= 1
     assert retries[2] == stale[2] == 0
+
+
+def test_what_threads_count_at_the_same_time_is_counted_once_each() -> None:
+    class Slow(Counter[str]):
+        def __getitem__(self, key: str) -> int:
+            found = super().__getitem__(key)
+            time.sleep(0.001)
+            return found
+
+    engine, _ = served(model())
+    engine.counts = Slow()
+    threads = [threading.Thread(target=engine._count, args=("stale", 1)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = {name: metric.value for name, metric in engine.statistics().items()}
+    assert found == {"engine/retries": 0, "engine/stale_responses": 20}
+    assert engine.statistics()["engine/stale_responses"].value == 0
 
 
 @pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights", "/finish_weight_update"])

@@ -103,6 +103,7 @@ class VLLMEngine:
         """Name of a push -> running calls of `generate` that began with it."""
         self._dispatches: set[Dispatch[tuple[tuple[int, int], Response]]] = set()
         self._repair = threading.Lock()
+        self._counting = threading.Lock()
 
     @property
     def max_logprob_error(self) -> float:
@@ -178,18 +179,23 @@ class VLLMEngine:
         finally:
             self._calls[push.name] -= 1
             self._dispatches.discard(dispatch)
-        self.counts["retries"] += dispatch.num_retries
+        self._count("retries", dispatch.num_retries)
         return [found[place] for place in sorted(found)]
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `MeasuredEngine.statistics`."""
-        counts, self.counts = self.counts, Counter()
+        with self._counting:
+            counts, self.counts = self.counts, Counter()
         return {"engine/retries": Sum(counts["retries"]), "engine/stale_responses": Sum(counts["stale"])}
 
     def stop(self) -> None:
         """End the running calls of `generate` in other threads, which raise TrainingError."""
         for dispatch in tuple(self._dispatches):
             dispatch.stop()
+
+    def _count(self, what: str, number: int) -> None:
+        with self._counting:
+            self.counts[what] += number
 
     def close(self) -> None:
         """Remove the files of the last push, and close the connections."""
@@ -254,7 +260,7 @@ class VLLMEngine:
         if not self._files.is_adapter:
             named = [name for name, _ in choice.weight_versions]
             if not all(self._versions.get(name, -1) >= push.holding.version for name in named):
-                self.counts["stale"] += 1
+                self._count("stale", 1)
                 self._give_again(server, self._last or push)
                 raise UnansweredError(_other_weights(sorted(set(named))))
         return choice
