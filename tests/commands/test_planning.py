@@ -109,6 +109,17 @@ def test_the_phases_of_a_step_are_the_calls_of_its_graph(place, plain):
     assert [phase.name for phase in joint.phases] == names
 
 
+def test_sampling_ahead_takes_a_copy_of_the_trained_weights_and_a_pass_for_log_probs(place):
+    plan = plan_of("ppo", place, {"ppo.rollout.staleness": 2})
+    parts = plan.phases[0].parts
+    assert parts["sampler weights"] == parts["policy weights"] > 0
+    assert "policy_logprobs" in [phase.name for phase in plan.phases]
+    assert any("beside the rest of earlier steps" in note for note in plan.notes)
+    adapter = plan_of("ppo", place, {"ppo.rollout.staleness": 2, "policy.lora": LORA})
+    sampler = next(role for role in adapter.roles if role.name == "sampler")
+    assert 0 < sampler.parameters - sampler.shared < sampler.parameters / 4, "the base is the policy's"
+
+
 def test_moments_of_8_bits_have_scales_and_small_tensors_keep_float32(place):
     """9,000 numbers are 36 blocks; 90 are too few."""
     options = OptimizerConfig(learning_rate=1e-3, kind="adamw_8bit")

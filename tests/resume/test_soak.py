@@ -9,24 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import Driver, environment, write_recipe
+from lives import Driver, Life, environment, write_recipe
 
-from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome
+from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
 from tiny_runs import Kind, changed, make_inputs, recipe_of
 
 NUM_KILLS = 10
 NUM_STEPS = 50
-LONGER: Mapping[Kind, Mapping[str, Any]] = {
-    "sft": {"sft.num_epochs": 20},
-    "reward": {"reward.num_epochs": 20},
-    "ppo": {"ppo.num_steps": NUM_STEPS},
+LONGER: Mapping[str, tuple[Kind, Mapping[str, Any]]] = {
+    "sft": ("sft", {"sft.num_epochs": 20}),
+    "reward": ("reward", {"reward.num_epochs": 20}),
+    "ppo": ("ppo", {"ppo.num_steps": NUM_STEPS}),
+    "ppo, a step ahead": ("ppo", {"ppo.num_steps": NUM_STEPS, "ppo.rollout.staleness": 1}),
 }
 """Ten rows in updates of four: 20 epochs are 50 steps, more than ten lives of two or three steps take."""
 
 
-def random_kills(kind: Kind) -> list[dict[str, Any]]:
+def random_kills(name: str) -> list[dict[str, Any]]:
     """Inside training (by count of calls, and by the clock), inside a save, and around the line between the two."""
-    draw = random.Random(f"soak of {kind}")
+    draw = random.Random(f"soak of {name}")
     moments = ("before", "torn", "after")
     kills: list[dict[str, Any]] = [
         *({"at": "call", "step": draw.randint(2, 5), "number": draw.randrange(8000)} for _ in range(3)),
@@ -43,27 +44,57 @@ def random_kills(kind: Kind) -> list[dict[str, Any]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", LONGER)
-def test_ten_random_kills_change_nothing(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LONGER)
+def test_ten_random_kills_change_nothing(name: str, tmp_path: Path) -> None:
     """Each life is a fresh interpreter; the last one is the command itself, report and all."""
     start = time.perf_counter()
     place = make_inputs(tmp_path)
-    recipe = changed(recipe_of(kind, place), {"run.tensorboard": True, **LONGER[kind]})
+    kind, changes = LONGER[name]
+    recipe = changed(recipe_of(kind, place), {"run.tensorboard": True, **changes})
     with Driver() as driver:
         driver.live(kind, recipe)
     expected = outcome(place / "run")
     (place / "run").rename(place / "uninterrupted")
-    lives = []
-    for number, kill in enumerate(random_kills(kind), start=1):
-        with Driver() as driver:
-            lives.append(driver.live(kind, recipe, kill))
-        print(f"{kind}, kill {number}: {lives[-1].where}", flush=True)
+    lives = killed_lives(name, kind, recipe)
     finish(kind, recipe)
-    assert len(lives) == NUM_KILLS
     assert_same_outcome(place / "run", expected, after=", ".join(life.where for life in lives))
     assert_steps_once_in_tensorboard(place / "run" / "tensorboard", NUM_STEPS)
     assert (place / "run" / "report.html").is_file()
-    print(f"{kind}: {len(lives)} kills, {NUM_STEPS} steps, {time.perf_counter() - start:.0f} s")
+    print(f"{name}: {len(lives)} kills, {NUM_STEPS} steps, {time.perf_counter() - start:.0f} s")
+
+
+@pytest.mark.soak
+def test_ten_random_kills_of_a_run_that_samples_four_steps_ahead(tmp_path: Path) -> None:
+    """Its tokens depend on the clock, so bits differ; each step is taken once, on its prompts, within the bound."""
+    place = make_inputs(tmp_path)
+    ahead = {"ppo.num_steps": NUM_STEPS, "ppo.rollout.staleness": 4, "run.samples_per_step": 4}
+    recipe = changed(recipe_of("ppo", place), {"run.tensorboard": True, **ahead})
+    with Driver() as driver:
+        driver.live("ppo", recipe)
+    expected = asked_prompts(place / "run")
+    (place / "run").rename(place / "uninterrupted")
+    killed_lives("ppo, four steps ahead", "ppo", recipe)
+    finish("ppo", recipe)
+    assert asked_prompts(place / "run") == expected
+    lines = read_lines(place / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(NUM_STEPS + 1))
+    assert max(line.get("staleness/max_steps", 0) for line in lines) == 4
+    assert_steps_once_in_tensorboard(place / "run" / "tensorboard", NUM_STEPS)
+
+
+def asked_prompts(folder: Path) -> list[tuple[int, str]]:
+    """Step and prompt of every response that is logged."""
+    return [(line["step"], line["prompt_id"]) for line in read_lines(folder / "samples.jsonl")]
+
+
+def killed_lives(name: str, kind: Kind, recipe: Mapping[str, Any]) -> list[Life]:
+    lives = []
+    for number, kill in enumerate(random_kills(name), start=1):
+        with Driver() as driver:
+            lives.append(driver.live(kind, recipe, kill))
+        print(f"{name}, kill {number}: {lives[-1].where}", flush=True)
+    assert len(lives) == NUM_KILLS
+    return lives
 
 
 def finish(kind: Kind, recipe: Mapping[str, Any]) -> None:

@@ -31,6 +31,8 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
         yield "engine", _engine(recipe.engine)
+    if recipe.ppo.rollout.staleness:
+        yield "rollout", f"sampled while the learner trains, at most {recipe.ppo.rollout.staleness} steps ahead"
     for index, source in enumerate(recipe.reward):
         yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
     if recipe.gold is not None:

@@ -33,6 +33,9 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
 from proximo.run.build.models import lora_options
 
+SAMPLER = "sampler"
+"""The copy of the policy that the built-in engine samples ahead with."""
+
 
 def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
     """Models and costs of all calls of a PPO step."""
@@ -70,6 +73,8 @@ def _notes_on(recipe: PPORecipe) -> Iterator[str]:
 
 
 def _notes_on_engine(recipe: PPORecipe, policy: Model) -> Iterator[str]:
+    if recipe.ppo.rollout.staleness and recipe.engine.kind == "local":
+        yield "generate takes place beside the rest of earlier steps (rollout.staleness): the seconds add up here"
     if recipe.engine.kind == "vllm":
         size = sum(parameter.numel() for parameter in policy.model.parameters())
         width = 4 if recipe.engine.dtype == "float32" or policy.precision is Precision.FLOAT32 else 2
@@ -95,6 +100,8 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
             narrow_frozen(models["reference"], beside=[policy.model])
     if recipe.ppo.average_decay is not None:
         models["average"] = policy.frozen_copy()
+    if recipe.ppo.rollout.staleness and recipe.engine.kind == "local":
+        models[SAMPLER] = policy.frozen_copy()
     if recipe.ppo.uses_critic:
         models["value"] = _value_model(recipe, configs, policy)
     for source in recipe.reward:
@@ -163,7 +170,7 @@ def ppo_costs(
 ) -> dict[str, StepCost]:
     """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
-    exact = models["policy"].precision is Precision.FLOAT32 and recipe.engine.kind == "local"
+    exact = models["policy"].precision is Precision.FLOAT32 and SAMPLER not in models and recipe.engine.kind == "local"
     serve = exact and not config.rollout.reshapes_distribution
     calls = step_graph(config, reuse_sampled=serve, shares_trunk=_shares_trunk(models)).calls
     possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(
