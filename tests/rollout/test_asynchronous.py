@@ -233,3 +233,16 @@ def test_idle_time_and_the_learners_wait_are_measured() -> None:
     taken = ahead.take(4, prompts_of)
     assert taken.idle_seconds < 0.15 < taken.waited_seconds <= taken.seconds
     ahead.close()
+
+
+def test_the_learners_wait_before_it_pushes_weights_counts_as_its_wait() -> None:
+    engine = Obedient()
+    engine.let("0.0", "0.1", "0.2")
+    ahead = rollouts(engine, 1)
+    ahead.take(0, prompts_of)
+    threading.Timer(0.3, lambda: engine.let(everything=True)).start()
+    ahead.settle()
+    taken = ahead.take(1, prompts_of)
+    assert 0.15 < taken.waited_seconds <= taken.seconds
+    assert ahead.take(2, prompts_of).waited_seconds < 0.15
+    ahead.close()

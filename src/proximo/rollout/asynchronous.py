@@ -82,6 +82,7 @@ class AsyncRollouts:
         self._changed = threading.Condition()
         self._idle = _IdleClock()
         self._taken_at = time.perf_counter()
+        self._settling_seconds = 0.0
 
     def take(
         self, step: int, prompts_of: PromptsOfStep, *, on_finished: Callable[[Response], None] | None = None
@@ -102,21 +103,24 @@ class AsyncRollouts:
         assert batch.responses is not None, "the wait ends with responses or a failure"
         del self._batches[step]
         earlier, self._taken_at = self._taken_at, time.perf_counter()
+        settling, self._settling_seconds = self._settling_seconds, 0.0
         return Rollouts(
             responses=tuple(batch.responses),
             seconds=self._taken_at - earlier,
-            waited_seconds=self._taken_at - begin,
+            waited_seconds=settling + self._taken_at - begin,
             idle_seconds=self._idle.read(),
         )
 
     def settle(self) -> None:
         """Wait until all that has begun is complete. Raises what the engine raised."""
+        begin = time.perf_counter()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure is not None or all(each.responses is not None for each in self._batches.values())
             )
             if self._failure is not None:
                 raise self._failure
+        self._settling_seconds += time.perf_counter() - begin
 
     def complete(self) -> dict[int, Sequence[Response]]:
         """Step -> its responses, of later steps that are complete."""
