@@ -55,6 +55,7 @@ class FakeVLLM:
         self.turns = Turns()
         self.seconds_per_token = 0.0
         self.is_paused = False
+        self.is_asleep = False
         self._is_updating = False
         handler = type("Handler", (_Handler,), {"fake": self})
         self._server: Any
@@ -102,6 +103,8 @@ class FakeVLLM:
             "/finish_weight_update": lambda: self.finish(body.get("weight_version")),
             "/pause?mode=keep": self.pause,
             "/resume": self.resume,
+            "/sleep?level=1": lambda: self.rest(sleeps=True),
+            "/wake_up": lambda: self.rest(sleeps=False),
             "/v1/load_lora_adapter": lambda: self.load_adapter(body["lora_name"], Path(body["lora_path"])),
             "/v1/unload_lora_adapter": lambda: self.adapters.pop(body["lora_name"]) and {},
         }.get(path, lambda: 404)()
@@ -115,7 +118,7 @@ class FakeVLLM:
     def update(self, info: dict[str, str]) -> Any:
         files = sorted(Path(info["path"]).glob("*.safetensors"))
         tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-        if not self.is_paused or not self._is_updating or fingerprint(tensors) != info["digest"]:
+        if self.is_asleep or not self.is_paused or not self._is_updating or fingerprint(tensors) != info["digest"]:
             self._is_updating = False
             return 500
         own = dict(self.base.model.named_parameters())
@@ -139,6 +142,11 @@ class FakeVLLM:
             self.cached.clear()
         return {"status": "paused"}
 
+    def rest(self, *, sleeps: bool) -> Any:
+        self.is_asleep = sleeps
+        self.cached.clear()
+        return {"status": "sleeping" if sleeps else "awake"}
+
     def resume(self) -> Any:
         self.is_paused = False
         return {"status": "resumed"}
@@ -149,6 +157,7 @@ class FakeVLLM:
         return {}
 
     def generate(self, body: dict[str, Any]) -> Any:
+        assert not self.is_asleep
         model, name = self.base, body.get("model")
         if name is not None:
             if name not in self.adapters:

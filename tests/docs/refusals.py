@@ -48,6 +48,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Rollout", "ppo.rollout={greedy: true, top_k: 50}"),
     ("ppo", "Rollout", "ppo.rollout.greedy=true ppo.responses_per_prompt=4"),
     ("ppo", "Rollout", "data.filter.above=0.9 ppo.rollout.staleness=1"),
+    ("ppo", "Rollout", "engine={kind: vllm, sleep: true} ppo.rollout.staleness=1"),
     ("ppo", "Scores", "ppo.score.min_tokens=3"),
     ("ppo", "Scores", "reward.0.weight=0"),
     ("ppo", "Scores", "ppo.task_reward=maths"),

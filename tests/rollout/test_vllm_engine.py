@@ -58,7 +58,13 @@ def model(seed: int = 0) -> LanguageModel:
 
 
 def served(
-    policy: LanguageModel, count: int = 1, fault: Fault | None = None, *, attempts: int = 3, **limits: Any
+    policy: LanguageModel,
+    count: int = 1,
+    fault: Fault | None = None,
+    *,
+    attempts: int = 3,
+    sleeps: bool = False,
+    **limits: Any,
 ) -> tuple[VLLMEngine, list[FakeVLLM]]:
     fakes = OPEN.enter_context(fake_servers(policy, count, fault))
     servers = [VLLMServer(each.url, limits=ServerLimits(**limits)) for each in fakes]
@@ -67,7 +73,7 @@ def served(
         policy,
         tiny_tokenizer(),
         eos_token_ids=[2],
-        options=VLLMOptions(attempts=attempts, max_logprob_error=1e-3),
+        options=VLLMOptions(attempts=attempts, max_logprob_error=1e-3, sleeps=sleeps),
     )
     OPEN.callback(engine.close)
     return engine, fakes
@@ -728,3 +734,30 @@ def test_ppo_samples_ahead_with_it() -> None:
     lines = run(trainer)
     assert [line["staleness/max_steps"] for line in lines] == [0, 1, 1]
     assert all(math.isfinite(line["policy/loss"]) for line in lines)
+
+
+def test_servers_sleep_while_the_learner_trains_and_wake_for_a_push_and_for_samples() -> None:
+    policy = model()
+    asleep: list[tuple[str, bool]] = []
+
+    def watched(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
+        asleep.append((path, fake.is_asleep))
+        return None
+
+    engine, (fake,) = served(policy, fault=watched, sleeps=True)
+    engine.load_weights(0, dict(policy.trainable_parameters()))
+    assert not fake.is_asleep
+    drawn(engine)
+    assert fake.is_asleep
+    engine.load_weights(1, dict(policy.trainable_parameters()))
+    drawn(engine)
+    assert not [path for path, sleeps in asleep if sleeps and path in (GENERATE, "/update_weights")]
+    engine.close()
+    assert not fake.is_asleep, "another run may use it"
+
+
+def test_a_server_that_cannot_sleep_is_an_error_that_says_what_it_needs() -> None:
+    policy = model()
+    engine, _ = pushed(policy, fault=lambda _, path, __: 404 if path.startswith("/sleep") else None, sleeps=True)
+    with pytest.raises(TrainingError, match="does not sleep .engine.sleep; it needs vLLM's enable-sleep-mode"):
+        drawn(engine)

@@ -20,6 +20,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary
 from proximo.rollout.vllm.process import ServerSpec
+from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.build import engine as built
 from proximo.run.build.engine import EngineServers, Sampling, engine_of, make_servers
 from tiny_runs import make_inputs, recipe_of
@@ -140,6 +141,28 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         assert "--load-format" not in adapter
         assert adapter[adapter.index("--model") + 1] == str(tmp_path / "base")
         assert adapter[adapter.index("--max-lora-rank") + 1] == "8", "vLLM knows some ranks alone"
+
+
+def test_servers_sleep_on_a_gpu_only(started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = str(fake_environment(tmp_path / "environment"))
+    config = VLLMEngineConfig(kind="vllm", environment=environment, sleep=True)
+    with ExitStack() as opened, pytest.raises(ConfigError, match="engine.sleep frees the memory of a GPU"):
+        made(config, policy(), opened)
+    monkeypatch.setattr(LanguageModel, "device", property(lambda _: torch.device("cuda")))
+    monkeypatch.setattr(VLLMServer, "wake", lambda _: None)
+    with ExitStack() as opened:
+        _, engine = made(config, policy(), opened)
+        assert engine.options.sleeps
+        assert "--enable-sleep-mode" in started.specs[0].command()
+
+
+def test_a_server_holds_the_adapters_that_responses_began_with(started: type[Started], tmp_path: Path) -> None:
+    config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
+    ahead = Sampling(temperature=1.0, max_tokens=40, staleness=3)
+    with ExitStack() as opened:
+        made(config, policy().with_adapter(LoRAOptions(rank=3)), opened, sampling=ahead)
+    command = started.specs[0].command()
+    assert command[command.index("--max-loras") + 1] == "5"
 
 
 @pytest.mark.parametrize("change", ["tokens", "adapter", "config", None])

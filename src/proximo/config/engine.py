@@ -50,6 +50,9 @@ class VLLMEngineConfig(Section):
     """Wall-clock limit of the start of a server."""
     attempts: int = Field(5, ge=1)
     """Times that a response is asked for before the run stops."""
+    sleep: bool = False
+    """Servers give up the memory of their GPU while they sample nothing: the weights move to the host, and the cache of
+    keys and values is dropped. For servers that share a GPU with the learner."""
     max_logprob_error: float = Field(0.5, gt=0)
     """Largest difference between the log-probs of servers and learner on a few prompts after each push; a larger one
     stops the run."""
@@ -111,6 +114,7 @@ MAY_CHANGE = (
     "push_seconds",
     "start_seconds",
     "attempts",
+    "sleep",
     "max_logprob_error",
 )
 """Keys of the section that may change on resume: none of them affects a sample."""

@@ -104,6 +104,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         Sampling(
             temperature=recipe.ppo.rollout.temperature,
             max_tokens=max(len(prompt.token_ids) for prompt in data.all_prompts) + recipe.ppo.rollout.max_new_tokens,
+            staleness=recipe.ppo.rollout.staleness,
         ),
         path=policy_config.path,
         started=started,

@@ -129,6 +129,11 @@ class PPORecipe(TrainerRecipe):
                 "data.filter chooses the prompts of a step by all scores before it, but ppo.rollout.staleness samples "
                 "them earlier: remove data.filter, or set staleness to 0"
             )
+        if self.ppo.rollout.staleness and self.engine.kind == "vllm" and self.engine.sleep:
+            raise ValueError(
+                "engine.sleep gives up memory while nothing is sampled, but with ppo.rollout.staleness servers sample "
+                "while the learner trains: set one of them to its default"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,8 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +44,8 @@ class VLLMOptions:
     """Type in which weights travel; None for that of the trainer."""
     max_logprob_error: float = 0.5
     """See `Engine.max_logprob_error`."""
+    sleeps: bool = False
+    """Servers give up the memory of their GPU between two calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +131,7 @@ class VLLMEngine:
             self._versions[name] = version
             self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(tensors, dtype))
         push = self._last
+        self._let("wake")
         with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
             failures = pool.map(lambda server: self._load(server, push), self.servers)
             for server, failure in zip(self.servers, failures, strict=True):
@@ -171,6 +176,7 @@ class VLLMEngine:
         found: dict[tuple[int, int], Response] = {}
         self._calls[push.name] += 1
         self._dispatches.add(dispatch)
+        self._let("wake")
         try:
             for place, response in dispatch.run():
                 found[place] = response
@@ -179,8 +185,20 @@ class VLLMEngine:
         finally:
             self._calls[push.name] -= 1
             self._dispatches.discard(dispatch)
+        self._let("sleep")
         self._count("retries", dispatch.num_retries)
         return [found[place] for place in sorted(found)]
+
+    def _let(self, what: Literal["sleep", "wake"]) -> None:
+        """Let all servers sleep or wake, where they sleep between two calls. Raises TrainingError if one does not."""
+        for server in self.servers if self.options.sleeps else ():
+            try:
+                server.sleep() if what == "sleep" else server.wake()
+            except (UnansweredError, RequestRefusedError) as error:
+                raise TrainingError(
+                    f"the vLLM server {server.url} does not {what} (engine.sleep; it needs vLLM's "
+                    f"enable-sleep-mode and CUDA): {error}; {server.last_words()}"
+                ) from None
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `MeasuredEngine.statistics`."""
@@ -198,7 +216,9 @@ class VLLMEngine:
             self.counts[what] += number
 
     def close(self) -> None:
-        """Remove the files of the last push, and close the connections."""
+        """Remove the files of the last push, and close the connections. Servers are left awake."""
+        with suppress(TrainingError):
+            self._let("wake")
         self._files.close()
         for server in self.servers:
             server.close()

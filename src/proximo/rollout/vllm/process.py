@@ -39,6 +39,10 @@ class ServerSpec:
     """Longest prompt and response together; None for the model's own limit."""
     lora_rank: int | None = None
     """Rank of the adapters that it will be given; None without adapters."""
+    num_adapters: int = 2
+    """Adapters that it holds at a time: the last one, and those that responses began with."""
+    sleeps: bool = False
+    """It can give up the memory of its GPU for a while."""
     on_cpu: bool = False
     """It computes on a CPU. vLLM 0.32 ends there when it divides a prompt over two passes and a request has a seed."""
     arguments: Sequence[str] = ()
@@ -61,7 +65,8 @@ class ServerSpec:
             *("--weight-transfer-config", '{"backend": "proximo"}', "--worker-extension-cls", "proximo_vllm.Worker"),
             *("--logprobs-mode", "raw_logprobs" if self.raw_logprobs else "processed_logprobs"),
             *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
-            *(("--enable-lora", "--max-loras", "2") if self.lora_rank is not None else ()),
+            *(("--enable-lora", "--max-loras", str(self.num_adapters)) if self.lora_rank is not None else ()),
+            *(("--enable-sleep-mode",) if self.sleeps else ()),
             *(("--no-enable-chunked-prefill",) if self.on_cpu else ()),
             *self.arguments,
         ]

@@ -126,6 +126,14 @@ class VLLMServer:
             if other != name and other not in kept:
                 self._send("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
 
+    def sleep(self) -> None:
+        """Move the weights to the host's memory, and drop the cache of keys and values."""
+        self._ask("POST", "/sleep?level=1", {})
+
+    def wake(self) -> None:
+        """Move the weights back, if it sleeps."""
+        self._ask("POST", "/wake_up", {})
+
     def is_healthy(self, *, seconds: float) -> bool:
         """Whether it answers now."""
         try:

@@ -46,6 +46,8 @@ class Sampling:
     temperature: float
     max_tokens: int
     """Longest prompt and response together."""
+    staleness: int = 0
+    """Steps that are sampled ahead."""
 
 
 class EngineServers:
@@ -83,6 +85,8 @@ class EngineServers:
             on_cpu=policy.device.type == "cpu",
             max_model_len=sampling.max_tokens,
             lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
+            num_adapters=sampling.staleness + 2,
+            sleeps=self.config.sleep,
             arguments=(*self._loading(policy), "--tokenizer", str(folder / "tokenizer"), *self.config.arguments),
             environment=self.config.variables,
         )
@@ -102,6 +106,7 @@ class EngineServers:
             transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
             max_logprob_error=self.config.max_logprob_error,
+            sleeps=self.config.sleep,
         )
         endings = ending_ids(policy.base, tokenizer)
         engine = VLLMEngine(self.servers, policy, tokenizer, eos_token_ids=endings, options=options)
@@ -213,6 +218,8 @@ def make_servers(
         return None
     if is_quantised(policy.base):
         raise ConfigError("engine.kind vllm cannot be given a quantised base: set policy.quantisation to null")
+    if config.sleep and policy.device.type == "cpu":
+        raise ConfigError("engine.sleep frees the memory of a GPU, but the policy is on the CPU: set it to false")
     dtype = config.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")
     made = EngineServers(config, dtype=dtype)
     started.callback(made.close)
