@@ -61,6 +61,13 @@ def test_each_step_learns_from_its_own_prompts_within_the_bound(staleness: int) 
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
+def test_no_mismatch_is_reported_where_earlier_weights_drew_all_tokens() -> None:
+    first, *later = trainer(1).train(PROMPTS, reward=count_a)
+    of_all = {"mismatch/kl", "mismatch/k3", "mismatch/max_abs_log_ratio"}
+    assert of_all <= first.keys()
+    assert not any(of_all & line.keys() for line in later)
+
+
 def test_a_bound_of_0_gives_the_bits_of_a_synchronous_run() -> None:
     """The same machine with a bound of 0, beside the synchronous run that uses it not: the same samples and weights."""
     weighted = {"policy_loss": {"behaviour_weight": "truncated"}}

@@ -204,6 +204,23 @@ def test_closing_ends_the_threads_that_sample_and_a_later_take_begins_again() ->
     ahead.close()
 
 
+def test_a_thread_that_is_only_about_to_sample_when_the_run_ends_is_stopped_too() -> None:
+    engine = Obedient()
+    generate = engine.generate
+
+    def late(prompts: Sequence[Prompt], **given: Any) -> list[Response]:
+        time.sleep(0.2)
+        engine.failure = None  # a stop ends the calls that are running, not later ones
+        return generate(prompts, **given)
+
+    engine.generate = late
+    ahead = rollouts(engine, 1)
+    ahead.put(0, [response(prompt, 0, 7) for prompt in prompts_of(0)])
+    ahead.take(0, prompts_of)
+    ahead.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
 def test_responses_are_announced_as_they_end_also_those_of_later_steps() -> None:
     seen: list[str] = []
     engine = Obedient()

@@ -252,11 +252,11 @@ def mismatch_metrics(experience: Experience, steps_behind: Tensor | None = None)
     if steps_behind is not None:
         given &= steps_behind == 0
     count = int(given.sum())
-    log_ratios = torch.where(given, sampled - experience.old_logprobs, 0.0)
+    log_ratios = (sampled - experience.old_logprobs)[given].abs()
     return {
         "mismatch/kl": Mean(_sum(k1(sampled, experience.old_logprobs), given), count),
         "mismatch/k3": Mean(_sum(k3(sampled, experience.old_logprobs), given), count),
-        "mismatch/max_abs_log_ratio": Max.of([float(log_ratios.abs().max())]),
+        "mismatch/max_abs_log_ratio": Max.of([float(log_ratios.max())] if count else []),
         "mismatch/missing_logprobs": missing,
     }
 

@@ -22,6 +22,7 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 PromptsOfStep = Callable[[int], Sequence[Prompt]]
 """The prompts of each step. Steps count from 0, as number of steps done before."""
 CLOSING_SECONDS = 10.0
+STOP_EVERY_SECONDS = 0.1
 
 
 @runtime_checkable
@@ -132,14 +133,13 @@ class AsyncRollouts:
 
     def close(self) -> None:
         """End the threads. What they were sampling is lost; `take` would begin again."""
+        assert isinstance(self.engine, ThreadSafeEngine)
         threads = [batch.thread for batch in self._batches.values() if batch.thread is not None]
         self._batches = {}
-        if any(thread.is_alive() for thread in threads):
-            assert isinstance(self.engine, ThreadSafeEngine)
-            self.engine.stop()
         deadline = time.monotonic() + CLOSING_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        while (alive := [thread for thread in threads if thread.is_alive()]) and time.monotonic() < deadline:
+            self.engine.stop()  # again and again: a thread may only be about to call `generate`
+            alive[0].join(STOP_EVERY_SECONDS)
 
     @property
     def _failure(self) -> BaseException | None:

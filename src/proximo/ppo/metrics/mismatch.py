@@ -10,7 +10,8 @@ MISMATCH = (
         unit="nats per token",
         definition="Mean over tokens of the engine's log-prob minus the learner's: an estimate (k1) of KL(engine "
         "|| learner). Only in steps whose old log-probs the learner computes: with another engine than the "
-        "built-in one, in bf16, and with `behaviour_weight` or `rejection`.",
+        "built-in one, in bf16, and with `behaviour_weight` or `rejection`. With `rollout.staleness` only over tokens "
+        "that the latest weights drew, if there are any.",
     ),
     Metric(
         name="mismatch/k3",
