@@ -22,6 +22,7 @@ from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
+RESAMPLE = "ppo.advantage={estimator: group_centred, zero_variance_groups: resample} ppo.responses_per_prompt=4"
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "KL and reference", "ppo.kl.apply_to=loss ppo.kl.estimator=k1"),
     ("ppo", "KL and reference", "ppo.kl.estimator=weighted_k3"),
@@ -48,6 +49,9 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Rollout", "ppo.rollout={greedy: true, top_k: 50}"),
     ("ppo", "Rollout", "ppo.rollout.greedy=true ppo.responses_per_prompt=4"),
     ("ppo", "Rollout", "data.filter.above=0.9 ppo.rollout.staleness=1"),
+    ("ppo", "Rollout", f"data.filter.above=0.9 {RESAMPLE}"),
+    ("ppo", "Rollout", f"{RESAMPLE} ppo.rollout.staleness=1"),
+    ("ppo", "Rollout", f"{RESAMPLE} ppo.samples_per_prompt=8"),
     ("ppo", "Rollout", "engine={kind: vllm, sleep: true} ppo.rollout.staleness=1"),
     ("ppo", "Scores", "ppo.score.min_tokens=3"),
     ("ppo", "Scores", "reward.0.weight=0"),

@@ -49,6 +49,14 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),
     "ppo that samples a step ahead": ("ppo", {"ppo.rollout.staleness": 1}),
+    "ppo that samples further groups": (
+        "ppo",
+        {
+            **NO_CRITIC,
+            "ppo.advantage": {"estimator": "group_centred", "zero_variance_groups": "resample", "resample_rounds": 2},
+            "ppo.task_reward": "function",
+        },
+    ),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with running moments of scores": (
         "ppo",

@@ -450,6 +450,13 @@ KNOBS = [
     Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
     Knob(ppo.PPOConfig, "task_reward", "ppo", {"ppo.task_reward": "function"}),
     Knob(ppo.AdvantageConfig, "zero_variance_groups", "ppo", {"ppo.advantage.zero_variance_groups": "exclude"}, EQUAL),
+    Knob(
+        ppo.AdvantageConfig,
+        "resample_rounds",
+        "ppo",
+        {"ppo.advantage.resample_rounds": 2},
+        EQUAL | {"ppo.advantage.zero_variance_groups": "resample"},
+    ),
     Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
     Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
     Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),

@@ -35,7 +35,7 @@ def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
     An update would still change the weights, by the optimizer's momentum and by other terms of the loss: AdamW scales
     even a small persistent gradient to a full-size step.
     """
-    excludes = config.advantage.zero_variance_groups == "exclude"
+    excludes = config.advantage.excludes_zero_variance
     nothing = excludes and not bool(experience.mask.any()) and bool(counted_mask(experience.scored, config).any())
     return experience.is_flat or nothing
 
@@ -88,6 +88,14 @@ def in_zero_variance_group(scored: Sequence[Scored], counted: Tensor, config: PP
         task_reward_of(s, config.task_reward) if counts else 0.0 for s, counts in zip(scored, counted, strict=True)
     ]
     return zero_variance_groups(torch.tensor(task_rewards, dtype=torch.float64), group_ids(scored), counted)
+
+
+def groups_of_step(scored: Sequence[Scored], config: PPOConfig) -> list[tuple[list[Scored], bool]]:
+    """The responses to each prompt of a rollout, and whether they are a group of zero variance."""
+    equal = in_zero_variance_group(scored, counted_mask(scored, config), config).tolist()
+    size = config.sampled_per_prompt
+    starts = range(0, len(scored), size)
+    return [(list(scored[start : start + size]), all(equal[start : start + size])) for start in starts]
 
 
 def counted_responses(experience: Experience) -> list[int]:

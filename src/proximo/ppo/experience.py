@@ -69,7 +69,7 @@ def make_experience(
     lengths = tuple(len(s.response.token_ids) for s in scored)
     counted = counted_mask(scored, config)
     trained = counted
-    if config.advantage.zero_variance_groups == "exclude":
+    if config.advantage.excludes_zero_variance:
         trained = counted & ~in_zero_variance_group(scored, counted, config)
     mask = torch.cat([s.response.response_mask for s in scored]) & trained[segment_ids(lengths)]
     shaped = shape_scores(scored, counted, config=config, moments=moments)

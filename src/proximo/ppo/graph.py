@@ -90,6 +90,13 @@ def step_graph(
     return build_graph(_with_extra(calls, extra, missing), inputs=["state", *inputs, *absent])
 
 
+def sampling_graph(config: PPOConfig, *, extra: Sequence[Call] = ()) -> Graph:
+    """The graph of the calls that sample and score. `extra`: user-defined calls, of which those that replace one."""
+    calls = _sampling_calls(config, "responses", "scored")
+    replacing = [call for call in extra if call.name in {own.name for own in calls}]
+    return build_graph(_with_extra(calls, replacing, set()), inputs=["state", "prompts"])
+
+
 def end_graph(config: PPOConfig) -> Graph:
     """The graph of calls after a step: update models that follow the policy, and send its weights to the engine."""
     calls = [Call(name="push_weights", role="policy", reads=(), writes=())]

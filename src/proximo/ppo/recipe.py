@@ -123,6 +123,15 @@ class PPORecipe(TrainerRecipe):
         return self
 
     @model_validator(mode="after")
+    def _resamples_without_a_filter(self) -> Self:
+        if self.data.filter is not None and self.ppo.advantage.zero_variance_groups == "resample":
+            raise ValueError(
+                "data.filter and ppo.advantage.zero_variance_groups: resample both choose the prompts of a step: "
+                "remove data.filter, or use exclude"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _draws_ahead(self) -> Self:
         if self.ppo.rollout.staleness and self.data.filter is not None:
             raise ValueError(

@@ -64,10 +64,12 @@ class StepOutcome:
     """Whether a critic-free baseline is computed from the responses to one prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value written by user-defined calls."""
+    num_rollouts: int | None = None
+    """Rollouts of this step; None where a step has one."""
     ahead: StepAhead | None = None
     """None in a synchronous step."""
     candidates: Sequence[Scored] | None = None
-    """All sampled responses of best of n; None if the step trains on all of them."""
+    """All sampled responses of best of n, or of several rollouts; None if the step trains on all of them."""
 
     @property
     def sampled(self) -> Sequence[Scored]:
@@ -109,6 +111,8 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
     if outcome.candidates is not None:
         metrics |= _candidate_metrics(outcome.candidates)
+    if outcome.num_rollouts is not None:
+        metrics["group/rollouts"] = Last(outcome.num_rollouts)
     if outcome.shaped_scores is not None:
         metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
     if experience.reference_logprobs is not None:

@@ -73,11 +73,14 @@ class PPOTask:
                 source.close()
 
     def step(self, step: int) -> Record:
-        """Take one PPO step; `step` counts from 1."""
+        """Take one PPO step; `step` counts from 1, as the trainer's state does."""
+        del step
         size = self.ppo.config.prompts_per_step
         if self.difficulty is None:
             outcome = self.ppo.run_step(prompts_of=self.ppo.in_order(self.prompts))
-            progress: dict[str, MetricValue] = {"progress/epoch": Last(step * size / len(self.prompts))}
+            progress: dict[str, MetricValue] = {
+                "progress/epoch": Last(self.ppo.state.rollouts_done * size / len(self.prompts))
+            }
         else:
             draws = self.difficulty.draw(size)
             outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])

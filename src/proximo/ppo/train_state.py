@@ -21,8 +21,15 @@ class TrainState:
     score_moments: RunningMoments = NOTHING_SEEN
     return_moments: RunningMoments = NOTHING_SEEN
     constant_reward_steps: ConstantRewardSteps = NO_CONSTANT_STEPS
+    extra_rollouts: int = 0
+    """Rollouts beyond one for each step, by `zero_variance_groups: resample`."""
     difficulty: FilterState | None = None
     """State of the difficulty filter; None in a run without one."""
+
+    @property
+    def rollouts_done(self) -> int:
+        """Rollouts so far. The next one has this number, which its prompts and random key are functions of."""
+        return self.steps_done + self.extra_rollouts
 
     def to_json(self) -> dict[str, Any]:
         """JSON values for a checkpoint. `steps_done` is the number of the checkpoint itself."""
@@ -31,6 +38,7 @@ class TrainState:
             "score_moments": asdict(self.score_moments),
             "return_moments": asdict(self.return_moments),
             "constant_reward_steps": asdict(self.constant_reward_steps),
+            **({"extra_rollouts": self.extra_rollouts} if self.extra_rollouts else {}),
             "difficulty": None if self.difficulty is None else self.difficulty.to_json(),
         }
 
@@ -46,5 +54,6 @@ class TrainState:
             score_moments=as_record(RunningMoments, saved["score_moments"]),
             return_moments=as_record(RunningMoments, saved.get("return_moments", {})),
             constant_reward_steps=as_record(ConstantRewardSteps, saved["constant_reward_steps"]),
+            extra_rollouts=saved.get("extra_rollouts", 0),
             difficulty=None if difficulty is None else FilterState.from_json(difficulty),
         )

@@ -5,6 +5,7 @@ responses = trainer.generate(prompts)
 stats = trainer.step(prompts, responses, scores)
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -21,6 +22,7 @@ from proximo.data.order import rows_at
 from proximo.dataflow.executor import Executor, LocalExecutor, Outcome
 from proximo.dataflow.graph import Graph
 from proximo.distributed.world import current
+from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -29,8 +31,9 @@ from proximo.models.cpu.thread_split import run_overlapped
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
+from proximo.ppo.counted import groups_of_step
 from proximo.ppo.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
-from proximo.ppo.graph import absent_inputs, end_graph, step_graph
+from proximo.ppo.graph import absent_inputs, end_graph, sampling_graph, step_graph
 from proximo.ppo.inputs.coerce import (
     PromptLike,
     ResponseLike,
@@ -249,10 +252,44 @@ class PPOTrainer:
         Raises TrainingError if too many responses are unscored, too many updates were skipped, the learner's log-probs
         differ from the sampler's, or memory ran out. A failed step may have changed some weights.
         """
-        given = "prompts" if scored is None else "scored"
+        if self.config.advantage.zero_variance_groups == "resample" and scored is None:
+            return self._resampled_step(prompts_of)
         if prompts_of is not None:
             prompts = prompts_of(self.state.steps_done)
         self.roles.policy.prompts_of = prompts_of
+        return self._step(prompts=prompts, scored=scored)
+
+    def _resampled_step(self, prompts_of: PromptsOfStep | None) -> StepOutcome:
+        """Sample until there are enough groups whose responses differ in their task reward, then take a step."""
+        if prompts_of is None:
+            raise ConfigError(
+                "advantage.zero_variance_groups: resample samples further prompts, which only `train` knows: use it"
+            )
+        size, done = self.config.prompts_per_step, self.state.extra_rollouts
+        different, equal, sampled = list[list[Scored]](), list[list[Scored]](), list[Scored]()
+        seconds = Counter[str]()
+        for number in range(self.config.advantage.resample_rounds):
+            state = replace(self.state, extra_rollouts=done + number)
+            graph = sampling_graph(self.config, extra=calls_of(self.extra_calls))
+            outcome = self._run(graph, {"prompts": prompts_of(state.rollouts_done)}, state=state)
+            seconds.update(outcome.seconds)
+            sampled += outcome.values["scored"]
+            for group, is_equal in groups_of_step(outcome.values["scored"], self.config):
+                (equal if is_equal else different).append(group)
+            if len(different) >= size:
+                break
+        chosen = [scored for group in (different + equal)[:size] for scored in group]
+        step = self._step(scored=chosen, extra_rollouts=done + number)
+        return replace(step, candidates=sampled, num_rollouts=number + 1, seconds={**seconds, **step.seconds})
+
+    def _step(
+        self,
+        *,
+        prompts: Sequence[Prompt] | None = None,
+        scored: Sequence[Scored] | None = None,
+        extra_rollouts: int | None = None,
+    ) -> StepOutcome:
+        given = "prompts" if scored is None else "scored"
         learns = self.state.steps_done >= self.config.critic_warmup_steps
         serve, extra = self.reuses_sampled_logprobs, calls_of(self.extra_calls)
         modes = {"reuse_sampled": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
@@ -280,6 +317,7 @@ class PPOTrainer:
             self.state,
             kl_coefficient=self._next_coefficient(step),
             steps_done=self.state.steps_done + 1,
+            extra_rollouts=self.state.extra_rollouts if extra_rollouts is None else extra_rollouts,
             score_moments=outcome.values["shaped_scores"].moments,
             return_moments=step.raw_advantages.spread.seen,
             constant_reward_steps=self.state.constant_reward_steps.after(
@@ -324,7 +362,7 @@ class PPOTrainer:
         """The declared metrics of the step that was just taken."""
         own: dict[str, MetricValue] = {
             "progress/policy_version": Last(self.policy_version),
-            "progress/prompts": Last(self.state.steps_done * self.config.prompts_per_step),
+            "progress/prompts": Last(self.state.rollouts_done * self.config.prompts_per_step),
         }
         metrics = step_metrics(outcome, self.config, precision=self.policy.precision)
         return metrics | own | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)

@@ -47,16 +47,25 @@ class AdvantageConfig(Section):
     least_spread: Annotated[float | None, AbsentMeans(None)] = Field(0.01, ge=0)
     """With `gae`: do not train the policy on a step whose returns have at most this fraction of the standard deviation
     of all returns of the run, because its advantages are the critic's noise; null trains on every step."""
-    zero_variance_groups: Literal["keep", "exclude"] = "keep"
+    zero_variance_groups: Literal["keep", "exclude", "resample"] = "keep"
     """Treatment of groups in which all responses have the same `ppo.task_reward`: `exclude` removes them from the loss
-    and its denominator, so that neither shaping nor the KL trains on them. Not with `gae` and `return_to_go`."""
+    and its denominator, so that neither shaping nor the KL trains on them; `resample` also samples further prompts in
+    their place (DAPO's dynamic sampling). Not with `gae` and `return_to_go`."""
+    resample_rounds: int = Field(4, ge=2)
+    """With `resample`, most rollouts of one step, each of `prompts_per_step` prompts. What is missing after them is
+    filled up with groups of zero variance, which train nothing."""
+
+    @property
+    def excludes_zero_variance(self) -> bool:
+        """Whether groups of zero variance are left out of the loss."""
+        return self.zero_variance_groups != "keep"
 
     @model_validator(mode="after")
     def _has_groups(self) -> Self:
-        if self.zero_variance_groups == "exclude" and not self.compares_groups:
+        if self.excludes_zero_variance and not self.compares_groups:
             raise ValueError(
-                "zero_variance_groups: exclude works with estimators that compare the responses to one prompt; "
-                f"with {self.estimator} such prompts train the policy too: set it to keep"
+                f"zero_variance_groups: {self.zero_variance_groups} works with estimators that compare the responses "
+                f"to one prompt; with {self.estimator} such prompts train the policy too: set it to keep"
             )
         return self
 

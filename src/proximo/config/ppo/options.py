@@ -305,6 +305,22 @@ class PPOConfig(Section):
         return values | {"policy_loss": own | {"behaviour_weight": "truncated"}}
 
     @model_validator(mode="after")
+    def _resamples_alone(self) -> Self:
+        if self.advantage.zero_variance_groups != "resample":
+            return self
+        if self.samples_per_prompt is not None:
+            raise ValueError(
+                "advantage.zero_variance_groups: resample compares all responses to a prompt, but samples_per_prompt "
+                "trains on the best ones only: remove it, or use exclude"
+            )
+        if self.rollout.staleness:
+            raise ValueError(
+                "advantage.zero_variance_groups: resample decides on further prompts by the scores of a step, but "
+                "rollout.staleness samples them before: use exclude, or set staleness to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_fits(self) -> Self:
         if self.rollout.greedy and self.sampled_per_prompt > 1:
             raise ValueError(

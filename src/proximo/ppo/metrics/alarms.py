@@ -288,7 +288,7 @@ PPO_RULES = (
         when="group/zero_variance_fraction is above 0.5 in the last fifth, and the score is not high",
         advice="In these groups all answers are right, or all are wrong. Use prompts of medium difficulty (`proximo "
         "pass-rate` measures it, data.filter selects by it), or more answers per prompt. "
-        "`ppo.advantage.zero_variance_groups: exclude` removes these groups from the loss.",
+        "`ppo.advantage.zero_variance_groups: exclude` removes these groups from the loss, `resample` replaces them.",
         severity=Severity.WARNING,
         check=scores.groups_dead,
         trend=True,

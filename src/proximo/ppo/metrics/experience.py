@@ -240,6 +240,14 @@ EXPERIENCE = (
         "0. Only in runs with a value model.",
     ),
     Metric(
+        name="group/rollouts",
+        reduction=Last,
+        unit="rollouts",
+        definition="Rollouts of the step, each of `ppo.prompts_per_step` prompts, with `zero_variance_groups: "
+        "resample`. At `resample_rounds` the step may lack groups to learn from.",
+        better=Better.DOWN,
+    ),
+    Metric(
         name="group/effective_fraction",
         reduction=Mean,
         unit="fraction",

@@ -183,7 +183,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
                 prompts,
                 num_samples=self.config.sampled_per_prompt,
                 options=sampling_options(self.config),
-                key=rollout_key(self.seed, state.steps_done),
+                key=rollout_key(self.seed, state.rollouts_done),
                 on_finished=self.on_finished(),
             )
 
@@ -192,7 +192,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         options = sampling_options(self.config, greedy=True)
         with sampling_with(self.engine, self.model):
             self.push_weights()
-            key = rollout_key(self.seed, state.steps_done)
+            key = rollout_key(self.seed, state.rollouts_done)
             return (self.engine.generate(prompts, num_samples=1, options=options, key=key),)
 
     def close(self) -> None:
@@ -358,9 +358,9 @@ def _has_none_left(learned: Experience, experience: Experience) -> bool:
     return bool(experience.mask.any()) and not learned.mask.any()
 
 
-def rollout_key(seed: int, step: int) -> RandomKey:
-    """The key of the responses to the prompts of a step, counted from 0."""
-    return RandomKey(seed=seed, purpose="rollout", step=step)
+def rollout_key(seed: int, number: int) -> RandomKey:
+    """The key of the responses of a rollout, counted from 0: that of a step, unless steps sample again."""
+    return RandomKey(seed=seed, purpose="rollout", step=number)
 
 
 def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOptions:
