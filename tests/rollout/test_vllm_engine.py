@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from builders import tiny_language_model, tiny_tokenizer
 from fake_vllm import FakeVLLM, Fault, fake_servers
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import TrainingError
+from proximo.errors import ConfigError, TrainingError
 from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -438,23 +438,61 @@ def test_what_servers_failed_at_is_in_the_line_of_the_step() -> None:
     assert retries[2] == stale[2] == 0
 
 
-def test_what_threads_count_at_the_same_time_is_counted_once_each() -> None:
-    class Slow(Counter[str]):
-        def __getitem__(self, key: str) -> int:
-            found = super().__getitem__(key)
-            time.sleep(0.001)
-            return found
+class Slow(Counter[str]):
+    """Other threads run between its reading and its writing."""
 
-    engine, _ = served(model())
-    engine.counts = Slow()
-    threads = [threading.Thread(target=engine._count, args=("stale", 1)) for _ in range(20)]
+    def __getitem__(self, key: str) -> int:
+        found = super().__getitem__(key)
+        time.sleep(0.001)
+        return found
+
+
+def at_once(count: int, run: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=run) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_what_threads_count_at_the_same_time_is_counted_once_each() -> None:
+    engine, _ = served(model())
+    engine.counts = Slow()
+    at_once(20, lambda: engine._count("stale", 1))
     found = {name: metric.value for name, metric in engine.statistics().items()}
     assert found == {"engine/retries": 0, "engine/stale_responses": 20}
     assert engine.statistics()["engine/stale_responses"].value == 0
+
+
+def test_calls_that_run_at_the_same_time_are_counted_once_each() -> None:
+    """By this count the adapters are kept that running calls sample with."""
+    engine, _ = pushed(model())
+    engine._calls = Slow()
+    at_once(8, lambda: drawn(engine, SamplingOptions(max_new_tokens=1)))
+    assert set(engine._calls.values()) == {0}
+
+
+def test_a_server_that_lost_its_weights_is_given_the_last_ones_and_not_while_it_loads_them() -> None:
+    """A call that began before a push notices during it that the server has other weights."""
+    noticing: list[threading.Thread] = []
+
+    def restart(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
+        if path == "/update_weights" and fake.counts[path] == 2:
+            fake.version = "others"
+            noticing.append(threading.Thread(target=lambda: engine._give_again(engine.servers[0], earlier)))
+            noticing[0].start()
+            noticing[0].join(0.3)
+
+    policy = model()
+    engine, (fake,) = pushed(policy, version=0, fault=restart)
+    earlier = engine._last
+    assert earlier is not None
+    engine.load_weights(1, dict(policy.trainable_parameters()))
+    noticing[0].join(60)
+    held = engine.holds()
+    assert held is not None
+    assert held.version == 1
+    assert fake.counts["/update_weights"] == 2
 
 
 @pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
@@ -734,6 +772,11 @@ def test_ppo_samples_ahead_with_it() -> None:
     lines = run(trainer)
     assert [line["staleness/max_steps"] for line in lines] == [0, 1, 1]
     assert all(math.isfinite(line["policy/loss"]) for line in lines)
+
+
+def test_servers_that_sleep_do_not_sample_ahead() -> None:
+    with pytest.raises(ConfigError, match="does not say that it is thread_safe"):
+        trained(staleness=1, sleeps=True)
 
 
 def test_servers_sleep_while_the_learner_trains_and_wake_for_a_push_and_for_samples() -> None:

@@ -4,9 +4,9 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,7 +72,6 @@ class VLLMEngine:
     """
 
     logprobs_are_the_learners = False
-    thread_safe = True
 
     def __init__(
         self,
@@ -106,8 +105,14 @@ class VLLMEngine:
         self._calls: Counter[str] = Counter()
         """Name of a push -> running calls of `generate` that began with it."""
         self._dispatches: set[Dispatch[tuple[tuple[int, int], Response]]] = set()
-        self._repair = threading.Lock()
+        self._loading = threading.Lock()
+        """Held while servers load weights, so that what is given again to one never mixes with a push."""
         self._counting = threading.Lock()
+
+    @property
+    def thread_safe(self) -> bool:
+        """See `ThreadSafeEngine`. Servers that sleep after one call would do so while another one samples."""
+        return not self.options.sleeps
 
     @property
     def max_logprob_error(self) -> float:
@@ -125,18 +130,19 @@ class VLLMEngine:
                 raise ModelError(f"{name} has shape {tuple(tensor.shape)}, and in the engine's model {there}")
         holding = Holding(version=version, fingerprint=fingerprint(tensors))
         name = f"proximo-{version}-{holding.fingerprint[:16]}"
-        if self._last is None or self._last.name != name:
-            dtype = self.options.dtype
-            path = self._files.write(name, tensors, dtype, kept=self._adapters_in_use())
-            self._versions[name] = version
-            self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(tensors, dtype))
-        push = self._last
-        self._let("wake")
-        with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
-            failures = pool.map(lambda server: self._load(server, push), self.servers)
-            for server, failure in zip(self.servers, failures, strict=True):
-                if failure is not None:
-                    raise TrainingError(f"{failure}; {server.last_words()}")
+        with self._loading:
+            if self._last is None or self._last.name != name:
+                dtype = self.options.dtype
+                path = self._files.write(name, tensors, dtype, kept=self._adapters_in_use())
+                self._versions[name] = version
+                self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(tensors, dtype))
+            push = self._last
+            self._let("wake")
+            with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
+                failures = pool.map(lambda server: self._load(server, push), self.servers)
+                for server, failure in zip(self.servers, failures, strict=True):
+                    if failure is not None:
+                        raise TrainingError(f"{failure}; {server.last_words()}")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`: what was pushed last, if every server says that it has it."""
@@ -163,31 +169,41 @@ class VLLMEngine:
         Raises TrainingError if a response cannot be had, and UserError for a prompt that is empty or too long.
         """
         check_request(prompts, num_samples, options, max_positions=self._position_limit)
-        push = self._last
-        if push is None:
-            raise UserError("the vLLM engine has no weights yet: call load_weights first")
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
-        jobs = [
-            Job(home=index % len(self.servers), ask=self._job(stop, push, prompt, sample, (index, key)))
-            for index, prompt in enumerate(prompts)
-            for sample in range(num_samples)
-        ]
-        dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
         found: dict[tuple[int, int], Response] = {}
-        self._calls[push.name] += 1
-        self._dispatches.add(dispatch)
-        self._let("wake")
-        try:
-            for place, response in dispatch.run():
-                found[place] = response
-                if on_finished is not None:
-                    on_finished(response)
-        finally:
-            self._calls[push.name] -= 1
-            self._dispatches.discard(dispatch)
+        with self._call() as push:
+            jobs = [
+                Job(home=index % len(self.servers), ask=self._job(stop, push, prompt, sample, (index, key)))
+                for index, prompt in enumerate(prompts)
+                for sample in range(num_samples)
+            ]
+            dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
+            self._dispatches.add(dispatch)
+            try:
+                self._let("wake")
+                for place, response in dispatch.run():
+                    found[place] = response
+                    if on_finished is not None:
+                        on_finished(response)
+            finally:
+                self._dispatches.discard(dispatch)
         self._let("sleep")
         self._count("retries", dispatch.num_retries)
         return [found[place] for place in sorted(found)]
+
+    @contextmanager
+    def _call(self) -> Generator[_Push]:
+        """Around a call of `generate`: the last push, whose adapter is kept until the call has ended."""
+        with self._counting:
+            push = self._last
+            if push is None:
+                raise UserError("the vLLM engine has no weights yet: call load_weights first")
+            self._calls[push.name] += 1
+        try:
+            yield push
+        finally:
+            with self._counting:
+                self._calls[push.name] -= 1
 
     def _let(self, what: Literal["sleep", "wake"]) -> None:
         """Let all servers sleep or wake, where they sleep between two calls. Raises TrainingError if one does not."""
@@ -281,7 +297,7 @@ class VLLMEngine:
             named = [name for name, _ in choice.weight_versions]
             if not all(self._versions.get(name, -1) >= push.holding.version for name in named):
                 self._count("stale", 1)
-                self._give_again(server, self._last or push)
+                self._give_again(server, push)
                 raise UnansweredError(_other_weights(sorted(set(named))))
         return choice
 
@@ -292,11 +308,16 @@ class VLLMEngine:
         return versions_of_tokens(starts, num_tokens)
 
     def _adapters_in_use(self) -> list[str]:
-        return [name for name, count in self._calls.items() if count and self._files.is_adapter]
+        with self._counting:
+            return [name for name, count in self._calls.items() if count and self._files.is_adapter]
 
     def _give_again(self, server: VLLMServer, push: _Push) -> None:
-        """Load the last push into a server that has other weights, once for all threads that notice."""
-        with self._repair:
+        """Load into a server what it should have and has not, once for all threads that notice: the last push, or the
+        adapter of this one.
+        """
+        with self._loading:
+            if not self._files.is_adapter:
+                push = self._last or push
             if not self._has(server, push):
                 LOG.warning("the vLLM server %s has other weights than it was given: it gets them again", server.url)
                 if (failure := self._load(server, push)) is not None:
