@@ -92,6 +92,27 @@ def test_what_was_begun_is_collected_and_graded_once(tmp_path: Path) -> None:
     assert sorted(json.loads(line) for line in seen.read_text().splitlines()) == ["never asked about", "x", "y"]
 
 
+@pytest.mark.parametrize("by_clock", [False, True])
+def test_what_is_begun_for_a_later_step_is_graded_once_and_is_no_cache_hit(tmp_path: Path, by_clock: bool) -> None:
+    """As with asynchronous rollouts: its grade is there before the step is scored that it belongs to."""
+    seen = tmp_path / "seen"
+    with made("Letters", options={"seen": str(seen), "by_clock": by_clock}) as source:
+        source.begin(response(text="later"))
+        source.score(texts("now"))
+        numbers(source)
+        source.score(texts("later"))
+        assert numbers(source)["cache_hit_fraction"] == 0
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["later", "now"]
+
+
+def test_only_so_much_is_begun_that_nobody_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_reward, "MAX_CACHED", 2)
+    with made("Letters", options={"seen": str(tmp_path / "seen")}) as source:
+        for text in ("x", "y", "z"):
+            source.begin(response(text=text))
+        assert len(source._started) == 2
+
+
 def test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants() -> None:
     with made("Hostile", num_workers=2, answer_seconds=0.3) as source:
         found = source.score(texts("sleep", "spin", "fine"))

@@ -25,7 +25,10 @@ class EagerSource(Protocol):
     """A source that can start scoring a response while others are still being sampled."""
 
     def begin(self, response: Response) -> None:
-        """Starts scoring in the background and returns at once. `score` may be called with the response later."""
+        """Starts scoring in the background and returns at once. `score` may be called with the response later.
+
+        Called from several threads with asynchronous rollouts, also while `score` runs and for later steps than its.
+        """
         ...
 
 

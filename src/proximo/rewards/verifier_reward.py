@@ -65,15 +65,17 @@ class VerifierReward:
         self._statistics = SourceStatistics()
         self._counted = (0, 0)
         self._lock = threading.Lock()
-        """A reward service calls `score` from several threads."""
+        """A reward service calls `score` from several threads, and asynchronous rollouts call `begin` from theirs."""
 
     def begin(self, response: Response) -> None:
-        """Starts grading a finished response; `score` collects the grade."""
+        """Starts grading a finished response; a later call of `score` collects the grade."""
         request = _request(response)
         key = _key(request)
         with self._lock:
             if key not in self._cached and key not in self._started:
                 (self._started[key],) = self._pool.submit([request])
+            if len(self._started) > MAX_CACHED:  # begun for responses that nobody scores
+                del self._started[next(iter(self._started))]
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """One score per response, within `step_seconds`. A response that is not graded by then has no score.
@@ -91,7 +93,6 @@ class VerifierReward:
         grades = known | graded
         with self._lock:
             self._cache(grades)
-            self._collect_unclaimed()
             self._count([grades[key] for key in keys], outcomes)
             timed_out = {key for key, outcome in zip(submitted, outcomes, strict=True) if isinstance(outcome, TimedOut)}
             self._statistics.num_timeouts += sum(key in timed_out for key in keys)
@@ -175,14 +176,6 @@ class VerifierReward:
                 self._cached.move_to_end(key)
         while len(self._cached) > MAX_CACHED:
             self._cached.popitem(last=False)
-
-    def _collect_unclaimed(self) -> None:
-        """Caches the grades of finished work that `begin` started and nobody has collected."""
-        ended = {key: work for key, work in self._started.items() if work.outcome is not None}
-        for key in ended:
-            del self._started[key]
-        graded = {key: self._grade(work.outcome) for key, work in ended.items() if work.outcome is not None}
-        self._cache(graded)
 
     def _count(self, grades: Sequence[Grade], outcomes: Sequence[WorkResult]) -> None:
         counts, pool = self._statistics, self._pool
