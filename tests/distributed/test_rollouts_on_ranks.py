@@ -1,6 +1,7 @@
 """Samples of two and three ranks are those of one, and an engine of the user's is called on rank 0 alone."""
 
 import threading
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from foreign_engine import ForeignEngine, RemoteEngine
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current, whole
-from proximo.errors import ConfigError, TrainingError, UserError
+from proximo.errors import ConfigError, RankError, TrainingError, UserError
 from proximo.metrics.values import Sum
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
@@ -251,7 +252,7 @@ def test_responses_survive_as_bytes() -> None:
         assert (got.logprobs.dtype, got.response_mask.dtype) == (torch.float32, torch.bool)
 
 
-def sampled_ahead(staleness: int) -> tuple[list[dict[str, float]], int]:
+def sampled_ahead(staleness: int, dtype: torch.dtype = torch.float32) -> tuple[list[dict[str, float]], int]:
     """A run that samples ahead: its metrics that must not depend on the rank, and how many threads are left."""
     model = LanguageModel(tiny_language_model(initializer_range=0.2))
     config = PPOConfig.model_validate(
@@ -263,8 +264,11 @@ def sampled_ahead(staleness: int) -> tuple[list[dict[str, float]], int]:
             "policy_optimizer": {"learning_rate": 1e-2},
         }
     )
-    engine = RemoteEngine(model) if current().leads else None
-    trainer = PPOTrainer(model, tiny_tokenizer(), engine=FirstRankEngine(cast(Any, engine)), config=config)
+    engine: Any = RemoteEngine(model) if current().leads else None
+    if engine is not None:
+        draw = engine.generate
+        engine.generate = lambda *a, **k: [replace(each, logprobs=each.logprobs.to(dtype)) for each in draw(*a, **k)]
+    trainer = PPOTrainer(model, tiny_tokenizer(), engine=FirstRankEngine(engine), config=config)
     lines = trainer.train(PROMPTS, reward=lambda prompts, responses, metadata: [float(len(r)) for r in responses])
     kept = [
         {name: line[name] for name in line if name.startswith(("score", "kl/", "policy/", "stal"))} for line in lines
@@ -283,12 +287,26 @@ def test_rank_0_samples_ahead_and_every_rank_learns_from_the_same(two: Ranks) ->
     assert [line["score/mean"] for line in alone] == pytest.approx([line["score/mean"] for line in first], abs=1e-4)
 
 
+def test_every_rank_learns_from_the_same_bits_of_an_engine_in_float64(two: Ranks) -> None:
+    (first, _), (second, _) = two.run(sampled_ahead, 1, torch.float64)
+    assert [line["policy/behaviour_weight"] for line in first] == [line["policy/behaviour_weight"] for line in second]
+
+
 def test_the_built_in_engine_does_not_sample_ahead_on_several_ranks(two: Ranks) -> None:
-    assert two.run(refused_ahead) == ["rollout.staleness samples while the learner trains"] * 2
+    found = two.run(refused_ahead)
+    assert all(each.startswith("rollout.staleness samples while the learner trains") for each in found)
 
 
-def refused_ahead() -> str:
+def test_an_engine_that_is_not_for_threads_is_refused_on_every_rank(two: Ranks) -> None:
+    found = two.run(refused_ahead, True)
+    assert all("ForeignEngine does not say that it is thread_safe" in each for each in found)
+
+
+def refused_ahead(with_engine: bool = False) -> str:
     config = PPOConfig.model_validate({"num_steps": 2, "prompts_per_step": 4, "rollout": {"staleness": 1}})
-    with pytest.raises(ConfigError) as error:
-        PPOTrainer(LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config)
-    return str(error.value).partition(",")[0]
+    model = LanguageModel(tiny_language_model())
+    theirs = ForeignEngine(model) if current().leads else None
+    engine = FirstRankEngine(cast(Any, theirs)) if with_engine else None
+    with pytest.raises((ConfigError, RankError)) as error:  # the latter quotes what rank 0 said
+        PPOTrainer(model, tiny_tokenizer(), engine=engine, config=config)
+    return str(error.value)

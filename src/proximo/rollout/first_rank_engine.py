@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from proximo.distributed.world import current, local, whole
@@ -11,7 +10,7 @@ from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Engine, Holding, push_weights, statistics_of
-from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.response_bytes import as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 
@@ -71,7 +70,7 @@ class FirstRankEngine:
 
         message = current().once(run, what="responses of the engine")
         sent = [response for _, response in from_bytes(message, prompts)]
-        return [own if _is_sent_exactly(own) else copy for own, copy in zip(kept, sent, strict=True)] if kept else sent
+        return as_sent(kept, sent) if kept else sent
 
     def _whole(self, tensor: Tensor) -> Tensor:
         """The whole tensor on rank 0; elsewhere one that is not used."""
@@ -79,10 +78,6 @@ class FirstRankEngine:
             return tensor
         gathered = whole(tensor.detach())
         return gathered.cpu() if current().leads else tensor
-
-
-def _is_sent_exactly(response: Response) -> bool:
-    return response.logprobs.dtype == torch.float32 and response.logprobs.device.type == "cpu"
 
 
 def _numbered(responses: Sequence[Response], prompts: Sequence[Prompt], num_samples: int) -> list[tuple[int, Response]]:

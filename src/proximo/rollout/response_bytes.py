@@ -38,6 +38,15 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
     return b"".join([len(head).to_bytes(8, "little"), head, *numbers])
 
 
+def as_sent(own: Sequence[Response], sent: Sequence[Response]) -> list[Response]:
+    """The sender's responses as all receivers have them: its own, and the copies of those that `to_bytes` rounds."""
+    return [response if _is_sent_exactly(response) else copy for response, copy in zip(own, sent, strict=True)]
+
+
+def _is_sent_exactly(response: Response) -> bool:
+    return response.logprobs.dtype == torch.float32 and response.logprobs.device.type == "cpu"
+
+
 def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Response]]:
     """The result of `to_bytes`, with the prompts that the indices stand for."""
     offset = 8 + int.from_bytes(message[:8], "little")

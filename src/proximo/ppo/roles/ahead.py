@@ -22,7 +22,7 @@ from proximo.rollout.asynchronous import (
 )
 from proximo.rollout.engine import Engine, push_weights
 from proximo.rollout.first_rank_engine import FirstRankEngine
-from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.response_bytes import as_sent, from_bytes, to_bytes
 
 
 class RolloutsAhead:
@@ -36,11 +36,7 @@ class RolloutsAhead:
         self._plan = plan
         self._copies_weights = copies_weights
         own = engine.own if isinstance(engine, FirstRankEngine) else engine
-        if current().leads and not (isinstance(own, ThreadSafeEngine) and own.thread_safe):
-            raise ConfigError(
-                f"rollout.staleness samples in threads while weights are loaded, and {type(own).__name__} does not say "
-                "that it is thread_safe: see rollout/asynchronous.py::ThreadSafeEngine, or set staleness to 0"
-            )
+        current().once(lambda: _check_thread_safe(own), what="whether the engine may be called from threads")
         self._rollouts = AsyncRollouts(own, plan) if current().leads else None
         self._step_of: dict[int, int] = {}
         """Version -> the last step that trained these weights."""
@@ -77,20 +73,20 @@ class RolloutsAhead:
         self._step_of = {each: done for each, done in self._step_of.items() if done >= oldest} | {version: step}
         self._put_resumed(prompts_of)
         world = current()
-        kept: list[Rollouts] = []
+        kept: list[Response] = []
 
         def run() -> tuple[Rollouts, bytes]:
             assert self._rollouts is not None, "rank 0 samples"
-            kept.append(self._rollouts.take(step, prompts_of, on_finished=on_finished))
+            taken = self._rollouts.take(step, prompts_of, on_finished=on_finished)
             if world.size == 1:
-                return kept[0], b""
-            return replace(kept[0], responses=()), self._as_bytes(kept[0].responses)
+                return taken, b""
+            kept[:] = taken.responses
+            return replace(taken, responses=()), self._as_bytes(kept)
 
-        taken, message = world.once(run, what="the responses of a step")
-        if not kept:
-            sent = from_bytes(message, prompts_of(step))
-            kept.append(replace(taken, responses=tuple(response for _, response in sent)))
-        self.taken = kept[0]
+        self.taken, message = world.once(run, what="the responses of a step")
+        if world.size > 1:
+            sent = [response for _, response in from_bytes(message, prompts_of(step))]
+            self.taken = replace(self.taken, responses=tuple(as_sent(kept, sent) if kept else sent))
         return list(self.taken.responses)
 
     def steps_behind(self, responses: Sequence[Response], *, step: int) -> Tensor:
@@ -138,3 +134,11 @@ class RolloutsAhead:
         """End the threads. What they were sampling is lost."""
         if self._rollouts is not None:
             self._rollouts.close()
+
+
+def _check_thread_safe(engine: Engine) -> None:
+    if not (isinstance(engine, ThreadSafeEngine) and engine.thread_safe):
+        raise ConfigError(
+            f"rollout.staleness samples in threads while weights are loaded, and {type(engine).__name__} does not say "
+            "that it is thread_safe: see rollout/asynchronous.py::ThreadSafeEngine, or set staleness to 0"
+        )
