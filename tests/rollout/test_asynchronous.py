@@ -252,6 +252,18 @@ def test_idle_time_and_the_learners_wait_are_measured() -> None:
     ahead.close()
 
 
+def test_time_before_the_first_step_counts_for_nobody() -> None:
+    engine = Obedient()
+    engine.let(everything=True)
+    ahead = rollouts(engine, 1)
+    for step in (0, 1):
+        time.sleep(0.2)
+        taken = ahead.take(step, prompts_of)
+        assert max(taken.seconds, taken.idle_seconds) < 0.15
+        ahead.close()
+        engine.failure = None
+
+
 def test_the_learners_wait_before_it_pushes_weights_counts_as_its_wait() -> None:
     engine = Obedient()
     engine.let("0.0", "0.1", "0.2")

@@ -56,7 +56,7 @@ class Rollouts:
 
     responses: tuple[Response, ...]
     seconds: float
-    """Since the step before had its responses."""
+    """Since the step before had its responses; of the first step since it began to wait."""
     waited_seconds: float
     """Of these, how long the learner waited for responses."""
     idle_seconds: float
@@ -82,7 +82,7 @@ class AsyncRollouts:
         self._batches: dict[int, _Batch] = {}
         self._changed = threading.Condition()
         self._idle = _IdleClock()
-        self._taken_at = time.perf_counter()
+        self._taken_at: float | None = None
         self._settling_seconds = 0.0
 
     def take(
@@ -93,6 +93,9 @@ class AsyncRollouts:
         `on_finished` is called with each response that ends, of later steps too, in their threads. Raises what the
         engine raised, for any step. It needs no deadline: the engine has one for each response.
         """
+        if self._taken_at is None:
+            self._taken_at = time.perf_counter()
+            self._idle.read()
         for later in range(step, min(step + self._plan.staleness, self._plan.num_steps - 1) + 1):
             if later not in self._batches:
                 self._begin(later, prompts_of(later), on_finished)
@@ -135,7 +138,7 @@ class AsyncRollouts:
         """End the threads. What they were sampling is lost; `take` would begin again."""
         assert isinstance(self.engine, ThreadSafeEngine)
         threads = [batch.thread for batch in self._batches.values() if batch.thread is not None]
-        self._batches = {}
+        self._batches, self._taken_at = {}, None
         deadline = time.monotonic() + CLOSING_SECONDS
         while (alive := [thread for thread in threads if thread.is_alive()]) and time.monotonic() < deadline:
             self.engine.stop()  # again and again: a thread may only be about to call `generate`
