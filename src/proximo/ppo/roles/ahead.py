@@ -46,9 +46,10 @@ class RolloutsAhead:
         """The responses that a checkpoint kept."""
 
     def before_push(self) -> None:
-        """Wait for all that is being sampled, if one step ahead is allowed: the next step waits for it anyway.
+        """Wait for all that is being sampled, if one step ahead is allowed.
 
-        So all tokens of a response are of one version, and a run gives the same bits each time.
+        So all tokens of a response are of one version, and a run gives the same bits each time. The price: the batch of
+        the step after the next one is not sampled beside it.
         """
         if self._plan.staleness == 1:
             current().once(lambda: self._rollouts and self._rollouts.settle(), what="the responses of the next step")
