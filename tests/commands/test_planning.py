@@ -120,6 +120,17 @@ def test_sampling_ahead_takes_a_copy_of_the_trained_weights_and_a_pass_for_log_p
     assert 0 < sampler.parameters - sampler.shared < sampler.parameters / 4, "the base is the policy's"
 
 
+def test_sampling_ahead_takes_its_memory_beside_every_other_call(place, plain):
+    def own(phase) -> int:
+        shared = ("weights", "optimizer", "process", "allocator")
+        return sum(size for part, size in phase.parts.items() if not part.endswith(shared))
+
+    alone = {phase.name: own(phase) for phase in plain["ppo"].phases}
+    beside = {phase.name: own(phase) for phase in plan_of("ppo", place, {"ppo.rollout.staleness": 2}).phases}
+    for call in ("values", "train_policy"):
+        assert beside[call] == alone["generate"] + alone[call]
+
+
 def test_moments_of_8_bits_have_scales_and_small_tensors_keep_float32(place):
     """9,000 numbers are 36 blocks; 90 are too few."""
     options = OptimizerConfig(learning_rate=1e-3, kind="adamw_8bit")

@@ -185,9 +185,20 @@ def ppo_costs(
         compiled=recipe.run.compile != "none",
         num_threads=recipe.run.num_threads,
     )
-    if not overlapped:
-        return step_costs
-    return step_costs | cost_model.concurrent_costs({name: step_costs[name] for name in BOTH_UPDATES})
+    if overlapped:
+        step_costs |= cost_model.concurrent_costs({name: step_costs[name] for name in BOTH_UPDATES})
+    if SAMPLER in models:
+        step_costs |= _beside(step_costs["generate"], step_costs)
+    return step_costs
+
+
+def _beside(sampling: StepCost, step_costs: Mapping[str, StepCost]) -> dict[str, StepCost]:
+    """Costs of the other calls of a step with the memory of sampling, which takes place at the same time."""
+    return {
+        name: cost_model.concurrent_costs({"generate": sampling, name: cost})[name]
+        for name, cost in step_costs.items()
+        if name != "generate"
+    }
 
 
 def _inference_calls(
