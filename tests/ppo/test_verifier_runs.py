@@ -21,7 +21,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
-from proximo.rollout import local
+from proximo.rollout.decoding import DecodingCall
 from proximo.rollout.sampling import RandomKey
 from proximo.run.build import models as build
 from proximo.run.build import reward_sources
@@ -190,13 +190,13 @@ def test_scoring_begins_before_the_last_response_has_ended(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = EagerLengths()
-    decode = local._Call._decode
+    decode = DecodingCall._decode
 
     def counted(call: Any) -> Any:
         source.passes += 1
         return decode(call)
 
-    monkeypatch.setattr(local._Call, "_decode", counted)
+    monkeypatch.setattr(DecodingCall, "_decode", counted)
     outcome = trainer(source, **options).run_step(prompts=trainer(source)._prompts(["ab", "c", "de", "f"]))
     assert len(source.begun) == 4 * options.get("samples_per_prompt", options.get("responses_per_prompt", 1))
     assert {id(each) for each in source.begun} == {id(each.response) for each in outcome.sampled}

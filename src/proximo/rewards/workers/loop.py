@@ -76,6 +76,11 @@ class WorkerLoop:
         self._queue.submit(work)
         self.wakeup.wake()
 
+    def want(self, work: Sequence[Work]) -> None:
+        """Puts work first, because somebody waits for it. May be called from any thread."""
+        self._queue.want(work)
+        self.wakeup.wake()
+
     def discard_finished(self) -> None:
         """Restarts workers that hold work which a caller has finished itself. May be called from any thread."""
         self._given_up.set()

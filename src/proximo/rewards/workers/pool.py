@@ -73,6 +73,7 @@ class WorkerPool:
         Unfinished work has timed out if it exceeded its own limit before or gave up its turn; the rest has failed.
         `limit` names the setting of `seconds`, for messages.
         """
+        self._loop.want(work)
         start = time.monotonic()
         logged = start
         for item in work:

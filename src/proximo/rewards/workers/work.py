@@ -49,6 +49,8 @@ class Work:
     failures: int = 0
     """Number of times its worker died or its verifier failed."""
     timeouts: int = 0
+    is_wanted: bool = False
+    """Somebody waits for its outcome."""
     is_postponed: bool = False
     """It would have made its verifier wait, and gave up its first turn."""
     not_before: float = 0.0

@@ -17,9 +17,12 @@ def backoff_seconds(failures: int) -> float:
 
 
 class WorkQueue:
-    """First in, first out. Failed work is retried after a pause.
+    """Work that somebody waits for comes before work that was only begun; else first in, first out. Failed work is
+    retried after a pause.
 
-    Work that took too long or gave up its turn is isolated: it comes after all other work, alone in a worker.
+    Work that took too long or gave up its turn is isolated: it comes after all other work, alone in a worker. If
+    somebody waits for it, it comes before work that nobody waits for, so that the answers of a later step change
+    nothing for those of this one.
     """
 
     def __init__(self) -> None:
@@ -27,10 +30,17 @@ class WorkQueue:
         self._waiting: deque[Work] = deque()
         self._isolated: deque[Work] = deque()
         self._paused: list[Work] = []
+        self._is_unsorted = False
 
     def submit(self, work: Iterable[Work]) -> None:
-        """Adds work. The only method that any thread may call."""
+        """Adds work. Any thread may call it."""
         self._arrivals.extend(work)
+
+    def want(self, work: Iterable[Work]) -> None:
+        """Marks work that somebody waits for. Any thread may call it."""
+        for each in work:
+            each.is_wanted = True
+        self._is_unsorted = True
 
     def admit(self) -> None:
         """Moves new work, and work whose pause is over, to the waiting queue."""
@@ -40,10 +50,17 @@ class WorkQueue:
         if any(work.not_before <= now for work in self._paused):
             self._waiting.extend(work for work in self._paused if work.not_before <= now)
             self._paused = [work for work in self._paused if work.not_before > now]
+            self._is_unsorted = True
+        if self._is_unsorted:
+            self._is_unsorted = False
+            self._waiting, self._isolated = (
+                deque(sorted(queue, key=lambda work: not work.is_wanted)) for queue in (self._waiting, self._isolated)
+            )
 
     def requeue(self, work: Iterable[Work]) -> None:
         """Puts dispatched work that no worker has begun back to the front, in this order."""
         self._waiting.extendleft(reversed(tuple(work)))
+        self._is_unsorted = True
 
     def pause(self, work: Work) -> None:
         """Schedules failed work for a retry after its pause."""
@@ -53,14 +70,23 @@ class WorkQueue:
     def put_isolated(self, work: Work) -> None:
         """Schedules work for a retry in isolation, when no other work waits."""
         self._isolated.append(work)
+        self._is_unsorted = True
 
     def next(self) -> Work | None:
-        """The next waiting work that has no outcome yet; None if there is none."""
-        return _first_open(self._waiting)
+        """The next waiting work that has no outcome yet; None if there is none, or if isolated work comes first."""
+        work = _first_open(self._waiting)
+        return None if work is None or self._isolated_first(work) else self._waiting.popleft()
 
     def next_isolated(self) -> Work | None:
-        """The next isolated work, once no other work waits; None if there is none."""
-        return None if self._waiting else _first_open(self._isolated)
+        """The next isolated work, once no other work waits that comes before it; None if there is none."""
+        work = _first_open(self._waiting)
+        if _first_open(self._isolated) is None or not (work is None or self._isolated_first(work)):
+            return None
+        return self._isolated.popleft()
+
+    def _isolated_first(self, work: Work) -> bool:
+        isolated = _first_open(self._isolated)
+        return isolated is not None and isolated.is_wanted and not work.is_wanted
 
     def due(self) -> float | None:
         """Monotonic time at which the next pause ends; None if no work is paused."""
@@ -77,8 +103,7 @@ class WorkQueue:
 
 
 def _first_open(queue: deque[Work]) -> Work | None:
-    while queue:
-        work = queue.popleft()
-        if work.outcome is None:
-            return work
-    return None
+    """The first work without an outcome, which stays in the queue; what is before it is removed."""
+    while queue and queue[0].outcome is not None:
+        queue.popleft()
+    return queue[0] if queue else None
