@@ -17,6 +17,7 @@ from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rollout.decoding import DecodingCall
 from proximo.rollout.local import LocalEngine
+from records_made import response
 
 PROMPTS = ["ab", "cde", "f", "gh", "ijk", "l", "mn"]
 NUM_STEPS = 6
@@ -144,3 +145,11 @@ def test_an_error_in_a_step_ends_the_threads_and_the_training_can_go_on() -> Non
         made.train(PROMPTS, reward=count_a, on_step=fails)
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
     assert len(made.train(PROMPTS, reward=count_a)) == NUM_STEPS - 2
+
+
+def test_a_version_that_only_steps_of_the_callers_own_trained_counts_as_the_one_before() -> None:
+    ahead = trainer(3).roles.policy.ahead
+    assert ahead is not None
+    ahead._step_of = {0: 0, 8: 1, 24: 3}
+    drawn = replace(response(token_ids=(5, 6, 7, 8)), token_versions=(0, 8, 16, 24))
+    assert ahead.steps_behind([drawn], step=3).tolist() == [3, 2, 2, 0]

@@ -1,6 +1,7 @@
 """Asynchronous rollouts of the policy on all ranks: rank 0 samples ahead, and every rank gets the responses."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,10 @@ class RolloutsAhead:
             for response in responses
             for version in response.token_versions or (response.policy_version,) * len(response.token_ids)
         ]
-        return step - torch.tensor([self._step_of[version] for version in versions])
+        # Steps on responses of the caller's own, between two that sample, push versions that are not noted here.
+        known = sorted(self._step_of)
+        trained = {each: self._step_of[known[max(0, bisect_right(known, each) - 1)]] for each in set(versions)}
+        return step - torch.tensor([trained[version] for version in versions])
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, beside `write`: versions of weights, each with the last step that trained them."""
