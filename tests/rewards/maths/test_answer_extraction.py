@@ -82,9 +82,9 @@ def test_a_pattern_without_a_group_is_the_answer_as_a_whole() -> None:
 def test_a_long_response_takes_time_in_proportion(place: str) -> None:
     pieces = ("\\boxed{", "}", "####", "the answer is ", "\nA:", "7,", "\\", " ", "1.", "{" * 3)
     for piece in pieces:
-        start = time.process_time()
+        start = time.thread_time()
         answers_in(piece * (200_000 // len(piece)), [place])
-        assert time.process_time() - start < 0.5, piece
+        assert time.thread_time() - start < 0.5, piece
 
 
 def test_boxes_in_boxes_take_memory_and_time_of_their_text_isolated() -> None:
