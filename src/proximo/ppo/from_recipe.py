@@ -97,18 +97,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     current().once(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
     # They start while the other models are loaded.
-    servers = make_servers(
-        recipe.engine,
-        policy,
-        tokenizer,
-        Sampling(
-            temperature=recipe.ppo.rollout.temperature,
-            max_tokens=max(len(prompt.token_ids) for prompt in data.all_prompts) + recipe.ppo.rollout.max_new_tokens,
-            staleness=recipe.ppo.rollout.staleness,
-        ),
-        path=policy_config.path,
-        started=started,
-    )
+    sampling = _sampling(recipe, data)
+    servers = make_servers(recipe.engine, policy, tokenizer, sampling, path=policy_config.path, started=started)
     all_sources = [
         source or build(config, policy=policy, own=own)
         for config, source, own in zip(configs, early, owns, strict=True)
@@ -126,13 +116,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     readers = {**scorers, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, data.all_prompts, readers)
     _check_answer_positions(data.answers, scorers)
-    check_lengths(
-        policy.base.config,
-        role="policy",
-        max_prompt_tokens=data.texts.longest,
-        max_response_tokens=0,
-        section="ptx_data",
-    )
+    _check_text_positions(data.texts, policy)
     unsaved = _unsaved_models(recipe, policy, reference, value, sources)
     fingerprint = inputs_fingerprint(rows, tokenizer, unsaved) | dict(data.texts.inputs)
     # After fingerprints were taken, which are of the weights on disk.
@@ -251,6 +235,15 @@ def _load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenize
     return _Data(prompts=prompts, held_out=held_out, answers=answers, texts=texts, difficulty=difficulty, notes=notes)
 
 
+def _sampling(recipe: PPORecipe, data: _Data) -> Sampling:
+    """What servers have to know of the rollouts when they start."""
+    rollout = recipe.ppo.rollout
+    longest = max(len(prompt.token_ids) for prompt in data.all_prompts)
+    return Sampling(
+        temperature=rollout.temperature, max_tokens=longest + rollout.max_new_tokens, staleness=rollout.staleness
+    )
+
+
 def _check_shared_bases(recipe: PPORecipe) -> None:
     """Raises ModelError if a reward model with `share_base` has another base than the policy. Reads no weights."""
     base = ModelSource(path=recipe.policy.path, revision=recipe.policy.revision, config=recipe.policy.config)
@@ -306,6 +299,17 @@ def _check_positions(
                 max_prompt_tokens=longest,
                 max_response_tokens=recipe.ppo.rollout.max_new_tokens,
             )
+
+
+def _check_text_positions(texts: "_Texts", policy: LanguageModel) -> None:
+    """Raises ConfigError if the longest PTX text exceeds the context of the policy."""
+    check_lengths(
+        policy.base.config,
+        role="policy",
+        max_prompt_tokens=texts.longest,
+        max_response_tokens=0,
+        section="ptx_data",
+    )
 
 
 def _check_answer_positions(answers: Sequence[Response], scorers: Mapping[str, ScalarModel]) -> None:
