@@ -8,7 +8,7 @@ from proximo.config.schema.base import AbsentMeans, Section
 
 
 class AdvantageConfig(Section):
-    """The advantage estimator."""
+    """How advantages are estimated: with a critic, or by comparing responses."""
 
     estimator: Literal[
         "gae",

@@ -32,7 +32,7 @@ class RejectionConfig(Section):
 
 
 class PolicyLossConfig(Section):
-    """The policy loss."""
+    """The policy loss: objective, clip, aggregation, and corrections for another sampler."""
 
     objective: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "m2po"] = "ppo"
     """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `gmpo`: the geometric mean of a
@@ -97,7 +97,7 @@ class PolicyLossConfig(Section):
 
 
 class ValueLossConfig(Section):
-    """The value loss."""
+    """The value loss: its form, its clip, and the scale of the returns."""
 
     kind: Literal["squared", "huber", "smooth_l1"] = "squared"
     """`squared`: half the squared error; `huber`: linear beyond an error of `huber_delta`; `smooth_l1`: `huber` with a

@@ -79,7 +79,7 @@ class RolloutConfig(Section):
 
 
 class KLConfig(Section):
-    """The KL penalty."""
+    """The KL penalty, which keeps the policy near the reference."""
 
     apply_to: Literal["reward", "loss", "none"] = "reward"
     """Subtract the KL from the reward, add it to the loss, or do not use it (then no reference is loaded)."""
