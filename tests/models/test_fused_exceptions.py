@@ -107,7 +107,7 @@ def test_code_that_someone_has_put_into_a_model_runs(change: Callable[[Any], Non
     before = model.hidden_states(packed)
     change(model.backbone.layers)
     after = model.hidden_states(packed)
-    assert torch.equal(after, as_modules(model, packed))
+    assert (after - as_modules(model, packed)).abs().max() <= 4e-6 * after.abs().max()
     assert (after - before).abs().max() > 0.01
 
 

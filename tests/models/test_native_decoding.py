@@ -9,7 +9,8 @@ from torch import Tensor
 from architectures import build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.cpu import decoding as cpu_decoding
+from proximo.models.cpu.decoding import KernelDecoder
+from proximo.models.cpu.families import LayerParts
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.probe import probe_language_model
@@ -44,7 +45,7 @@ def last_states(model: LanguageModel, rows: list[int], *, num_threads: int = 1) 
     return dict(zip(rows, hidden, strict=True))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2", "gemma2", "gpt2", "olmo2"])
 def test_the_bits_of_a_row_depend_on_neither_its_neighbours_nor_the_threads(name: str) -> None:
     model = LanguageModel(build_architecture(name))
     together = last_states(model, list(range(9)))
@@ -65,14 +66,14 @@ def test_the_kernel_is_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_probe_holds_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = cpu_decoding._layer
+    plain = KernelDecoder._layer
 
-    def wrongly_scaled(layer: object) -> native.LayerPointers:
-        found = plain(layer)
+    def wrongly_scaled(decoder: KernelDecoder, layer: LayerParts) -> native.LayerPointers:
+        found = plain(decoder, layer)
         found.scaling *= 1.01
         return found
 
-    monkeypatch.setattr(cpu_decoding, "_layer", wrongly_scaled)
+    monkeypatch.setattr(KernelDecoder, "_layer", wrongly_scaled)
     with pytest.raises(ModelError, match="hidden states decoded with a cache differ by"):
         probe_language_model(LanguageModel(build_architecture("llama")))
 

@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.models import heads
-from proximo.models.cpu import fused
+from proximo.models.cpu import fused, parts
+from proximo.models.cpu.fused import AttentionInputs, LastNorm, OutputAndMLP, Projections, Rest
+from proximo.models.cpu.parts import Activation, Gradients, Linear, RMSNorm
 from proximo.models.heads import OutputHead, token_logprobs
 from proximo.native.library import library
 from proximo.native.row_kernels import row_kernels_for
@@ -38,31 +40,33 @@ def all_of(*found: Any) -> list[Tensor]:
 
 
 def normed(hidden: Tensor, weight: Tensor) -> list[Tensor]:
-    return all_of(*fused.normed(hidden, weight, 1e-5))
+    return all_of(*RMSNorm(weight=weight, epsilon=1e-5).run(hidden))
 
 
 def scaled(hidden: Tensor, weight: Tensor) -> list[Tensor]:
     inverse = hidden.square().mean(dim=-1, keepdim=True).rsqrt()
-    return all_of(fused.scaled(hidden, inverse, weight))
+    return [RMSNorm(weight=weight, epsilon=1e-5).again(hidden, inverse)]
 
 
 def norm_gradients(hidden: Tensor, weight: Tensor, gradient: Tensor) -> list[Tensor]:
     inverse = hidden.contiguous().square().mean(dim=-1, keepdim=True).rsqrt()
     alone, joined = hidden.new_empty(hidden.shape), gradient.clone(memory_format=torch.contiguous_format)
-    for_weight = fused.norm_gradients(gradient, hidden, inverse, weight, into=alone)
-    again = fused.norm_gradients(joined, hidden, inverse, weight, into=joined, more=hidden * 3)
-    return [alone, joined, for_weight, again]
+    norm, found = RMSNorm(weight=weight, epsilon=1e-5), [Gradients([weight], [True]) for _ in range(2)]
+    norm.backward(gradient, hidden, inverse, found[0], into=alone)
+    norm.backward(joined, hidden, inverse, found[1], into=joined, more=hidden * 3)
+    return all_of(alone, joined, *found[0].all, *found[1].all)
 
 
 def swiglu(gates: Tensor, ups: Tensor) -> list[Tensor]:
-    return [fused.swiglu(gates, ups)]
+    return [Activation("silu").run((gates, ups))]
 
 
 def swiglu_gradients(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tensor]:
-    return all_of(
-        *fused.swiglu_gradients(gradient.clone(), gates, ups, recompute=True),
-        *fused.swiglu_gradients(gradient.clone(), gates, ups, recompute=False),
+    activation = Activation("silu")
+    (mine, product), (again, _) = (
+        activation.backward(gradient.clone(), (gates, ups), recompute=recompute) for recompute in (True, False)
     )
+    return all_of(*mine, product, *again)
 
 
 def judged(scores: Tensor, *, entropy: bool) -> list[Tensor]:
@@ -120,7 +124,7 @@ OPERATIONS = list(inputs(1, 8))
 
 def by_torch(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> Any:
     with monkeypatch.context() as patch:
-        for module in (fused, heads):
+        for module in (fused, parts, heads):
             patch.setattr(module, "row_kernels_for", lambda _: None)
         return run()
 
@@ -298,12 +302,28 @@ def test_a_whole_layer_has_the_gradients_of_float64(rows: Tensor | None) -> None
             leaf(*shape, seed=i) for i, shape in enumerate([(24, 24), (24,), (45, 24), (45, 24), (24, 45), (24,)])
         ]
         angles = drawn(91, 1, 12, seed=8).to(dtype).chunk(2, dim=-1)
-        query, key, value = fused.Projections.apply(hidden, norm, 1e-5, *angles, *linear)
+        projections = [Linear(weight=linear[i], bias=linear[i + 1]) for i in (0, 2, 4)]
+        part = AttentionInputs(
+            norm=RMSNorm(weight=norm, epsilon=1e-5),
+            projections=(projections[0], projections[1], projections[2]),
+            head_norms=None,
+            head_width=12,
+        )
+        query, key, value = Projections.apply(part, hidden, *angles, *part.tensors)
         shared = torch.cat([key, value], dim=1).transpose(0, 1).contiguous().transpose(0, 1)
         attended = (query * shared).flatten(1)
-        result = fused.Norm.apply(
-            fused.OutputAndGate.apply(hidden, attended, 1e-5, rows, *weights[:5]), weights[5], 1e-5
+        output, gate, up, down = (Linear(weight=weights[i]) for i in (0, 2, 3, 4))
+        rest = OutputAndMLP(
+            output=output,
+            after_attention=None,
+            before_mlp=RMSNorm(weight=weights[1], epsilon=1e-5),
+            opened=(gate, up),
+            activation=Activation("silu"),
+            closed=down,
+            after_mlp=None,
         )
+        last = RMSNorm(weight=weights[5], epsilon=1e-5)
+        result = LastNorm.apply(last, Rest.apply(rest, hidden, attended, rows, *rest.tensors), weights[5])
         leaves = [hidden, norm, *linear, *weights]
         return [result, *torch.autograd.grad(result.square().sum(), leaves)]
 

@@ -1,29 +1,50 @@
-/* One more token for each row through the layers of Llama, Mistral and Qwen2, and logits from a few rows.
+/* One more token for each row through the layers of a model, and logits from a few rows.
 
-   The formulas of models/cpu/decoding.py. All layers run in one parallel region. Threads divide the columns of a product,
+   The formulas of models/cpu/fused.py. All layers run in one parallel region. Threads divide the columns of a product,
    or the rows and heads of attention, and meet at a barrier between stages.
 
-   Legend: B rows, D width, H query heads, G key heads, K head width, F width of the gated layer. */
+   Legend: B rows, D width, H query heads, G key heads, K head width, F width between the two products after attention. */
 #include "rowwise.h"
 
+enum { NO_NORM, RMS_NORM, LAYER_NORM };
+enum { SILU, GELU_TANH, RELU };
+
+/* RMS: (weight + offset) * x / rms(x). Layer: weight * (x - mean) / std + bias; null for a weight of 1 or a bias of 0. */
 typedef struct {
-    const float *first_norm, *query, *query_bias, *key, *key_bias, *value, *value_bias, *output, *second_norm, *gate, *up,
-        *down;
-    float first_epsilon, second_epsilon, scaling;
-    int64_t window; /* tokens that a token sees, itself included; 0 for all */
+    int64_t kind;
+    const float *weight, *bias;
+    float epsilon, offset;
+} Norm;
+
+typedef struct {
+    const float *weight, *bias; /* [outputs, inputs], and [outputs] or null */
+} Matrix;
+
+typedef struct {
+    Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys;
+    Matrix query, key, value, output, gate, up, down; /* up: null if the layer has no gate */
+    float scaling, softcap;  /* softcap 0 for none */
+    int64_t window;          /* tokens that a token sees, itself included; 0 for all */
+    int64_t angles;          /* which of the pass; -1 for none */
+    int64_t activation;
+    int64_t norms_each_head; /* 1: of_queries and of_keys are K wide; 0: as wide as all heads of a token */
 } Layer;
 
 typedef struct {
-    int64_t num_layers, width, num_heads, num_key_heads, head_width, gated_width;
-    const float *last_norm;
-    float last_epsilon;
+    int64_t num_layers, width, num_heads, num_key_heads, head_width, inner_width;
+    Norm last;
     const Layer *layers;
 } Model;
 
 typedef struct {
+    const float *cosines, *sines; /* [B, half] */
+    int64_t half;                 /* 2 * half <= K numbers of a head are rotated */
+} Angles;
+
+typedef struct {
     int64_t num_rows, num_threads, capacity;
     const int64_t *positions;        /* [B] */
-    const float *cosines, *sines;    /* [B, K / 2] */
+    const Angles *angles;
     float *const *keys, *const *values; /* of each layer, [rows, G, capacity, K] */
     float *hidden;                   /* [B, D]: embeddings in, hidden states after the last norm out */
     float *scratch;                  /* `scratch_size` numbers */
@@ -31,7 +52,7 @@ typedef struct {
 
 /* Buffers between the stages. */
 typedef struct {
-    float *normed, *heads, *attended, *gates, *ups, *scores;
+    float *normed, *heads, *attended, *gates, *ups, *result, *scores;
     long heads_row, scores_row;
 } Scratch;
 
@@ -46,8 +67,9 @@ static Scratch lay_out_scratch(const Model *model, const Pass *pass) {
     s.heads = s.normed + padded(rows * model->width);
     s.attended = s.heads + padded(rows * s.heads_row);
     s.gates = s.attended + padded(rows * heads);
-    s.ups = s.gates + padded(rows * model->gated_width);
-    s.scores = s.ups + padded(rows * model->gated_width);
+    s.ups = s.gates + padded(rows * model->inner_width);
+    s.result = s.ups + padded(rows * model->inner_width);
+    s.scores = s.result + padded(rows * model->width);
     return s;
 }
 
@@ -56,21 +78,73 @@ EXPORT int64_t scratch_size(const Model *model, const Pass *pass) {
     return s.scores - pass->scratch + pass->num_threads * model->num_heads / model->num_key_heads * s.scores_row;
 }
 
-/* w * x / sqrt(mean(x^2) + epsilon) of each row. */
-static void norm(const float *x, float *y, const float *weight, float epsilon, long width, long first, long last) {
-    for (long at = first * width; at < last * width; at += width)
-        scale_row(x + at, inverse_rms(x + at, epsilon, width), weight, y + at, width);
+/* One row. y may be x. With `onto`, the result is added to it instead: y = onto + norm(x). */
+static void norm_row(const Norm *norm, const float *x, const float *onto, float *y, long width) {
+    float mean = norm->kind == LAYER_NORM ? sum_row(x, width) / (float)width : 0;
+    float inverse = norm->kind == LAYER_NORM ? inverse_deviation(x, mean, norm->epsilon, width)
+                                             : inverse_rms(x, norm->epsilon, width);
+    for (long i = 0; i < width; i += WIDTH) {
+        long left = width - i < WIDTH ? width - i : WIDTH;
+        vec found = (load_masked(x + i, left) - mean) * inverse;
+        if (norm->weight) found *= load_masked(norm->weight + i, left) + norm->offset;
+        if (norm->bias) found += load_masked(norm->bias + i, left);
+        if (onto) found += load_masked(onto + i, left);
+        store_masked(y + i, found, left);
+    }
+}
+
+static void norm_rows(const Norm *norm, const float *x, float *y, long width, long first, long last) {
+    for (long at = first * width; at < last * width; at += width) norm_row(norm, x + at, 0, y + at, width);
+}
+
+/* hidden += norm(x). */
+static void add_normed_rows(const Norm *norm, const float *x, float *hidden, long width, long first, long last) {
+    for (long at = first * width; at < last * width; at += width) norm_row(norm, x + at, hidden + at, hidden + at, width);
 }
 
 /* The columns from `first` to `last` of x w' + bias. */
-static void linear(const float *x, long x_row, long num_rows, const float *w, const float *bias, long inputs, long first,
-                   long last, float *y, long y_row) {
+static void linear(const float *x, long x_row, long num_rows, const Matrix *matrix, long inputs, long first, long last,
+                   float *y, long y_row) {
     for (long row = 0; row < num_rows; row++)
-        if (bias)
-            memcpy(y + row * y_row + first, bias + first, 4 * (last - first));
+        if (matrix->bias)
+            memcpy(y + row * y_row + first, matrix->bias + first, 4 * (last - first));
         else
             memset(y + row * y_row + first, 0, 4 * (last - first));
-    add_product(x, x_row, num_rows, w, inputs, first, last, y, y_row);
+    add_product(x, x_row, num_rows, matrix->weight, inputs, first, last, y, y_row);
+}
+
+/* The same columns of y + x w' + bias. */
+static void add_linear(const float *x, long num_rows, const Matrix *matrix, long inputs, long first, long last, float *y,
+                       long y_row) {
+    if (matrix->bias)
+        for (long row = 0; row < num_rows; row++)
+            for (long i = first; i < last; i++) y[row * y_row + i] += matrix->bias[i];
+    add_product(x, inputs, num_rows, matrix->weight, inputs, first, last, y, y_row);
+}
+
+INLINE vec activated(int64_t activation, vec x) {
+    if (activation == SILU) return x * sigmoid(x);
+    if (activation == RELU) return blend(x < 0, (vec){0}, x); /* NaN stays NaN */
+    /* x / 2 * (1 + tanh(u)) = x * sigmoid(2 u). */
+    return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+}
+
+/* a(gates) * ups, or a(gates) where there are no ups, in place. */
+static void activate(int64_t activation, float *gates, const float *ups, long first, long last) {
+    for (long i = first; i < last; i += WIDTH) {
+        long left = last - i < WIDTH ? last - i : WIDTH;
+        vec found = activated(activation, load_masked(gates + i, left));
+        if (ups) found *= load_masked(ups + i, left);
+        store_masked(gates + i, found, left);
+    }
+}
+
+/* c tanh(x / c), where tanh(u) = 1 - 2 / (1 + exp(2 u)). The numbers up to the end of the last vector are overwritten. */
+static void cap(float *scores, long count, float scaling, float softcap) {
+    for (long i = 0; i < count; i += WIDTH) {
+        vec u = load(scores + i) * (scaling / softcap);
+        store(scores + i, softcap * (1 - 2 / (1 + exp_clamped(2 * u))));
+    }
 }
 
 /* Softmax in place. The numbers from `count` to the end of the last vector are overwritten. */
@@ -106,12 +180,11 @@ static void weighted_sum(const float *weights, const float *values, long count, 
     }
 }
 
-/* For one row and key head: rotates the new queries and key, stores key and value in the cache, and attends to all
+/* For one row and key head: norms and rotates the new queries and key, stores key and value in the cache, and attends to all
    positions up to this one. */
 static void attend(const Model *model, const Layer *layer, const Pass *pass, const Scratch *s, long index, long row,
                    long group, float *scores) {
-    long width = model->head_width, half = width / 2, shared = model->num_heads / model->num_key_heads;
-    const float *cosines = pass->cosines + row * half, *sines = pass->sines + row * half;
+    long width = model->head_width, shared = model->num_heads / model->num_key_heads;
     float *queries = s->heads + row * s->heads_row + group * shared * width;
     float *key = s->heads + row * s->heads_row + (model->num_heads + group) * width;
     const float *value = key + model->num_key_heads * width;
@@ -119,15 +192,25 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
     long begin = layer->window && position >= layer->window ? position + 1 - layer->window : 0;
     long count = position + 1 - begin;
     float *keys = pass->keys[index] + past, *values = pass->values[index] + past;
-    for (long i = 0; i < shared; i++) rotate(queries + i * width, queries + i * width, cosines, sines, 1, half);
-    rotate(key, key, cosines, sines, 1, half);
+    if (layer->norms_each_head) {
+        for (long i = 0; i < shared; i++) norm_row(&layer->of_queries, queries + i * width, 0, queries + i * width, width);
+        norm_row(&layer->of_keys, key, 0, key, width);
+    }
+    if (layer->angles >= 0) {
+        const Angles *angles = pass->angles + layer->angles;
+        long half = angles->half;
+        const float *cosines = angles->cosines + row * half, *sines = angles->sines + row * half;
+        for (long i = 0; i < shared; i++) rotate(queries + i * width, queries + i * width, cosines, sines, 1, half);
+        rotate(key, key, cosines, sines, 1, half);
+    }
     memcpy(keys + position * width, key, 4 * width);
     memcpy(values + position * width, value, 4 * width);
     for (long i = 0; i < shared; i++) memset(scores + i * s->scores_row, 0, 4 * count);
     add_product(queries, width, shared, keys + begin * width, width, 0, count, scores, s->scores_row);
     for (long i = 0; i < shared; i++) {
         float *to = s->attended + (row * model->num_heads + group * shared + i) * width;
-        softmax(scores + i * s->scores_row, count, layer->scaling);
+        if (layer->softcap > 0) cap(scores + i * s->scores_row, count, layer->scaling, layer->softcap);
+        softmax(scores + i * s->scores_row, count, layer->softcap > 0 ? 1 : layer->scaling);
         weighted_sum(scores + i * s->scores_row, values + begin * width, count, width, to);
     }
 }
@@ -135,34 +218,55 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
 static void run(const Model *model, const Pass *pass, int thread, int num_threads) {
     Scratch s = lay_out_scratch(model, pass);
     long rows = pass->num_rows, width = model->width, of_heads = model->num_heads * model->head_width;
-    long of_keys = model->num_key_heads * model->head_width, gated = model->gated_width;
+    long of_keys = model->num_key_heads * model->head_width, inner = model->inner_width;
     float *scores = s.scores + thread * (model->num_heads / model->num_key_heads) * s.scores_row;
     long first_row = range_begin(rows, 1, thread, num_threads), last_row = range_begin(rows, 1, thread + 1, num_threads);
 #define SHARE(count) range_begin(count, 16, thread, num_threads), range_begin(count, 16, thread + 1, num_threads)
     for (long i = 0; i < model->num_layers; i++) {
         const Layer *layer = model->layers + i;
-        norm(pass->hidden, s.normed, layer->first_norm, layer->first_epsilon, width, first_row, last_row);
+        const float *inputs = layer->before_attention.kind ? s.normed : pass->hidden;
+        if (layer->before_attention.kind)
+            norm_rows(&layer->before_attention, pass->hidden, s.normed, width, first_row, last_row);
         GOMP_barrier();
-        linear(s.normed, width, rows, layer->query, layer->query_bias, width, SHARE(of_heads), s.heads, s.heads_row);
-        linear(s.normed, width, rows, layer->key, layer->key_bias, width, SHARE(of_keys), s.heads + of_heads, s.heads_row);
-        linear(s.normed, width, rows, layer->value, layer->value_bias, width, SHARE(of_keys), s.heads + of_heads + of_keys,
-               s.heads_row);
+        linear(inputs, width, rows, &layer->query, width, SHARE(of_heads), s.heads, s.heads_row);
+        linear(inputs, width, rows, &layer->key, width, SHARE(of_keys), s.heads + of_heads, s.heads_row);
+        linear(inputs, width, rows, &layer->value, width, SHARE(of_keys), s.heads + of_heads + of_keys, s.heads_row);
         GOMP_barrier();
+        if (layer->of_queries.kind && !layer->norms_each_head) {
+            for (long row = first_row; row < last_row; row++) {
+                float *heads = s.heads + row * s.heads_row;
+                norm_row(&layer->of_queries, heads, 0, heads, of_heads);
+                norm_row(&layer->of_keys, heads + of_heads, 0, heads + of_heads, of_keys);
+            }
+            GOMP_barrier();
+        }
         for (long item = thread; item < rows * model->num_key_heads; item += num_threads)
             attend(model, layer, pass, &s, i, item / model->num_key_heads, item % model->num_key_heads, scores);
         GOMP_barrier();
-        add_product(s.attended, of_heads, rows, layer->output, of_heads, SHARE(width), pass->hidden, width);
+        if (layer->after_attention.kind)
+            linear(s.attended, of_heads, rows, &layer->output, of_heads, SHARE(width), s.result, width);
+        else
+            add_linear(s.attended, rows, &layer->output, of_heads, SHARE(width), pass->hidden, width);
         GOMP_barrier();
-        norm(pass->hidden, s.normed, layer->second_norm, layer->second_epsilon, width, first_row, last_row);
+        if (layer->after_attention.kind)
+            add_normed_rows(&layer->after_attention, s.result, pass->hidden, width, first_row, last_row);
+        inputs = layer->before_mlp.kind ? s.normed : pass->hidden;
+        if (layer->before_mlp.kind) norm_rows(&layer->before_mlp, pass->hidden, s.normed, width, first_row, last_row);
         GOMP_barrier();
-        linear(s.normed, width, rows, layer->gate, 0, width, SHARE(gated), s.gates, gated);
-        linear(s.normed, width, rows, layer->up, 0, width, SHARE(gated), s.ups, gated);
-        for (long at = 0; at < rows * gated; at += gated) swiglu_row(s.gates + at, s.ups + at, s.gates + at, SHARE(gated));
+        linear(inputs, width, rows, &layer->gate, width, SHARE(inner), s.gates, inner);
+        if (layer->up.weight) linear(inputs, width, rows, &layer->up, width, SHARE(inner), s.ups, inner);
+        for (long at = 0; at < rows * inner; at += inner)
+            activate(layer->activation, s.gates + at, layer->up.weight ? s.ups + at : 0, SHARE(inner));
         GOMP_barrier();
-        add_product(s.gates, gated, rows, layer->down, gated, SHARE(width), pass->hidden, width);
+        if (layer->after_mlp.kind)
+            linear(s.gates, inner, rows, &layer->down, inner, SHARE(width), s.result, width);
+        else
+            add_linear(s.gates, rows, &layer->down, inner, SHARE(width), pass->hidden, width);
         GOMP_barrier();
+        if (layer->after_mlp.kind)
+            add_normed_rows(&layer->after_mlp, s.result, pass->hidden, width, first_row, last_row);
     }
-    norm(pass->hidden, pass->hidden, model->last_norm, model->last_epsilon, width, first_row, last_row);
+    norm_rows(&model->last, pass->hidden, pass->hidden, width, first_row, last_row);
 }
 
 typedef struct {
@@ -181,19 +285,20 @@ EXPORT void decode(const Model *model, const Pass *pass) {
 }
 
 typedef struct {
-    const float *x, *w, *bias;
+    const float *x;
+    Matrix matrix;
     float *y;
     long num_rows, inputs, outputs;
 } Linear;
 
 static void linear_range(void *work, long first, long last) {
     const Linear *l = work;
-    linear(l->x, l->inputs, l->num_rows, l->w, l->bias, l->inputs, first, last, l->y, l->outputs);
+    linear(l->x, l->inputs, l->num_rows, &l->matrix, l->inputs, first, last, l->y, l->outputs);
 }
 
 /* x w' + bias: x [rows, inputs], w [outputs, inputs] -> y [rows, outputs]. `bias` may be null. */
 EXPORT void linear_rows(const float *x, const float *w, const float *bias, float *y, int64_t num_rows, int64_t inputs,
                         int64_t outputs, int64_t num_threads) {
-    Linear all = {x, w, bias, y, num_rows, inputs, outputs};
+    Linear all = {x, {w, bias}, y, num_rows, inputs, outputs};
     parallel_for(linear_range, &all, outputs, 16, (int)num_threads);
 }

@@ -16,14 +16,35 @@ FEW_ROWS = 64
 """Up to this many rows the kernel's product is faster than torch's."""
 
 
-class LayerPointers(Structure):
-    """Pointers to the weights of one layer, and its attention options. The struct `Layer` of decode.c."""
+RMS_NORM, LAYER_NORM = 1, 2
+"""Kinds of norms in decode.c, where 0 is none."""
+
+
+class NormPointers(Structure):
+    """A norm; of kind 0 where there is none. The struct `Norm` of decode.c."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("first_norm", "query", "query_bias", "key", "key_bias", "value", "value_bias")),
-        *((name, c_void_p) for name in ("output", "second_norm", "gate", "up", "down")),
-        *((name, c_float) for name in ("first_epsilon", "second_epsilon", "scaling")),
-        ("window", c_int64),
+        ("kind", c_int64),
+        *((name, c_void_p) for name in ("weight", "bias")),
+        *((name, c_float) for name in ("epsilon", "offset")),
+    ]
+
+
+class MatrixPointers(Structure):
+    """The matrix [outputs, inputs] and bias of a linear layer. The struct `Matrix` of decode.c."""
+
+    _fields_ = [(name, c_void_p) for name in ("weight", "bias")]
+
+
+class LayerPointers(Structure):
+    """Pointers to the weights of one layer, and its options. The struct `Layer` of decode.c."""
+
+    _fields_ = [
+        *((name, NormPointers) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
+        *((name, NormPointers) for name in ("of_queries", "of_keys")),
+        *((name, MatrixPointers) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, c_float) for name in ("scaling", "softcap")),
+        *((name, c_int64) for name in ("window", "angles", "activation", "norms_each_head")),
     ]
 
 
@@ -33,18 +54,23 @@ class ModelPointers(Structure):
     _fields_ = [
         *(
             (name, c_int64)
-            for name in ("num_layers", "width", "num_heads", "num_key_heads", "head_width", "gated_width")
+            for name in ("num_layers", "width", "num_heads", "num_key_heads", "head_width", "inner_width")
         ),
-        ("last_norm", c_void_p),
-        ("last_epsilon", c_float),
+        ("last", NormPointers),
         ("layers", POINTER(LayerPointers)),
     ]
+
+
+class _Angles(Structure):
+    _fields_ = [("cosines", c_void_p), ("sines", c_void_p), ("half", c_int64)]
 
 
 class _Pass(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("num_rows", "num_threads", "capacity")),
-        *((name, c_void_p) for name in ("positions", "cosines", "sines", "keys", "values", "hidden", "scratch")),
+        ("positions", c_void_p),
+        ("angles", POINTER(_Angles)),
+        *((name, c_void_p) for name in ("keys", "values", "hidden", "scratch")),
     ]
 
 
@@ -70,22 +96,22 @@ def decode(
     hidden: Tensor,
     positions: Tensor,
     *,
-    angles: Sequence[Tensor],
+    angles: Sequence[tuple[Tensor, Tensor]],
     cache: CachePointers,
 ) -> None:
     """Run one token of each row through all layers.
 
     hidden [B, D] holds the embeddings, and afterwards the hidden states after the last norm. positions [B] int64;
-    angles: cosines and sines [B, K / 2]. Writes the new keys and values to the cache at these positions.
+    angles: pairs of cosines and sines, [B, half] contiguous each, in the order that layers name them by. Writes the new
+    keys and values to the cache at these positions.
     """
-    cosines, sines = angles
+    pairs = [_Angles(pointer(cosines), pointer(sines), cosines.shape[1]) for cosines, sines in angles]
     task = _Pass(
         num_rows=len(hidden),
         num_threads=torch.get_num_threads(),
         capacity=cache.capacity,
         positions=pointer(positions),
-        cosines=pointer(cosines),
-        sines=pointer(sines),
+        angles=(_Angles * max(1, len(pairs)))(*pairs),
         keys=ctypes.addressof(cache.keys),
         values=ctypes.addressof(cache.values),
         hidden=pointer(hidden),

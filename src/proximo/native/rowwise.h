@@ -22,6 +22,24 @@ INLINE float inverse_rms(const float *x, float epsilon, long width) {
     return 1 / sqrtf(reduce_sum((a + b) + (c + d)) / (float)width + epsilon);
 }
 
+INLINE float sum_row(const float *x, long width) {
+    vec sums = {0};
+    for (long i = 0; i < width; i += WIDTH) sums += load_masked(x + i, width - i);
+    return reduce_sum(sums);
+}
+
+/* 1 / sqrt(mean((x - mean)^2) + epsilon). */
+INLINE float inverse_deviation(const float *x, float mean, float epsilon, long width) {
+    vec sums = {0};
+    long i = 0;
+    for (; i + WIDTH <= width; i += WIDTH) sums += (load(x + i) - mean) * (load(x + i) - mean);
+    if (i < width) {
+        vec rest = load_tail(x + i, width - i, mean) - mean;
+        sums += rest * rest;
+    }
+    return 1 / sqrtf(reduce_sum(sums) / (float)width + epsilon);
+}
+
 /* weight * x * inverse. */
 INLINE void scale_row(const float *x, float inverse, const float *weight, float *y, long width) {
     long i = 0;

@@ -1,7 +1,8 @@
-"""Decodes one token per row through all layers of a Llama-like model in a single call of a C kernel.
+"""Decodes one token per row through all layers of a model in a single call of a C kernel.
 
-The kernel computes the formulas of `fused.py` on the model's own weights, which may change in place between two calls.
-When a model is loaded, the probe compares the kernel's results with the model's own code.
+The kernel computes the formulas of `fused.py`. It reads the model's own weights, which may change in place between two
+calls; matrices with an adapter, and those of GPT-2, are copied for it in the form that it reads. When a model is
+loaded, the probe compares the kernel's results with the model's own code.
 
 Legend: B rows, D width, K head width.
 """
@@ -17,36 +18,45 @@ from transformers.cache_utils import Cache
 
 from proximo.models.attention.cache import RowCache, RowLayout
 from proximo.models.attention.packed import AttentionLayout
-from proximo.models.cpu.fused_layers import FusedLayers, attention_options
+from proximo.models.cpu.families import LayerParts
+from proximo.models.cpu.fused_layers import FusedLayers
+from proximo.models.cpu.parts import Linear, Norm, RMSNorm
 from proximo.native import decoding as native
 from proximo.native.library import kernels_for, pointer
 
+_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
+"""Those of the kernel, in the order of its enumeration."""
+
 
 class KernelDecoder:
-    """Decodes for one model. It holds addresses of weights: make a new one if weights are replaced or hooks added."""
+    """Decodes for one model.
+
+    It holds addresses of weights, and copies of some. Make a new one if weights are replaced, hooks or adapters added,
+    or weights of an adapter or of a GPT-2 changed.
+    """
 
     def __init__(
         self, fused: FusedLayers, otherwise: Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
     ) -> None:
         """`otherwise` decodes if the kernel must not run, for example under a profiler or a dispatch mode."""
-        model = fused.model
-        layers = list(model.layers[: model.config.num_hidden_layers])
-        attention, gated = layers[0].self_attn, layers[0].mlp
+        parts = fused.parts
         self._otherwise = otherwise
-        self._transformer = model
-        self._weights = [
-            weight.detach() for weight in model.parameters()
-        ]  # keeps alive the memory that the kernel reads
-        self._layers = (native.LayerPointers * len(layers))(*map(_layer, layers))
+        self._parts = parts
+        self._kinds = sorted({layer.angles for layer in parts.layers if layer.angles is not None})
+        self._kept: list[Tensor] = []
+        """Keeps alive the memory that the kernel reads."""
+        self._layers = (native.LayerPointers * len(parts.layers))(*map(self._layer, parts.layers))
+        first = parts.layers[0]
+        query, key, _ = first.inputs.projections
+        self._embeddings = fused.model.get_input_embeddings().weight
         self._model = native.ModelPointers(
-            num_layers=len(layers),
-            width=attention.q_proj.weight.shape[1],
-            num_heads=attention.q_proj.weight.shape[0] // attention.head_dim,
-            num_key_heads=attention.k_proj.weight.shape[0] // attention.head_dim,
-            head_width=attention.head_dim,
-            gated_width=gated.gate_proj.weight.shape[0],
-            last_norm=pointer(model.norm.weight),
-            last_epsilon=model.norm.variance_epsilon,
+            num_layers=len(parts.layers),
+            width=query.matrix().shape[1],
+            num_heads=query.num_outputs // first.inputs.head_width,
+            num_key_heads=key.num_outputs // first.inputs.head_width,
+            head_width=first.inputs.head_width,
+            inner_width=first.rest.opened[0].num_outputs,
+            last=self._norm(parts.last_norm),
             layers=self._layers,
         )
 
@@ -58,13 +68,14 @@ class KernelDecoder:
 
         Every weight must be a plain contiguous parameter, and `layer_idx` must follow the order of the layers.
         """
-        model = fused.model
-        indices = [layer.self_attn.layer_idx for layer in model.layers[: model.config.num_hidden_layers]]
+        layers = fused.parts.layers
+        indices = [layer.attention.layer_idx for layer in layers]
         readable = all(
             weight.is_contiguous() and type(weight) is torch.nn.Parameter and kernels_for(weight) is not None
-            for weight in model.parameters()
+            for weight in fused.model.parameters()
         )
-        return cls(fused, otherwise) if readable and indices == list(range(len(indices))) else None
+        known = all(layer.rest.activation.name in _ACTIVATIONS for layer in layers)
+        return cls(fused, otherwise) if readable and known and indices == list(range(len(indices))) else None
 
     @torch.no_grad()
     def decode(
@@ -78,40 +89,64 @@ class KernelDecoder:
 
         Writes the keys and values of the new tokens to the cache.
         """
-        model = self._transformer
-        kernels = kernels_for(model.embed_tokens.weight)
+        kernels = kernels_for(self._embeddings)
         if kernels is None or not isinstance(cache, RowCache):
             return self._otherwise(token_ids, position_ids, cache, layout)
         assert isinstance(layout, RowLayout)
-        hidden = model.embed_tokens(token_ids)
+        hidden = self._parts.embed(token_ids, position_ids)
         assert kernels_for(hidden) is not None, "a hook on the embedding made another kind of tensor"
-        angles = model.rotary_emb(hidden[:, None], position_ids[:, None])
-        # Both halves of a head are rotated by the same angles, so the kernel takes one half of them: [B, K / 2].
-        cosines, sines = (factors.chunk(2, dim=-1)[0][:, 0].contiguous() for factors in angles)
-        result = hidden.clone(
-            memory_format=torch.contiguous_format
-        )  # the kernel overwrites it; a hook may have kept the embedding
-        native.decode(kernels, self._model, result, layout.positions, angles=(cosines, sines), cache=cache.pointers())
+        found = self._parts.angles(hidden, position_ids)
+        angles = [_columns(*found[kind]) for kind in self._kinds]
+        # The kernel overwrites it, and a hook may have kept the embedding.
+        result = hidden.clone(memory_format=torch.contiguous_format)
+        native.decode(kernels, self._model, result, layout.positions, angles=angles, cache=cache.pointers())
         layout.num_calls += self._model.num_layers
-        return result
+        return result if self._parts.finish is None else self._parts.finish(result)
+
+    def _layer(self, layer: LayerParts) -> native.LayerPointers:
+        """Addresses of the weights of one layer, and its options."""
+        inputs, rest, options = layer.inputs, layer.rest, layer.options
+        names = ("query", "key", "value", "output", "down", "gate", "up")
+        linear = dict(zip(names, (*inputs.projections, rest.output, rest.closed, *rest.opened), strict=False))
+        norms = {
+            "before_attention": inputs.norm,
+            "after_attention": rest.after_attention,
+            "before_mlp": rest.before_mlp,
+            "after_mlp": rest.after_mlp,
+        }
+        if inputs.head_norms is not None:
+            norms |= dict(zip(("of_queries", "of_keys"), inputs.head_norms, strict=True))
+        return native.LayerPointers(
+            **{name: self._norm(norm) for name, norm in norms.items() if norm is not None},
+            **{name: self._matrix(matrix) for name, matrix in linear.items()},
+            scaling=1 / math.sqrt(inputs.head_width) if options.scaling is None else options.scaling,
+            softcap=options.softcap or 0.0,
+            window=options.sliding_window or 0,
+            angles=-1 if layer.angles is None else self._kinds.index(layer.angles),
+            activation=_ACTIVATIONS.index(rest.activation.name),
+            norms_each_head=inputs.head_norms is not None and len(inputs.head_norms[0].weight) == inputs.head_width,
+        )
+
+    def _norm(self, norm: Norm) -> native.NormPointers:
+        own: dict[str, Any] = {"weight": self._address(norm.weight), "epsilon": norm.epsilon}
+        if isinstance(norm, RMSNorm):
+            return native.NormPointers(kind=native.RMS_NORM, offset=norm.offset, **own)
+        return native.NormPointers(kind=native.LAYER_NORM, bias=self._address(norm.bias), **own)
+
+    def _matrix(self, layer: Linear) -> native.MatrixPointers:
+        bias = None if layer.bias is None else layer.own_rows(layer.bias)
+        with torch.no_grad():
+            matrix = layer.matrix().contiguous()
+        return native.MatrixPointers(weight=self._address(matrix), bias=self._address(bias))
+
+    def _address(self, tensor: Tensor | None) -> int | None:
+        if tensor is not None:
+            self._kept.append(tensor.detach())
+        return pointer(tensor)
 
 
-def _layer(layer: Any) -> native.LayerPointers:
-    """Addresses of the weights of one layer, and its attention options."""
-    attention, gated = layer.self_attn, layer.mlp
-    options = attention_options(attention)
-    linear = {"query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj}
-    return native.LayerPointers(
-        first_norm=pointer(layer.input_layernorm.weight),
-        first_epsilon=layer.input_layernorm.variance_epsilon,
-        **{name: pointer(module.weight) for name, module in linear.items()},
-        **{f"{name}_bias": pointer(module.bias) for name, module in linear.items()},
-        output=pointer(attention.o_proj.weight),
-        scaling=1 / math.sqrt(attention.head_dim) if options.scaling is None else options.scaling,
-        window=options.sliding_window or 0,
-        second_norm=pointer(layer.post_attention_layernorm.weight),
-        second_epsilon=layer.post_attention_layernorm.variance_epsilon,
-        gate=pointer(gated.gate_proj.weight),
-        up=pointer(gated.up_proj.weight),
-        down=pointer(gated.down_proj.weight),
-    )
+def _columns(cosines: Tensor | None, sines: Tensor | None) -> tuple[Tensor, Tensor]:
+    """[B, 1, K / 2] each -> [B, K / 2] contiguous."""
+    assert cosines is not None, "a kind of angles has angles"
+    assert sines is not None, "a kind of angles has angles"
+    return cosines[:, 0].contiguous(), sines[:, 0].contiguous()

@@ -1,58 +1,72 @@
-"""Fused forward and backward passes of a Llama-like layer: one autograd function before attention and one after it.
+"""Fused forward and backward passes of a layer: one autograd function before attention and one after it.
 
-They compute the same formulas as the modules that they replace, with fewer operators and half of the memory. Results
-that are cheap to recompute (norm outputs, SwiGLU products) are not saved for the backward pass, and many operations are
-in place. `fused_layers.py` decides which models run this way. `Norm` is the norm after the last layer.
+They compute what the modules of a transformers layer compute, with fewer operators and half of the memory. Results
+that are cheap to recompute (norm outputs, activations) are not saved for the backward pass, and many operations are in
+place.
 
-In a backward pass, `for_x` is the gradient of x. Legend: T packed tokens, R requested rows of them, D width, H query
-heads, G key heads, K head width, F width of the gated layer.
+`parts.py` has the parts and their gradients, `families.py` says of which parts the layers of a model consist, and
+`fused_layers.py` decides which models run this way. `LastNorm` is the norm after the last layer.
+
+The tensors of the parts are arguments of the functions only so that autograd knows of them.
+
+Legend: T packed tokens, R requested rows of them, D width, H query heads, G key heads, K head width, F width between
+the two products of the second half.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from proximo.models.cpu.parts import Activation, Gradients, Linear, Norm, RMSNorm, for_inputs
 from proximo.native.row_kernels import row_kernels_for
 
-aten = torch.ops.aten
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionInputs:
+    """What comes before attention: norm, projections, norms of queries and keys, rotary embeddings."""
+
+    norm: Norm | None
+    projections: tuple[Linear, Linear, Linear]
+    """Of queries, keys and values."""
+    head_norms: tuple[RMSNorm, RMSNorm] | None
+    """Of queries and keys: of each head if their weights are K wide, otherwise of all heads of a token together."""
+    head_width: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the model that these parts read, each once."""
+        return distinct_tensors(self.norm, *self.projections, *(self.head_norms or ()))
 
 
-def normed(hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """RMS norm: the output w * h * r [T, D], and r = 1 / sqrt(mean(h^2) + epsilon) [T, 1]."""
-    if (kernels := row_kernels_for(hidden)) is not None:
-        return kernels.norm(hidden, weight, epsilon)
-    norms = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-    inverse = norms.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
-    return scaled(hidden, inverse, weight), inverse
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputAndMLP:
+    """What comes after attention: m = h + norm(a O'), and m + norm(mlp(norm(m))). Each norm may be missing."""
+
+    output: Linear
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    opened: tuple[Linear, ...]
+    """Gate and up of a gated layer, or the first matrix of a plain one."""
+    activation: Activation
+    closed: Linear
+    after_mlp: Norm | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the model that these parts read, each once."""
+        norms = (self.after_attention, self.before_mlp, self.after_mlp)
+        return distinct_tensors(self.output, *norms, *self.opened, self.closed)
 
 
-def scaled(hidden: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
-    """Recomputes the output w * h * r [T, D] of the RMS norm from r."""
-    if (kernels := row_kernels_for(hidden)) is not None:
-        return kernels.scale(hidden, inverse, weight)
-    return torch.mul(hidden, inverse).mul_(weight)
-
-
-def norm_gradients(
-    gradient: Tensor, hidden: Tensor, inverse: Tensor, weight: Tensor, *, into: Tensor, more: Tensor | None = None
-) -> Tensor:
-    """Backward pass of the RMS norm w * h * r, for the gradient g [T, D] of its output.
-
-    dw = sum_t r g h and dh = r (w g) - r^3 / D * (sum_d w g h) h. Writes dh + `more` [T, D] to `into`, which may be
-    `gradient` itself, and returns dw [D]. `more`: the gradient that reaches h through the residual connection.
-    """
-    if (kernels := row_kernels_for(hidden)) is not None:
-        return kernels.norm_backward(gradient, hidden, inverse, weight, more, into)
-    products = gradient * hidden
-    hidden_coefficient = torch.mv(products, weight).unsqueeze_(1).mul_(inverse.pow(3)).div_(-hidden.shape[-1])
-    for_weight = torch.mv(products.t(), inverse[:, 0])
-    torch.mul(gradient, weight, out=into).mul_(inverse).addcmul_(hidden, hidden_coefficient)
-    if more is not None:
-        into.add_(more)
-    return for_weight
+def distinct_tensors(*parts: Linear | Norm | None) -> tuple[Tensor, ...]:
+    """The tensors of some parts, each once."""
+    tensors = chain.from_iterable(part.tensors for part in parts if part is not None)
+    return tuple({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
 def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
@@ -70,140 +84,163 @@ def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
 
 
 def rotated_back(gradient: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Backward pass of `rotate_`: rotates the gradient [T, H, K] by the negative angles."""
+    """Backward pass of `rotate_`: rotates the gradient [T, H, K] by the negative angles.
+
+    Angles of less than K / 2 numbers leave the rest of a head as it is.
+    """
+    width = 2 * cosines.shape[-1]
     result = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+    if width < gradient.shape[-1]:
+        result[..., width:] = gradient[..., width:]
+    gradient, rotated = gradient[..., :width], result[..., :width]
     if (kernels := row_kernels_for(gradient)) is not None:
-        kernels.rotate(gradient, cosines, sines, result, back=True)
+        kernels.rotate(gradient, cosines, sines, rotated, back=True)
         return result
-    (first, second), (to_first, to_second) = gradient.chunk(2, dim=-1), result.chunk(2, dim=-1)
+    (first, second), (to_first, to_second) = gradient.chunk(2, dim=-1), rotated.chunk(2, dim=-1)
     torch.mul(first, cosines, out=to_first).addcmul_(second, sines)
     torch.mul(second, cosines, out=to_second).addcmul_(first, sines, value=-1)
     return result
 
 
-def swiglu(gates: Tensor, ups: Tensor) -> Tensor:
-    """SwiGLU: silu(gates) * ups, [T, F]."""
-    if (kernels := row_kernels_for(gates)) is not None:
-        return kernels.swiglu(gates, ups)
-    return functional.silu(gates).mul_(ups)
-
-
-def swiglu_gradients(
-    gradient: Tensor, gates: Tensor, ups: Tensor, *, recompute: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Backward pass of `swiglu`: the gradients of gates and of ups, and its output if `recompute`. All [T, F].
-
-    The gradient of gates overwrites `gradient`.
-    """
-    if (kernels := row_kernels_for(gates)) is not None:
-        product = torch.empty_like(gates) if recompute else None
-        return gradient, kernels.swiglu_backward(gates, ups, gradient, product), product
-    activated = functional.silu(gates)
-    product = activated * ups if recompute else None
-    for_ups = activated.mul_(gradient)
-    aten.silu_backward.grad_input(gradient.mul_(ups), gates, grad_input=gradient)
-    return gradient, for_ups, product
-
-
 class Projections(torch.autograd.Function):
-    """Norm, projections and rotary embeddings: hidden [T, D] -> queries [T, H, K], keys and values [T, G, K]."""
+    """hidden [T, D] -> queries [T, H, K], keys and values [T, G, K]."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd passes arguments by position
-        ctx: Any,
-        hidden: Tensor,
-        norm: Tensor,
-        epsilon: float,
-        cosines: Tensor,
-        sines: Tensor,
-        *linear: Tensor | None,
+    def forward(
+        ctx: Any, part: AttentionInputs, hidden: Tensor, cosines: Tensor | None, sines: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """`linear`: weight and bias (or None) of the projections of queries, keys and values."""
-        rows, inverse = normed(hidden, norm, epsilon)
-        weights, biases = linear[0::2], linear[1::2]
-        sizes = [weight.shape[0] for weight in weights if weight is not None]
+        """`tensors`: `part.tensors`. Without angles nothing is rotated."""
+        rows, statistics = (hidden, None) if part.norm is None else part.norm.run(hidden)
+        sizes = [layer.num_outputs for layer in part.projections]
         joined = hidden.new_empty(hidden.shape[0], sum(sizes))
-        parts = joined.split(sizes, dim=1)
-        for part, weight, bias in zip(parts, weights, biases, strict=True):
-            assert weight is not None
-            if bias is None:
-                torch.mm(rows, weight.t(), out=part)
-            else:
-                torch.addmm(bias, rows, weight.t(), out=part)
-        width = 2 * cosines.shape[-1]
+        pieces = joined.split(sizes, dim=1)
+        for layer, piece in zip(part.projections, pieces, strict=True):
+            layer.run(rows, out=piece)
+        raw, of_heads = None, []
         # Queries and keys are neighbours in memory, so that one call rotates the heads of both.
-        rotate_(joined[:, : sizes[0] + sizes[1]].unflatten(1, (-1, width)), cosines, sines)
-        ctx.save_for_backward(hidden, norm, inverse, cosines, sines, *weights)
-        ctx.has_bias = [bias is not None for bias in biases]
-        return tuple(part.unflatten(1, (-1, width)) for part in parts)
+        rotating = [joined[:, : sizes[0] + sizes[1]]]
+        if part.head_norms is not None:
+            raw, of_heads, rotating = pieces[:2], [], []
+            for norm, piece in zip(part.head_norms, raw, strict=True):
+                normed, inverse = norm.run(piece.reshape(-1, len(norm.weight)))
+                rotating.append(normed.view(piece.shape))
+                of_heads.append(inverse)
+            pieces = (*rotating, pieces[2])
+        if cosines is not None and sines is not None:
+            for each in rotating:
+                rotate_(each.unflatten(1, (-1, part.head_width))[..., : 2 * cosines.shape[-1]], cosines, sines)
+        ctx.part, ctx.tensors = part, tensors
+        ctx.save_for_backward(hidden, statistics, cosines, sines, *(raw or ()), *of_heads, *tensors)
+        return tuple(piece.unflatten(1, (-1, part.head_width)) for piece in pieces)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, norm, inverse, cosines, sines, *weights = ctx.saved_tensors
-        for_query, for_key = (rotated_back(gradient, cosines, sines) for gradient in gradients[:2])
-        flat = [gradient.flatten(1) for gradient in (for_query, for_key, gradients[2])]
-        needs = ctx.needs_input_grad
-        for_linear: list[Tensor | None] = [None] * 6
-        if any(needs[5:]):  # the norm's output was not saved: recompute it, but only for gradients of weights
-            rows = scaled(hidden, inverse, norm)
-            for i, gradient in enumerate(flat):
-                for_linear[2 * i] = torch.mm(gradient.t(), rows) if needs[5 + 2 * i] else None
-                for_linear[2 * i + 1] = gradient.sum(dim=0) if needs[6 + 2 * i] else None
-        if not (needs[0] or needs[1]):
-            return None, None, None, None, None, *for_linear
-        for_hidden = torch.mm(flat[0], weights[0]).addmm_(flat[1], weights[1]).addmm_(flat[2], weights[2])
-        for_norm = norm_gradients(for_hidden, hidden, inverse, norm, into=for_hidden)
-        return for_hidden, for_norm if needs[1] else None, None, None, None, *for_linear
+        part: AttentionInputs = ctx.part
+        hidden, statistics, cosines, sines, *others = ctx.saved_tensors
+        found = Gradients(part.tensors, ctx.needs_input_grad[4:])
+        turned = list(gradients)
+        if cosines is not None:
+            turned[:2] = [rotated_back(gradient, cosines, sines) for gradient in gradients[:2]]
+        flat = [gradient.flatten(1) for gradient in turned]
+        if part.head_norms is not None:
+            raw, of_heads = others[:2], others[2:4]
+            for i, norm in enumerate(part.head_norms):
+                shape = flat[i].shape
+                given, values = (each.reshape(-1, len(norm.weight)) for each in (flat[i], raw[i]))
+                into = torch.empty_like(given, memory_format=torch.contiguous_format)
+                flat[i] = norm.backward(given, values, of_heads[i], found, into=into).view(shape)
+        rows = None
+        if any(layer.reads_inputs(found) for layer in part.projections):
+            # The norm's output was not saved: recompute it, but only for gradients of weights.
+            rows = hidden if part.norm is None else part.norm.again(hidden, statistics)
+        for layer, gradient in zip(part.projections, flat, strict=True):
+            layer.backward(gradient, rows, found)
+        for_hidden = None
+        if ctx.needs_input_grad[1] or (part.norm is not None and found.wants(*part.norm.tensors)):
+            for_hidden = for_inputs(part.projections, flat)
+            if part.norm is not None:
+                for_hidden = part.norm.backward(for_hidden, hidden, statistics, found, into=for_hidden)
+        return None, for_hidden if ctx.needs_input_grad[1] else None, None, None, *found.all
 
 
-class OutputAndGate(torch.autograd.Function):
-    """The rest of a layer after attention: output projection, residual sum, norm, SwiGLU and residual sum.
+class Rest(torch.autograd.Function):
+    """The rest of a layer after attention: hidden [T, D], attended [T, H K] -> [T, D].
 
-    m = h + a O', x = norm(m), result = m + (silu(x G') * (x U')) W'. hidden [T, D], attended [T, H K] -> [T, D], or
-    [R, D] if `rows` [R] are requested. Tokens do not mix after attention, so only those rows are computed.
+    If `rows` [R] are requested, [R, D]: tokens do not mix after attention, so only those rows are computed.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, attended: Tensor, epsilon: float, rows: Tensor | None, *weights: Tensor
+        ctx: Any, part: OutputAndMLP, hidden: Tensor, attended: Tensor, rows: Tensor | None, *tensors: Tensor
     ) -> Tensor:
-        """`weights`: output projection [D, H K], norm [D], gate [F, D], up [F, D] and down [D, F]."""
-        output, norm, gate, up, down = weights
+        """`tensors`: `part.tensors`."""
         ctx.num_tokens = hidden.shape[0]
         if rows is not None:
             hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
-        middle = torch.addmm(hidden, attended, output.t())
-        normed_middle, inverse = normed(middle, norm, epsilon)
-        gates, ups = torch.mm(normed_middle, gate.t()), torch.mm(normed_middle, up.t())
-        result = torch.addmm(middle, swiglu(gates, ups), down.t())
-        ctx.save_for_backward(rows, attended, middle, inverse, gates, ups, *weights)
+        middle, of_attention = _add_result(part.output, attended, part.after_attention, hidden)
+        inputs, statistics = (middle, None) if part.before_mlp is None else part.before_mlp.run(middle)
+        opened = [layer.run(inputs) for layer in part.opened]
+        result, of_mlp = _add_result(part.closed, part.activation.run(opened), part.after_mlp, middle)
+        ctx.part = part
+        ctx.num_opened = len(opened)
+        ctx.save_for_backward(rows, attended, middle, statistics, *of_attention, *of_mlp, *opened, *tensors)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, attended, middle, inverse, gates, ups, *weights = ctx.saved_tensors
-        output, norm, gate, up, down = weights
-        needs_hidden, needs_attended, _, _, *needs = ctx.needs_input_grad
-        for_gates, for_ups, product = swiglu_gradients(torch.mm(gradient, down), gates, ups, recompute=needs[4])
-        for_down = None if product is None else torch.mm(gradient.t(), product)
-        del product  # [T, F], among the largest temporaries of the backward pass
-        for_gate = for_up = None
-        if needs[2] or needs[3]:
-            normed_middle = scaled(middle, inverse, norm)
-            for_gate = torch.mm(for_gates.t(), normed_middle) if needs[2] else None
-            for_up = torch.mm(for_ups.t(), normed_middle) if needs[3] else None
-        for_middle = torch.mm(for_gates, gate).addmm_(for_ups, up)
-        # `more`: the residual connection passes the gradient of the result to m unchanged.
-        for_norm = norm_gradients(for_middle, middle, inverse, norm, into=for_middle, more=gradient)
-        for_output = torch.mm(for_middle.t(), attended) if needs[0] else None
-        for_attended = torch.mm(for_middle, output) if needs_attended else None
+        part: OutputAndMLP = ctx.part
+        rows, attended, middle, statistics, *others = ctx.saved_tensors
+        of_attention, of_mlp, opened = others[:2], others[2:4], others[4 : 4 + ctx.num_opened]
+        _, needs_hidden, needs_attended, _, *needed = ctx.needs_input_grad
+        found = Gradients(part.tensors, needed)
+        of_closed = _before_norm(part.after_mlp, gradient, of_mlp, found)
+        for_product = for_inputs((part.closed,), (of_closed,))
+        for_opened, product = part.activation.backward(for_product, opened, recompute=part.closed.reads_inputs(found))
+        part.closed.backward(of_closed, product, found)
+        del product, for_product, of_closed  # [T, F], among the largest temporaries of the backward pass
+        if any(layer.reads_inputs(found) for layer in part.opened):
+            inputs = middle if part.before_mlp is None else part.before_mlp.again(middle, statistics)
+        else:
+            inputs = None
+        for layer, each in zip(part.opened, for_opened, strict=True):
+            layer.backward(each, inputs, found)
+        del inputs
+        for_middle = for_inputs(part.opened, for_opened)
+        del for_opened
+        # The residual connection passes the gradient of the result to m unchanged.
+        if part.before_mlp is None:
+            for_middle.add_(gradient)
+        else:
+            for_middle = part.before_mlp.backward(for_middle, middle, statistics, found, into=for_middle, more=gradient)
+        of_output = _before_norm(part.after_attention, for_middle, of_attention, found)
+        part.output.backward(of_output, attended, found)
+        for_attended = for_inputs((part.output,), (of_output,)) if needs_attended else None
         if rows is not None:
             for_middle = _scatter_rows(for_middle, rows, ctx.num_tokens) if needs_hidden else None
             for_attended = None if for_attended is None else _scatter_rows(for_attended, rows, ctx.num_tokens)
-        for_norm = for_norm if needs[1] else None
-        return for_middle, for_attended, None, None, for_output, for_norm, for_gate, for_up, for_down
+        return None, for_middle, for_attended, None, *found.all
+
+
+def _add_result(
+    layer: Linear, inputs: Tensor, norm: Norm | None, onto: Tensor
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
+    """onto + norm(x W' + b) [T, D], and what the norm's backward pass needs: its argument and statistics."""
+    if norm is None:
+        return layer.run(inputs, onto=onto), (None, None)
+    raw = layer.run(inputs)
+    normed, statistics = norm.run(raw)
+    return normed.add_(onto), (raw, statistics)
+
+
+def _before_norm(norm: Norm | None, gradient: Tensor, saved: Sequence[Tensor], found: Gradients) -> Tensor:
+    """The gradient before the norm of `_add_result`. `gradient` is not overwritten."""
+    if norm is None:
+        return gradient
+    raw, statistics = saved
+    into = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    return norm.backward(gradient, raw, statistics, found, into=into)
 
 
 def _scatter_rows(rows: Tensor, indices: Tensor, num_tokens: int) -> Tensor:
@@ -211,19 +248,22 @@ def _scatter_rows(rows: Tensor, indices: Tensor, num_tokens: int) -> Tensor:
     return rows.new_zeros(num_tokens, rows.shape[1]).index_copy_(0, indices, rows)
 
 
-class Norm(torch.autograd.Function):
-    """RMS norm w * h / rms(h) of each row: [R, D] -> [R, D]."""
+class LastNorm(torch.autograd.Function):
+    """The norm of each row: [R, D] -> [R, D]."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        result, inverse = normed(hidden, weight, epsilon)
-        ctx.save_for_backward(hidden, inverse, weight)
+    def forward(ctx: Any, norm: Norm, hidden: Tensor, *tensors: Tensor) -> Tensor:
+        """`tensors`: those of the norm."""
+        result, statistics = norm.run(hidden)
+        ctx.norm = norm
+        ctx.save_for_backward(hidden, statistics, *tensors)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, inverse, weight = ctx.saved_tensors
-        for_hidden = gradient.new_empty(gradient.shape)
-        for_weight = norm_gradients(gradient, hidden, inverse, weight, into=for_hidden)
-        return for_hidden, for_weight if ctx.needs_input_grad[1] else None, None
+        hidden, statistics, *_ = ctx.saved_tensors
+        norm: Norm = ctx.norm
+        found = Gradients(distinct_tensors(norm), ctx.needs_input_grad[2:])
+        into = gradient.new_empty(gradient.shape)
+        return None, norm.backward(gradient, hidden, statistics, found, into=into), *found.all

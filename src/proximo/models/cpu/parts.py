@@ -1,0 +1,296 @@
+"""The parts of a layer: norms, linear layers with or without an adapter, activations, and their gradients.
+
+A part names tensors of the model and computes with them. Its backward pass is written out, so that the autograd
+functions of `fused.py` save little: what is cheap to compute again is not kept. Parts hold no state of a pass.
+
+In a backward pass, `for_x` is the gradient of x. Legend: T rows, D width, I and O inputs and outputs of a linear layer,
+r rank of an adapter, F width of an activation.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from proximo.native.row_kernels import row_kernels_for
+
+aten = torch.ops.aten
+
+
+class Gradients:
+    """The gradients of some tensors, collected from the parts that read them."""
+
+    def __init__(self, tensors: Sequence[Tensor], needed: Iterable[bool]) -> None:
+        """`needed`: for each tensor, whether autograd asks for its gradient."""
+        self._tensors = tensors
+        self._needed = {id(tensor) for tensor, is_needed in zip(tensors, needed, strict=True) if is_needed}
+        self._found: dict[int, Tensor] = {}
+
+    def wants(self, *tensors: Tensor | None) -> bool:
+        """True if the gradient of one of them is needed."""
+        return any(tensor is not None and id(tensor) in self._needed for tensor in tensors)
+
+    def add(self, tensor: Tensor | None, make: Callable[[], Tensor], where: Any = None) -> None:
+        """Add what `make` gives to the gradient of a tensor, or at the indices `where` of it, if that is needed."""
+        if tensor is None or id(tensor) not in self._needed:
+            return
+        known, made = self._found.get(id(tensor)), make()
+        if where is None:
+            self._found[id(tensor)] = made if known is None else known.add_(made)
+            return
+        if known is None:
+            known = self._found[id(tensor)] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        known[where].add_(made)
+
+    @property
+    def all(self) -> tuple[Tensor | None, ...]:
+        """For each tensor its gradient, or None."""
+        return tuple(self._found.get(id(tensor)) for tensor in self._tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSNorm:
+    """(w + offset) * x / rms(x) of each row."""
+
+    weight: Tensor
+    epsilon: float
+    offset: float = 0.0
+    """1 for Gemma, whose weights are distances from 1."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors of the model that this part reads."""
+        return (self.weight,)
+
+    def _factor(self) -> Tensor:
+        return self.weight if self.offset == 0 else self.weight + self.offset
+
+    def run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [T, D] -> the output [T, D], and 1 / rms [T, 1] for the backward pass."""
+        factor = self._factor()
+        if (kernels := row_kernels_for(rows)) is not None:
+            return kernels.norm(rows, factor, self.epsilon)
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        inverse = norms.square_().div_(rows.shape[-1]).add_(self.epsilon).rsqrt_()
+        return self.again(rows, inverse), inverse
+
+    def again(self, rows: Tensor, inverse: Tensor) -> Tensor:
+        """The output [T, D] once more."""
+        factor = self._factor()
+        if (kernels := row_kernels_for(rows)) is not None:
+            return kernels.scale(rows, inverse, factor)
+        return torch.mul(rows, inverse).mul_(factor)
+
+    def backward(
+        self,
+        gradient: Tensor,
+        rows: Tensor,
+        inverse: Tensor,
+        found: Gradients,
+        *,
+        into: Tensor,
+        more: Tensor | None = None,
+    ) -> Tensor:
+        """From the gradient g [T, D] of the output: dw = sum_t r x g and dx = r (w g) - r^3 / D * (sum_d w g x) x.
+
+        Writes dx + `more` [T, D] to `into`, which may be `gradient` itself, and returns it.
+        """
+        factor = self._factor()
+        if (kernels := row_kernels_for(rows)) is not None:
+            for_weight = kernels.norm_backward(gradient, rows, inverse, factor, more, into)
+            found.add(self.weight, lambda: for_weight)
+            return into
+        products = gradient * rows
+        coefficient = torch.mv(products, factor).unsqueeze_(1).mul_(inverse.pow(3)).div_(-rows.shape[-1])
+        found.add(self.weight, lambda: torch.mv(products.t(), inverse[:, 0]))
+        torch.mul(gradient, factor, out=into).mul_(inverse).addcmul_(rows, coefficient)
+        return into if more is None else into.add_(more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """w * (x - mean(x)) / std(x) + b of each row."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    epsilon: float
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors of the model that this part reads."""
+        return self.weight, self.bias
+
+    def run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [T, D] -> the output [T, D], and mean and 1 / std [2, T, 1] for the backward pass."""
+        output, *statistics = torch.native_layer_norm(rows, rows.shape[1:], self.weight, self.bias, self.epsilon)
+        return output, torch.stack(statistics)
+
+    def again(self, rows: Tensor, statistics: Tensor) -> Tensor:  # noqa: ARG002 - torch's operator makes them anew
+        """The output [T, D] once more."""
+        return torch.native_layer_norm(rows, rows.shape[1:], self.weight, self.bias, self.epsilon)[0]
+
+    def backward(
+        self,
+        gradient: Tensor,
+        rows: Tensor,
+        statistics: Tensor,
+        found: Gradients,
+        *,
+        into: Tensor,  # noqa: ARG002 - torch's operator makes its own memory
+        more: Tensor | None = None,
+    ) -> Tensor:
+        """The gradient of the rows, plus `more` [T, D]."""
+        wanted = [True, found.wants(self.weight), found.wants(self.bias)]
+        for_rows, for_weight, for_bias = aten.native_layer_norm_backward(
+            gradient.contiguous(), rows, rows.shape[1:], statistics[0], statistics[1], self.weight, self.bias, wanted
+        )
+        found.add(self.weight, lambda: for_weight)
+        found.add(self.bias, lambda: for_bias)
+        return for_rows if more is None else for_rows.add_(more)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA: scaling * B A is added to a matrix."""
+
+    down: Tensor
+    """A [r, I]."""
+    up: Tensor
+    """B [O, r], of a joint matrix all rows."""
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """x W' + b, where an adapter may be added to W, and W may be some rows of a joint matrix."""
+
+    weight: Tensor
+    """[O, I], or [I, O] if `transposed`; of a joint matrix all of it."""
+    bias: Tensor | None = None
+    adapter: Adapter | None = None
+    transposed: bool = False
+    """GPT-2 keeps its matrices so."""
+    rows: slice | None = None
+    """The outputs of this layer among those of a joint matrix; None for all."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors of the model that this part reads."""
+        adapter = self.adapter
+        return self.weight, self.bias, *((adapter.down, adapter.up) if adapter is not None else ())
+
+    @property
+    def num_outputs(self) -> int:
+        """O."""
+        return self.own_rows(self.weight.t() if self.transposed else self.weight).shape[0]
+
+    def own_rows(self, tensor: Tensor) -> Tensor:
+        """The rows of this layer among those of a joint matrix, bias or adapter."""
+        return tensor if self.rows is None else tensor[self.rows]
+
+    def matrix(self) -> Tensor:
+        """W [O, I]. With an adapter, whose sum with the base costs r / T of the product, it is made anew each time."""
+        base = self.own_rows(self.weight.t() if self.transposed else self.weight)
+        if self.adapter is None:
+            return base
+        return torch.addmm(base, self.own_rows(self.adapter.up), self.adapter.down, alpha=self.adapter.scaling)
+
+    def run(self, inputs: Tensor, *, out: Tensor | None = None, onto: Tensor | None = None) -> Tensor:
+        """inputs [T, I] -> [T, O], written to `out`, or added to `onto` [T, O] in a new tensor."""
+        turned, bias = self.matrix().t(), None if self.bias is None else self.own_rows(self.bias)
+        if onto is not None:
+            result = torch.addmm(onto, inputs, turned)
+            return result if bias is None else result.add_(bias)
+        if bias is None:
+            return torch.mm(inputs, turned, out=out)
+        return torch.addmm(bias, inputs, turned, out=out)
+
+    def backward(self, gradient: Tensor, inputs: Tensor | None, found: Gradients) -> None:
+        """Collect the gradients of the layer's tensors, from that of its outputs [T, O].
+
+        `inputs` [T, I] may be None if `reads_inputs` is False.
+        """
+        found.add(self.bias, lambda: gradient.sum(dim=0), self.rows)
+        if inputs is None:
+            return
+        if self.transposed and found.wants(self.weight):
+            columns = None if self.rows is None else (slice(None), self.rows)
+            found.add(self.weight, lambda: torch.mm(inputs.t(), gradient), columns)
+        else:
+            found.add(self.weight, lambda: torch.mm(gradient.t(), inputs), self.rows)
+        if (adapter := self.adapter) is not None and found.wants(adapter.down, adapter.up):
+            low = torch.mm(gradient, self.own_rows(adapter.up)).mul_(adapter.scaling)
+            found.add(adapter.down, lambda: torch.mm(low.t(), inputs))
+            projected = torch.mm(inputs, adapter.down.t()).mul_(adapter.scaling)
+            found.add(adapter.up, lambda: torch.mm(gradient.t(), projected), self.rows)
+
+    def reads_inputs(self, found: Gradients) -> bool:
+        """True if `backward` needs the inputs."""
+        adapter = self.adapter
+        return found.wants(self.weight) or (adapter is not None and found.wants(adapter.down, adapter.up))
+
+
+def for_inputs(layers: Sequence[Linear], gradients: Sequence[Tensor]) -> Tensor:
+    """The gradient [T, I] of the inputs that several layers share, from those of their outputs."""
+    total = torch.mm(gradients[0], layers[0].matrix())
+    for layer, gradient in zip(layers[1:], gradients[1:], strict=True):
+        total.addmm_(gradient, layer.matrix())
+    return total
+
+
+def _gelu(values: Tensor) -> Tensor:
+    return functional.gelu(values, approximate="tanh")
+
+
+def _relu_backward(gradient: Tensor, values: Tensor) -> Tensor:
+    return aten.threshold_backward(gradient, values, 0)
+
+
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "silu": (functional.silu, aten.silu_backward),
+    "gelu_tanh": (_gelu, partial(aten.gelu_backward, approximate="tanh")),
+    "gelu": (functional.gelu, aten.gelu_backward),
+    "relu": (functional.relu, _relu_backward),
+}
+"""Name -> the function, and (gradient of its result, its argument) -> gradient of the argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """a(x), or a(gates) * ups of a gated layer."""
+
+    name: str
+    """A key of `_ACTIVATIONS`."""
+
+    def run(self, opened: Sequence[Tensor]) -> Tensor:
+        """`opened`: x, or gates and ups, [T, F] each -> [T, F]."""
+        if self._is_swiglu(opened) and (kernels := row_kernels_for(opened[0])) is not None:
+            return kernels.swiglu(*opened)
+        activated = _ACTIVATIONS[self.name][0](opened[0])
+        return activated if len(opened) == 1 else activated.mul_(opened[1])
+
+    def backward(
+        self, gradient: Tensor, opened: Sequence[Tensor], *, recompute: bool
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The gradients of `opened`, and the output once more if `recompute`. May overwrite `gradient`."""
+        if self._is_swiglu(opened) and (kernels := row_kernels_for(opened[0])) is not None:
+            product = torch.empty_like(opened[0]) if recompute else None
+            return [gradient, kernels.swiglu_backward(*opened, gradient, product)], product
+        function, of_argument = _ACTIVATIONS[self.name]
+        if len(opened) == 1:
+            return [of_argument(gradient, opened[0])], function(opened[0]) if recompute else None
+        gates, ups = opened
+        activated = function(gates)
+        product = activated * ups if recompute else None
+        for_ups = activated.mul_(gradient)
+        return [of_argument(gradient.mul_(ups), gates), for_ups], product
+
+    def _is_swiglu(self, opened: Sequence[Tensor]) -> bool:
+        return self.name == "silu" and len(opened) == 2
