@@ -1,8 +1,10 @@
 """What `import proximo` offers: public names that load when first used, and nothing heavy before."""
 
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -23,8 +25,58 @@ assert "torch" in sys.modules
 """
 
 
+TRAINER_LOADS_LATE = """
+import sys
+from proximo.api import PPOTrainer
+heavy = ("transformers", "peft", "accelerate", "datasets", "tensorboard", "matplotlib", "pandas", "scipy", "sympy")
+further = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "huggingface_hub")
+loaded = [name for name in (*heavy, *further) if name in sys.modules]
+assert not loaded, loaded
+"""
+ADAPTERS_LOAD_LATE = """
+import sys
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.api import PPOConfig, PPOTrainer
+from proximo.models.adapted import is_adapted
+
+def trained(model):
+    config = PPOConfig(num_steps=1, prompts_per_step=1, responses_per_prompt=2, rollout={"max_new_tokens": 2})
+    trainer = PPOTrainer(model, tiny_tokenizer(), reward=lambda prompts, responses, metadata: [0.0, 1.0], config=config)
+    trainer.train(["a"])
+    return trainer.policy
+
+plain = trained(tiny_language_model())
+assert not plain.has_adapter and not is_adapted(plain.model)
+assert "peft" not in sys.modules
+from proximo.models.lora import LoRAOptions
+adapted = trained(plain.with_adapter(LoRAOptions(rank=2)))
+assert "peft" in sys.modules
+assert adapted.has_adapter and is_adapted(adapted.model) and adapted.adapter_config.r == 2
+assert adapted.base is plain.model
+"""
+
+
 def test_importing_proximo_loads_nothing_heavy_until_a_public_name_is_used() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADS_LATE], capture_output=True, text=True, check=False, timeout=120)
+    run(LOADS_LATE)
+
+
+def test_importing_the_trainer_loads_torch_and_leaves_what_runs_models_to_the_first_model() -> None:
+    run(TRAINER_LOADS_LATE)
+
+
+def test_peft_is_imported_with_the_first_adapter() -> None:
+    run(ADAPTERS_LOAD_LATE)
+
+
+def run(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -382,9 +382,9 @@ def test_a_model_for_which_memory_does_not_suffice_is_not_called_unreadable(monk
     def fail(*given, **options):
         raise MemoryError
 
-    for reader in ("sources.AutoConfig", "vocabulary.AutoTokenizer"):
+    for reader in ("AutoConfig", "AutoTokenizer"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"proximo.models.pretrained.{reader}.from_pretrained", fail)
+            patched.setattr(f"transformers.{reader}.from_pretrained", fail)
             assert main(["generate", str(tmp_path), "x"]) == 1
             assert capsys.readouterr().err.startswith("error: out of memory (MemoryError)")
 

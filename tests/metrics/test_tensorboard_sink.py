@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from proximo.metrics.sinks import TensorBoardSink
+from proximo.metrics.tensorboard_sink import TensorBoardSink
 
 
 def points(folder: Path, name: str) -> list[tuple[int, float]]:

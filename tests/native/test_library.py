@@ -5,7 +5,9 @@ import platform
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from proximo.checkpoint.environment import describe_environment
 from proximo.cli import main
 from proximo.errors import UserError
-from proximo.native import compiler, kept
+from proximo.native import compiler, kept, making
 from proximo.native import library as module
 from proximo.native.library import describe_kernels, kernels_for, library, pointer, why_no_kernels
 
@@ -39,6 +41,7 @@ def forget() -> None:
     """As in a new process."""
     for each in (library, module._library_or_reason, kept._own_folder, compiler.fingerprint, compiler.version_of):
         each.cache_clear()
+    making._BEGUN.clear()
 
 
 def compiler_that(folder: Path, does: str) -> Path:
@@ -71,7 +74,7 @@ def test_kernels_are_compiled_once_into_a_folder_of_the_users_own(
     assert path.name.startswith(f"kernels-{described.rpartition(', ')[2]}-")
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
     forget()
-    monkeypatch.setattr(module, "compile_kernels", None)
+    monkeypatch.setattr(making, "compile_kernels", None)
     assert library() is not None
 
 
@@ -145,7 +148,7 @@ def test_a_library_that_is_damaged_or_open_to_others_is_made_again(
     """Not loaded: one that is cut would end the process with SIGBUS."""
     if damage == "another's" and os.getuid() != 0:
         pytest.skip("only root can give files away")
-    content = Path(module.__file__).read_bytes()  # any file: what is kept is not loaded here
+    content = bytes(5000)  # anything: what is kept is not loaded here
     path = kept.keep(kept.folder_for_kernels(), "0123", content)
     assert kept.find_kept(path.parent, "0123") == path
     DAMAGES[damage](path)
@@ -245,6 +248,54 @@ def test_what_a_compiler_says_may_be_in_any_encoding(
     monkeypatch.setenv("CC", str(compiler_that(tmp_path, says)))
     assert library() is None
     assert "las" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_kernels_begun_in_the_background_are_waited_for_and_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked = tmp_path / "gate", tmp_path / "asked"
+    waits = f'[ "$1" = --version ] || {{ echo >> {asked}; while [ ! -e {gate} ]; do sleep 0.01; done; }}; exec gcc "$@"'
+    monkeypatch.setenv("CC", str(compiler_that(tmp_path, waits)))
+    making.begin_making()
+    making.begin_making()
+    with ThreadPoolExecutor(2) as threads:
+        loads = [threads.submit(library) for _ in range(2)]
+        while not asked.exists():
+            time.sleep(0.01)
+        assert not any(load.done() for load in loads), "a run without kernels would have other bits"
+        gate.touch()
+        assert all(load.result() is not None for load in loads)
+    once = asked.read_text()
+    forget()
+    assert len(made(tmp_path)) == 1
+    made(tmp_path)[0].unlink()
+    assert library() is not None
+    assert asked.read_text() == once * 2
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is compiled here")
+def test_what_fails_in_the_background_is_said_where_the_kernels_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = compiler_that(tmp_path, '[ "$1" = --version ] || { echo "error: no room" >&2; exit 1; }')
+    monkeypatch.setenv("CC", str(broken))
+    making.begin_making()
+    assert library() is None
+    assert [message.endswith("error: no room") for message in caplog.messages] == [True]
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.parametrize(("variable", "said"), [(module.SWITCH, "off"), (module.SWITCH, "offf"), ("CC", "gcc '-O3")])
+def test_in_the_background_nothing_is_begun_that_is_not_wanted_or_refused(
+    variable: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, said)
+    making.begin_making()
+    assert not making._BEGUN
+    assert not (tmp_path / "cache").exists()
 
 
 @needs_compiler

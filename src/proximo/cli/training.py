@@ -120,6 +120,10 @@ def _describe(recipe: "Recipe") -> int:
 
 
 def _run(recipe: "Recipe", options: RunOptions) -> int:
+    from proximo.native.making import begin_making
+
+    if recipe.run.device in ("auto", "cpu"):
+        begin_making()
     with imports_without_collection():
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)

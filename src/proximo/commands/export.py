@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
 from proximo.commands.hub import check_pushable, push_folder
 from proximo.errors import CheckpointError, RunFolderError
+from proximo.models.adapted import is_adapted
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.pretrained.sharded import assemble, holds_shards
@@ -146,7 +146,7 @@ def _write_merged(source: Path, target: Path, dtype: torch.dtype | None) -> None
 def _merged_policy(source: Path) -> PreTrainedModel:
     model = load_language_model(ModelSource(path=str(source)), device=torch.device("cpu"))
     resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
-    assert isinstance(model.model, PeftModel)
+    assert is_adapted(model.model)
     return merged_copy(model.model)
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
+from proximo.models.adapted import base_of
 from proximo.models.attention.packed import (
     ATTENTION,
     AttentionLayout,
@@ -33,7 +33,9 @@ from proximo.models.precision.compute import Compute, Products, cast_weight, com
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 
-if TYPE_CHECKING:  # FSDP takes a second to import, and one rank does not need it
+if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
+    from peft import PeftModel
+
     from proximo.distributed.sharding import Sharding
 
 Result = TypeVar("Result")
@@ -53,17 +55,6 @@ class IdlePlace:
     def leave(self) -> None:
         """Move the weights to the device."""
         self._model.to(self.device)
-
-
-def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The transformers model, below an adapter if there is one. Raises ModelError for any other object."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not isinstance(base, PreTrainedModel):
-        raise ModelError(
-            f"expected a transformers model, got {type(model).__name__}: load it, for example with "
-            "AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
-        )
-    return base
 
 
 def checkpoint_activations(base: PreTrainedModel) -> None:
@@ -92,7 +83,7 @@ def _no_padding_warning(input_ids: Tensor, attention_mask: Tensor | None) -> Non
 class Backbone:
     """Runs a transformers model without its head. Weights and adapters belong to the model."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision) -> None:
+    def __init__(self, model: "PreTrainedModel | PeftModel", *, precision: Precision) -> None:
         register_attention()
         base = base_of(model)
         with quiet_transformers():  # transformers only warns if it cannot; the probe refuses such models

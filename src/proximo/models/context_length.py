@@ -1,18 +1,19 @@
 """The context length of models."""
 
 from collections.abc import Iterator
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from proximo.errors import ConfigError
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """RoPE types whose frequencies depend on the longest sequence of a pass, so packed sequences would affect each
 other."""
 
 
-def position_limit(config: PreTrainedConfig) -> int | None:
+def position_limit(config: "PreTrainedConfig") -> int | None:
     """Tokens that one sequence may have; None for a model without a stated limit.
 
     For RoPE types in `LENGTH_DEPENDENT_ROPE`, the limit is the length up to which their frequencies are constant.
@@ -27,7 +28,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
 
 
 def check_lengths(
-    config: PreTrainedConfig, *, role: str, max_prompt_tokens: int, max_response_tokens: int, section: str = "data"
+    config: "PreTrainedConfig", *, role: str, max_prompt_tokens: int, max_response_tokens: int, section: str = "data"
 ) -> None:
     """Raises ConfigError if prompt and response together can exceed the context length of the role's model.
 

@@ -1,18 +1,24 @@
 """Disables dropout and router jitter, so that train-mode passes are deterministic. Checkpointing needs train mode."""
 
-from peft import PeftModel
+from typing import TYPE_CHECKING
+
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 PROBABILITY_WORDS = ("drop", "jitter")
 """Parts of the names of such settings. For example, Mixtral's router has random `jitter_noise`."""
 
 
-def disable_dropout(model: PreTrainedModel | PeftModel) -> int:
+def disable_dropout(model: "PreTrainedModel | PeftModel") -> int:
     """Set every dropout probability and router jitter to 0, in modules (LoRA's too) and configurations.
 
     Returns the number of settings that were not 0 before.
     """
+    from transformers import PreTrainedModel
+
     changed = 0
     configs: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
@@ -27,7 +33,7 @@ def disable_dropout(model: PreTrainedModel | PeftModel) -> int:
     return changed
 
 
-def _zero_probabilities(values: dict, owner: nn.Module | PreTrainedConfig) -> int:
+def _zero_probabilities(values: dict, owner: "nn.Module | PreTrainedConfig") -> int:
     """Set attributes of `owner` with such names to 0. Returns the number of changed ones."""
     nonzero = [
         name

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from proximo.models.backbone import base_of
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.cpu.fused_layers import PART_SCOPE
 from proximo.models.freezing import decoder_layers
 
@@ -190,7 +189,7 @@ class PassProfiler(TorchDispatchMode):
 
     def _watch(self, model: nn.Module) -> None:
         """Set the current part in hooks around each layer, also when it is recomputed in the backward pass."""
-        base = base_of(model) if isinstance(model, PreTrainedModel | PeftModel) else model
+        base = base_of(model) if isinstance(model, PreTrainedModel) or is_adapted(model) else model
         self._name(base.base_model if isinstance(base, PreTrainedModel) else base, "between layers")
         for layer in decoder_layers(base) if isinstance(base, PreTrainedModel) else ():
             self._name(layer, "between layers")

@@ -1,12 +1,16 @@
 """Freezes the lower layers of a model. Adapters freeze the whole base: see lora.py."""
 
+from typing import TYPE_CHECKING
+
 from torch import nn
-from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
-def freeze_layers(base: PreTrainedModel, count: int) -> None:
+
+def freeze_layers(base: "PreTrainedModel", count: int) -> None:
     """Freeze the embeddings and the first `count` layers; with 0, nothing.
 
     Embeddings that are tied to the output layer stay trainable. Raises ModelError if the model has fewer layers, or if
@@ -24,7 +28,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
         embeddings.requires_grad_(False)
 
 
-def decoder_layers(base: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(base: "PreTrainedModel") -> nn.ModuleList:
     """The layers of a model, lowest first. Raises ModelError if they cannot be identified."""
     depth = base.config.get_text_config().num_hidden_layers
     stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]

@@ -9,14 +9,13 @@ the temperature. In a backward pass, `for_x` is the gradient of x.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from proximo.algorithms import kl
 from proximo.errors import ModelError
@@ -24,6 +23,9 @@ from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo.models.precision.products import add_product, narrow_linear, operand, product, weight_operand
 from proximo.native.decoding import linear
 from proximo.native.row_kernels import row_kernels_for
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 _NO_SHARE = -1e4
 """Log-probs are clamped to this value: its exp is 0, so p log p is 0. With -inf it would be NaN."""
@@ -48,7 +50,7 @@ class OutputHead:
     """Positions per chunk: their logits exist at the same time."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, narrow: bool = False, logits_bytes: int | None = None) -> "OutputHead":
+    def of(cls, model: "PreTrainedModel", *, narrow: bool = False, logits_bytes: int | None = None) -> "OutputHead":
         """The head of a causal language model. Raises ModelError if it is not a plain linear layer.
 
         `logits_bytes`: memory for the float32 logits of one chunk; None for `CHUNK_TOKENS` positions.

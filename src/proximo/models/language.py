@@ -4,32 +4,38 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64
-from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
-from proximo.models.backbone import Backbone, base_of, checkpoint_activations
-from proximo.models.fast_path import Decoder
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.precision.placement import Precision
 from proximo.models.quantised import beside_weights
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
+    from transformers.cache_utils import Cache
+
+    from proximo.models.fast_path import Decoder
+
 
 class LanguageModel:
     """Owns a transformers model (`model`), with or without an adapter, and runs it without padding."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision = Precision.FLOAT32) -> None:
+    def __init__(self, model: "PreTrainedModel | PeftModel", *, precision: Precision = Precision.FLOAT32) -> None:
+        from proximo.models.backbone import Backbone
+
         self.model = model
         self.backbone = Backbone(model, precision=precision)
 
     @property
-    def base(self) -> PreTrainedModel:
+    def base(self) -> "PreTrainedModel":
         """The transformers model, below an adapter if there is one."""
         return base_of(self.model)
 
@@ -42,12 +48,12 @@ class LanguageModel:
     @property
     def has_adapter(self) -> bool:
         """True under LoRA. The reference is then the base below the adapter (shared_base.py)."""
-        return isinstance(self.model, PeftModel)
+        return is_adapted(self.model)
 
     @property
-    def adapter_config(self) -> PeftConfig | None:
+    def adapter_config(self) -> "PeftConfig | None":
         """What describes the adapter; None without one."""
-        return self.model.active_peft_config if isinstance(self.model, PeftModel) else None
+        return self.model.active_peft_config if is_adapted(self.model) else None
 
     @property
     def vocab_size(self) -> int:
@@ -88,17 +94,19 @@ class LanguageModel:
         """hidden [B, D] -> logits [B, V] in at least float32."""
         return self.head.logits(hidden)
 
-    def prefill(self, packed: Packed, cache: Cache) -> Float[Tensor, "sequences hidden"]:
+    def prefill(self, packed: Packed, cache: "Cache") -> Float[Tensor, "sequences hidden"]:
         """Hidden states of the last token of each packed prompt, [S, D]; fills the cache."""
         return self.backbone.packed(packed, rows=packed.last_indices, cache=cache)
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> "Decoder":
         """The function that decodes one more token for each row. Obtain it once per rollout; it is valid until modules,
         hooks or adapters change."""
         return self.backbone.decoder()
 
     def use_activation_checkpointing(self) -> None:
         """Recompute activations in the backward pass; active in train mode only."""
+        from proximo.models.backbone import checkpoint_activations
+
         checkpoint_activations(self.base)
 
     def compile(self, backend: str) -> None:

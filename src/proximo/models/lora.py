@@ -6,20 +6,22 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model, get_peft_model_state_dict
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
+from proximo.models.adapted import is_adapted
 from proximo.models.pretrained.damage import misspelt_key
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import why_unread
 from proximo.models.quantised import is_quantised
 from proximo.system_errors import memory_ran_out
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of adapter weights. peft would search the Hub if a folder had neither."""
@@ -40,11 +42,14 @@ class LoRAOptions:
     """Seed of the random initialisation of A."""
 
 
-def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
+def add_adapter(model: "PreTrainedModel", options: LoRAOptions) -> "PeftModel":
     """Put adapters into `model` (in place) and freeze the rest, except for a scalar head, which trains in full.
 
     Raises ModelError where a target does not exist, or is the output layer or an embedding.
     """
+    from peft import LoraConfig, TaskType, get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
     scalar = model.get_output_embeddings() is None
     targets = _linear_layers(model) if options.target_modules is None else list(options.target_modules)
     _refuse_targets(model, targets)
@@ -60,15 +65,17 @@ def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
     )
     with own_randomness(model.device, seed=options.seed), _quiet_peft():
         adapted = get_peft_model(model, config)
-    assert isinstance(adapted, PeftModel)
+    assert is_adapted(adapted)
     return adapted
 
 
-def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+def load_adapter(model: "PreTrainedModel", folder: Path) -> "PeftModel":
     """Put the adapters that `PeftModel.save_pretrained` wrote to `folder` into `model`, ready to train further.
 
     Raises ModelError if the adapter is missing, unreadable or does not fit the model.
     """
+    from peft import LoraConfig, PeftModel
+
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(f"{folder} holds no adapter: there is no adapter_config.json in it")
     if not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
@@ -89,8 +96,10 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     return adapted
 
 
-def _refuse_missing(adapted: PeftModel, file: Path) -> None:
+def _refuse_missing(adapted: "PeftModel", file: Path) -> None:
     """Raises ModelError for missing tensors, which peft would leave at their initial values. Skips pickle files."""
+    from peft import get_peft_model_state_dict
+
     if not file.is_file():
         return
     with safe_open(file, framework="pt") as saved:
@@ -102,11 +111,13 @@ def _refuse_missing(adapted: PeftModel, file: Path) -> None:
         )
 
 
-def merged_copy(model: PeftModel) -> PreTrainedModel:
+def merged_copy(model: "PeftModel") -> "PreTrainedModel":
     """A plain transformers model with the adapters added into its weights. The training model keeps its bits.
 
     Raises ModelError above a quantised base, whose few bits cannot hold the sum.
     """
+    from transformers import PreTrainedModel
+
     if is_quantised(model.get_base_model()):
         raise ModelError(
             "an adapter is not merged into a quantised base, whose few bits cannot hold the sum: a value model goes on "
@@ -126,12 +137,14 @@ def _quiet_peft() -> Generator[None]:
         yield
 
 
-def _linear_layers(model: PreTrainedModel) -> list[str]:
+def _linear_layers(model: "PreTrainedModel") -> list[str]:
     """Last parts of the names of all linear layers below the head.
 
     In a mixture of experts these are the layers of attention only: stacked experts are not linear layers, and peft
     would rename modules that look like them.
     """
+    from transformers.pytorch_utils import Conv1D
+
     has_experts = any(parameter.dim() == 3 for parameter in model.parameters())
     names = {
         name.rpartition(".")[2]
@@ -141,8 +154,10 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     return sorted(names)
 
 
-def _refuse_targets(model: PreTrainedModel, targets: list[str]) -> None:
+def _refuse_targets(model: "PreTrainedModel", targets: list[str]) -> None:
     """Raises ModelError for bad targets, which peft would report late or not at all."""
+    from transformers.pytorch_utils import Conv1D
+
     plain = {id(layer) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None}
     names = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D | nn.Embedding)

@@ -6,13 +6,16 @@ already, as in a checkpoint that was saved in bf16.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 
 @torch.no_grad()
@@ -39,7 +42,7 @@ def _rounded_anyway(model: LanguageModel | ScalarModel) -> list[nn.Parameter]:
     return weights
 
 
-def _output_weight(base: PreTrainedModel) -> nn.Parameter | None:
+def _output_weight(base: "PreTrainedModel") -> nn.Parameter | None:
     layer = base.get_output_embeddings()
     return layer.weight if isinstance(layer, nn.Linear) else None
 

@@ -9,14 +9,16 @@ import importlib.util
 import logging
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from proximo.errors import MissingExtraError, ModelError
 from proximo.models.precision.placement import Precision
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 FLAGS = ("is_quantized", "quantization_method", "is_loaded_in_8bit", "is_loaded_in_4bit")
 """Attributes that transformers sets on a quantised model. peft reads them to choose its layers."""
@@ -33,6 +35,8 @@ class Quantisation(StrEnum):
 
 def loading_options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
     """Arguments of `from_pretrained`. Raises MissingExtraError without bitsandbytes, ModelError on Apple's devices."""
+    from transformers import BitsAndBytesConfig
+
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError(
             f"quantisation {kind} needs bitsandbytes, which is not installed: pip install 'proximo[low-memory]'"
@@ -65,7 +69,7 @@ def quantisation_of(model: nn.Module) -> Quantisation | None:
     return Quantisation.NF4 if getattr(model, "is_loaded_in_4bit", False) else Quantisation.INT8
 
 
-def settle_products(model: PreTrainedModel, precision: Precision) -> None:
+def settle_products(model: "PreTrainedModel", precision: Precision) -> None:
     """Let 4-bit modules compute in `precision`, and keep their products differentiable.
 
     On CPUs with AVX512-BF16, bitsandbytes converts weights in eval mode to a layout whose product has no backward pass.

@@ -6,22 +6,25 @@ Legend: T packed tokens, S sequences, N response tokens, D width.
 import copy
 import math
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.distributed.world import whole
 from proximo.errors import ModelError
-from proximo.models.backbone import Backbone, base_of, checkpoint_activations
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.heads import wide_dtype
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.precision.placement import Precision
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 
 class HeadStart(StrEnum):
@@ -36,21 +39,23 @@ class HeadStart(StrEnum):
 class ScalarModel:
     """Owns a transformers classifier with one label (`model`), with or without an adapter. Its head always trains."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision = Precision.FLOAT32) -> None:
+    def __init__(self, model: "PreTrainedModel | PeftModel", *, precision: Precision = Precision.FLOAT32) -> None:
         """Raises ModelError for a model with another number of labels, or without a linear `score` layer."""
+        from proximo.models.backbone import Backbone
+
         self.model = model
         _scalar_head(base_of(model))
         self.backbone = Backbone(model, precision=precision)
 
     @property
-    def base(self) -> PreTrainedModel:
+    def base(self) -> "PreTrainedModel":
         """The transformers model, below an adapter if there is one."""
         return base_of(self.model)
 
     @property
     def has_adapter(self) -> bool:
         """True under LoRA: the base stays as it was loaded."""
-        return isinstance(self.model, PeftModel)
+        return is_adapted(self.model)
 
     @property
     def precision(self) -> Precision:
@@ -97,6 +102,8 @@ class ScalarModel:
 
     def use_activation_checkpointing(self) -> None:
         """Recompute activations in the backward pass; active in train mode only."""
+        from proximo.models.backbone import checkpoint_activations
+
         checkpoint_activations(self.base)
 
     def compile(self, backend: str) -> None:
@@ -135,8 +142,7 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
-    adapted = isinstance(source.model, PeftModel)
-    layers = merged_copy(source.model).base_model if adapted else copy.deepcopy(source.base.base_model)
+    layers = merged_copy(source.model).base_model if is_adapted(source.model) else copy.deepcopy(source.base.base_model)
     model = scalar_over(layers, start, seed=seed, precision=source.precision)
     model.model.requires_grad_(True)
     return model
@@ -147,6 +153,8 @@ def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Pr
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
+    from transformers import PreTrainedModel
+
     assert isinstance(layers, PreTrainedModel)
     config = copy.deepcopy(layers.config)
     config.num_labels = 1
@@ -162,8 +170,10 @@ def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Pr
     return ScalarModel(model.eval(), precision=precision)
 
 
-def _empty_classifier(config) -> PreTrainedModel:
+def _empty_classifier(config) -> "PreTrainedModel":
     """A classifier on the meta device, where nothing is allocated or drawn at random."""
+    from transformers import AutoModelForSequenceClassification
+
     try:
         with torch.device("meta"):
             return AutoModelForSequenceClassification.from_config(config)
@@ -182,7 +192,7 @@ def _unpad(config) -> None:
         text.pad_token_id = None
 
 
-def _scalar_head(base: PreTrainedModel) -> nn.Linear:
+def _scalar_head(base: "PreTrainedModel") -> nn.Linear:
     """The `score` layer, below peft's wrapper if there is one."""
     name = type(base).__name__
     if "score" not in dict(base.named_children()):

@@ -7,7 +7,6 @@ torch's operators do the same work, slower.
 
 import ctypes
 import logging
-import os
 import shlex
 import subprocess
 import sys
@@ -20,12 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from proximo.errors import UserError
-from proximo.native.compiler import compile_kernels, find_compiler, fingerprint, version_of, why_it_failed
-from proximo.native.kept import find_kept, folder_for_kernels, keep
-
-SWITCH = "PROXIMO_KERNELS"
-"""Environment variable: `off` uses only torch's operators."""
+from proximo.native.compiler import find_compiler, fingerprint, version_of, why_it_failed
+from proximo.native.making import SWITCH, are_wanted, made_kernels
 
 _DECLARING = threading.Lock()
 
@@ -46,7 +41,7 @@ def library() -> ctypes.CDLL | None:
     Logs one warning if they could not be compiled. Raises UserError for an unknown value of the switch.
     """
     kernels, reason = _library_or_reason()
-    if kernels is None and _is_wanted() and sys.platform == "linux":
+    if kernels is None and are_wanted() and sys.platform == "linux":
         LOG.warning("%s", reason)
     return kernels
 
@@ -80,16 +75,9 @@ def pointer(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def _is_wanted() -> bool:
-    said = os.environ.get(SWITCH, "")
-    if said.lower() not in ("", "on", "off"):
-        raise UserError(f"the environment variable {SWITCH} is {said!r}; it takes on or off")
-    return said.lower() != "off"
-
-
 @cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str | None]:
-    if not _is_wanted():
+    if not are_wanted():
         return None, f"no kernels in C: {SWITCH} is off"
     if sys.platform != "linux":
         return None, "no kernels in C: they need Linux"
@@ -98,9 +86,7 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str | None]:
         problem = "no C compiler was found (cc, gcc, clang); install gcc"
     else:
         try:
-            folder, wanted = folder_for_kernels(), fingerprint(compiler)
-            path = find_kept(folder, wanted) or keep(folder, wanted, compile_kernels(compiler, folder))
-            return ctypes.CDLL(str(path)), None
+            return ctypes.CDLL(str(made_kernels(compiler))), None
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             problem = f"{shlex.join(compiler)} could not make them: {why_it_failed(error)}"
     return None, (

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError
 from proximo.records import Finish, Prompt, Response
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 
 def check_answers(prompts: Sequence[Prompt]) -> None:
@@ -23,7 +26,7 @@ def check_answers(prompts: Sequence[Prompt]) -> None:
         )
 
 
-def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Response]:
+def answer_responses(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[Response]:
     """Each prompt's reference answer as a finished response, tokenised as training on it would be.
 
     Raises DataError if a prompt has no reference answer.

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import KLController
 from proximo.config.devices import DevicesConfig
@@ -65,6 +64,9 @@ from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.run.memory import check_release, memory_advice
 from proximo.run.user_code import call_on_step
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 class PPOTrainer:
     """Runs PPO steps on the workers of the roles (`roles`). State that belongs to no role is in `state`.
@@ -98,11 +100,11 @@ class PPOTrainer:
 
     def __init__(  # noqa: PLR0913 - every part of the trainer can be replaced
         self,
-        policy: LanguageModel | PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        policy: "LanguageModel | PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
         *,
-        reference: LanguageModel | PreTrainedModel | None = None,
-        value: ScalarModel | PreTrainedModel | Literal["trunk"] | None = None,
+        reference: "LanguageModel | PreTrainedModel | None" = None,
+        value: "ScalarModel | PreTrainedModel | Literal['trunk'] | None" = None,
         reward: RewardSource | RewardFunction | None = None,
         ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,

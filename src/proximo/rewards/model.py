@@ -4,11 +4,10 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
 from proximo.data.templates.renderer import RenderingError, TemplateLimitError
@@ -24,6 +23,9 @@ from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.statistics import BatchStatistics
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 Dense = Literal["none", "deltas", "absolute"]
 """Per-token rewards: none, the change that a token makes to the score, or the score up to the token."""
@@ -44,7 +46,7 @@ class ModelReward:
         model: ScalarModel,
         *,
         name: str = "reward_model",
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
         tokens_per_microbatch: int = 8192,
         dense: Dense = "none",
     ) -> None:

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from proximo.errors import TrainingError
-from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, send
 from proximo.records import Finish, Prompt, Response
@@ -18,6 +18,9 @@ from proximo.rollout.engine import versions_of_tokens
 from proximo.rollout.sampling import sample
 from proximo.rollout.scheduler import Admission, Scheduler
 from proximo.rollout.stopping import StopRules
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from proximo.models.attention.cache import PromptCache, RowCache
 
 TOKENS_PER_TRANSFER = 8
 """Tokens per row that an accelerator decodes before the host waits for a copy of them.
@@ -61,7 +64,7 @@ class Growing:
 class _ComputedPrompt:
     """A prefilled prompt: its index in the cache of its batch, and the logits of the first response token."""
 
-    cache: PromptCache
+    cache: "PromptCache"
     index: int
     logits: Tensor  # [V]
 
@@ -75,7 +78,7 @@ class DecodingCall:
         samples: Sequence[Sequence[Growing]],
         *,
         scheduler: Scheduler,
-        cache: RowCache,
+        cache: "RowCache",
         stop: StopRules,
         prefill_tokens: int,
         version: Callable[[], int],
@@ -143,6 +146,8 @@ class DecodingCall:
 
         The tokens and their log-probs stay.
         """
+        from proximo.models.attention.cache import PromptCache
+
         self._version, self._decoder = self._version_now(), self._model.decoder()
         prompts, self._computed = list(self._computed), {}
         self._prefill(prompts)
@@ -160,6 +165,8 @@ class DecodingCall:
             taken = taken[count:]
 
     def _prefill(self, prompt_indices: Sequence[int]) -> None:
+        from proximo.models.attention.cache import PromptCache
+
         if not prompt_indices:
             return
         packed = pack([self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._device)

@@ -9,13 +9,12 @@ row wrote past the end of its response are then discarded, so responses do not d
 import copy
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.errors import ModelError, TrainingError, UserError
-from proximo.models.attention.cache import RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
@@ -27,6 +26,11 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.scheduler import Scheduler
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.turns import Turns
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+    from proximo.models.attention.cache import RowCache
 
 _INITIAL_NEW_TOKENS = 64
 """New tokens that a row of the cache has room for at first. The cache grows when a response needs more."""
@@ -46,7 +50,7 @@ class LocalEngine:
     def __init__(
         self,
         model: LanguageModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         eos_token_ids: Collection[int],
         max_num_seqs: int = 64,
@@ -193,15 +197,17 @@ class LocalEngine:
                 if on_finished is not None:
                     on_finished(growing.response)
 
-    def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> tuple[Scheduler, RowCache]:
+    def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> "tuple[Scheduler, RowCache]":
         lengths = [len(prompt.token_ids) for prompt in prompts]
         num_rows = min(self._max_num_seqs, num_samples * len(prompts))
         scheduler = Scheduler(lengths, num_samples=num_samples, num_rows=num_rows, prefill_tokens=self._prefill_tokens)
         return scheduler, rows_for(max(lengths), num_rows=num_rows, max_new_tokens=max_new_tokens)
 
 
-def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> RowCache:
+def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> "RowCache":
     """A cache for `num_rows` responses to prompts of at most `longest_prompt` tokens."""
+    from proximo.models.attention.cache import RowCache
+
     return RowCache(
         num_rows=num_rows,
         initial_tokens=longest_prompt + min(max_new_tokens, _INITIAL_NEW_TOKENS),

@@ -8,11 +8,13 @@ whole response only if the string occurs in them.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 _UNFINISHED = "\ufffd"
 """The replacement character, which decoding writes for an incomplete UTF-8 sequence."""
@@ -26,7 +28,7 @@ class StopRules:
 
     options: SamplingOptions
     eos_token_ids: Collection[int]
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     _candidates: dict[int, bool] = field(default_factory=dict)
 
     def finish(self, token_ids: Sequence[int], *, limit: int) -> Finish | None:

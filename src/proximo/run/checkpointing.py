@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
@@ -14,17 +12,22 @@ from proximo.checkpoint.writers import Captured, RankWriter, Writer
 from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
 from proximo.learner.low_memory import page_state
 from proximo.learner.update import Learner
+from proximo.models.adapted import is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import load_weights, save_pretrained, whole_adapter
 from proximo.models.pretrained.sharded import SHARDS, assemble, holds_shards, save_configs, saved_tensors
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import load_head, save_head, whole_head, write_head
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 def writers_for(
     models: Mapping[str, LanguageModel | ScalarModel],
     learners: Mapping[str, Learner],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     head: ScalarModel | None = None,
 ) -> dict[str, Writer | RankWriter]:
@@ -47,16 +50,16 @@ def writers_for(
     return writers
 
 
-def _model_writer(model: LanguageModel | ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writer | RankWriter:
+def _model_writer(model: LanguageModel | ScalarModel, tokenizer: "PreTrainedTokenizerBase") -> Writer | RankWriter:
     inner = model.model
     if not any(map(is_sharded, inner.parameters())):
         return _with_tokenizer(lambda path: save_pretrained(inner, path), tokenizer)
-    if isinstance(inner, PeftModel):
+    if is_adapted(inner):
         return RankWriter(capture=lambda: _gathered_adapter(inner, tokenizer))
     return RankWriter(capture=lambda: _captured_model(inner, tokenizer))
 
 
-def _head_writer(model: ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writer | RankWriter:
+def _head_writer(model: ScalarModel, tokenizer: "PreTrainedTokenizerBase") -> Writer | RankWriter:
     if not any(map(is_sharded, model.trained_head())):
         return _with_tokenizer(lambda path: save_head(model, path), tokenizer)
 
@@ -67,13 +70,13 @@ def _head_writer(model: ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writ
     return RankWriter(capture=capture)
 
 
-def _gathered_adapter(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> Captured:
+def _gathered_adapter(model: "PeftModel", tokenizer: "PreTrainedTokenizerBase") -> Captured:
     """An adapter is small: it is gathered, and written as on one rank."""
     adapter = whole_adapter(model)
     return Captured(first=_with_tokenizer(lambda path: save_pretrained(model, path, adapter=adapter), tokenizer))
 
 
-def _captured_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Captured:
+def _captured_model(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> Captured:
     shards = CapturedShards(saved_tensors(model))
 
     def begin(path: Path) -> None:
@@ -83,7 +86,7 @@ def _captured_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     return Captured(first=_with_tokenizer(begin, tokenizer), each=lambda path: shards.write(path / SHARDS))
 
 
-def _with_tokenizer(write: Writer, tokenizer: PreTrainedTokenizerBase) -> Writer:
+def _with_tokenizer(write: Writer, tokenizer: "PreTrainedTokenizerBase") -> Writer:
     def write_both(path: Path) -> None:
         write(path)
         tokenizer.save_pretrained(path)

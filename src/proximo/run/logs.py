@@ -10,7 +10,8 @@ from proximo.config.run import RunConfig
 from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.recorder import Recorder
-from proximo.metrics.sinks import Sink, TensorBoardSink
+from proximo.metrics.sinks import Sink
+from proximo.metrics.tensorboard_sink import TensorBoardSink
 from proximo.metrics.values import Last, MetricValue, Sum
 from proximo.run.sinks import failures_of, open_sinks
 

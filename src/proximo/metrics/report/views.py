@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -13,9 +14,11 @@ from proximo.metrics.curves import Curve, Section
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
 from proximo.metrics.report.head import facts
-from proximo.metrics.report.plots import Plot, draw_calibration, draw_curve
 from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.run_files import Run, Sample, ScoredPair
+
+if TYPE_CHECKING:  # a run draws nothing before its end, and importing matplotlib would delay its first step
+    from proximo.metrics.report.plots import Plot
 
 UNTITLED = "Run"
 """The title of a stage whose trainer is unknown."""
@@ -52,7 +55,7 @@ class Card:
     title: str
     unit: str
     healthy: str
-    plot: Plot
+    plot: "Plot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ def _tile(row: BeforeAfter) -> Tile:
 
 
 def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
+    from proximo.metrics.report.plots import draw_curve
+
     curves = run.trainer.metrics.curves if run.trainer else ()
     for curve in curves:
         plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
@@ -170,6 +175,8 @@ def _belongs(curve: Curve, run: Run, section: Section) -> bool:
 
 
 def _calibration_card(measured: Calibration, key: str) -> Card:
+    from proximo.metrics.report.plots import draw_calibration
+
     return Card(
         title="Calibration",
         unit=f"accuracy, {measured.num_pairs:,} held-out pairs",

@@ -9,13 +9,14 @@ added up in the weight's own type.
 from collections.abc import Callable, Generator, Hashable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.pytorch_utils import Conv1D
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers.pytorch_utils import Conv1D
 
 Casts = dict[tuple[int, Hashable], tuple[Tensor, Tensor]]
 """(id of a weight, dtype or other name) -> the weight, kept so that its id stays unique, and its converted copy."""
@@ -175,8 +176,8 @@ class Products:
         into what it makes, would cast each weight in every pass, forward and again backward."""
         own = [
             (module._parameters, name, weight)
-            for module, _ in self._products
-            if isinstance(module, nn.Linear | Conv1D)
+            for module, product in self._products
+            if isinstance(product, _Linear | _Conv1D)
             for name, weight in module._parameters.items()
             if weight is not None
         ]
@@ -203,8 +204,8 @@ class Products:
     @property
     def matrices(self) -> list[nn.Parameter]:
         """Weights and biases of linear modules, each once. A pass reads them in its own dtype only."""
-        products = (module for module, _ in self._products if isinstance(module, nn.Linear | Conv1D))
-        return list(dict.fromkeys(each for module in products for each in module.parameters(recurse=False)))
+        linear = (module for module, product in self._products if isinstance(product, _Linear | _Conv1D))
+        return list(dict.fromkeys(each for module in linear for each in module.parameters(recurse=False)))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
@@ -215,6 +216,8 @@ class Products:
 
 def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """The replacement of a module's forward; None to keep it, as for quantised matrices."""
+    from transformers.pytorch_utils import Conv1D
+
     if type(module) is nn.Linear and module.weight.is_floating_point():
         return _Linear(module)
     if type(module) is Conv1D:
@@ -228,6 +231,8 @@ def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 def _is_rms_norm(module: nn.Module) -> bool:
     """True for a norm of transformers whose code is that of Llama's, as that of most architectures is."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
     code, own = getattr(type(module).forward, "__code__", None), LlamaRMSNorm.forward.__code__
     if not type(module).__module__.startswith("transformers.") or code is None:
         return False
@@ -275,13 +280,13 @@ class _RMSNorm:
 class _Conv1D:
     """x W + b, as GPT-2 keeps its matrices."""
 
-    def __init__(self, module: Conv1D) -> None:
+    def __init__(self, module: "Conv1D") -> None:
         self._module = module
 
     def __call__(self, inputs: Tensor) -> Tensor:
         compute = _COMPUTE.get()
         if compute is None:
-            return Conv1D.forward(self._module, inputs)
+            return type(self._module).forward(self._module, inputs)
         weight, bias = compute.weight(self._module.weight), compute.weight(self._module.bias)
         rows = compute.narrow(inputs).view(-1, inputs.shape[-1])
         return torch.addmm(bias, rows, weight).view(*inputs.shape[:-1], weight.shape[-1])

@@ -4,30 +4,34 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
 from proximo.errors import CheckpointError
+from proximo.models.adapted import is_adapted
 from proximo.models.pretrained.sharded import SHARDS, holds_shards, load_tensors
 from proximo.models.pretrained.transformers_logging import quiet_transformers
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 CARD_WRITER = "create_or_update_model_card"
 """A method of peft's models."""
 
 
 def save_pretrained(
-    model: PreTrainedModel | PeftModel, folder: Path, *, adapter: Mapping[str, Tensor] | None = None
+    model: "PreTrainedModel | PeftModel", folder: Path, *, adapter: Mapping[str, Tensor] | None = None
 ) -> None:
     """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one).
 
     `adapter`: what `whole_adapter` gathered, of a model that lies on several ranks.
     """
     with quiet_transformers():
-        if isinstance(model, PeftModel):
+        if is_adapted(model):
             with _without_card(model):
                 # "auto" would ask the Hub whether the base's vocabulary has changed.
                 model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=adapter)
@@ -37,7 +41,7 @@ def save_pretrained(
 
 
 @contextmanager
-def _without_card(model: PeftModel) -> Generator[None]:
+def _without_card(model: "PeftModel") -> Generator[None]:
     """peft writes a card that says nothing but where on this machine the base lies, also into one that is there."""
     setattr(model, CARD_WRITER, lambda *_: None)
     try:
@@ -47,13 +51,13 @@ def _without_card(model: PeftModel) -> Generator[None]:
 
 
 @torch.no_grad()
-def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
+def load_weights(model: "PreTrainedModel | PeftModel", folder: Path) -> None:
     """Copy weights that `save_pretrained` wrote back into `model`, bit for bit and in place.
 
     Of a sharded model each rank takes its part. Raises CheckpointError where they are another model's; then nothing
     has been changed.
     """
-    if isinstance(model, PeftModel):
+    if is_adapted(model):
         _load_adapter_weights(model, folder)
         return
     if holds_shards(folder):
@@ -65,7 +69,7 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     load_tensors(model, dict(saved_model.named_parameters()), folder)
 
 
-def whole_adapter(model: PeftModel) -> dict[str, Tensor]:
+def whole_adapter(model: "PeftModel") -> dict[str, Tensor]:
     """The tensors of an adapter, gathered from the ranks, which all have to call it; by their names in the model."""
     state = model.state_dict()
     adapter = {id(tensor) for tensor in _adapter_tensors(model, state).values()}
@@ -87,7 +91,9 @@ def _settle_adapter_config(config_file: Path) -> None:
     config_file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def _load_adapter_weights(model: PeftModel, folder: Path) -> None:
+def _load_adapter_weights(model: "PeftModel", folder: Path) -> None:
+    from peft import load_peft_weights, set_peft_model_state_dict
+
     saved = load_peft_weights(str(folder), device="cpu")
     wanted = model.state_dict()
     if any(map(is_sharded, wanted.values())):
@@ -100,8 +106,10 @@ def _load_adapter_weights(model: PeftModel, folder: Path) -> None:
         raise CheckpointError(_other_adapter(folder, wrong[0]))
 
 
-def _adapter_tensors(model: PeftModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _adapter_tensors(model: "PeftModel", state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those of `state`, which is the model's, that belong to the adapter, by their names in its file."""
+    from peft import get_peft_model_state_dict
+
     return get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
 
 

@@ -7,25 +7,19 @@ Weights have the names that they run with: transformers stores some architecture
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.initialization import no_init_weights
 
 from proximo.distributed.shard_files import SavedShards, SavedTensor, fill, is_shards
 from proximo.errors import CheckpointError
 from proximo.models.pretrained.damage import GENERATION
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.transformers_logging import quiet_transformers
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 SHARDS = "shards"
 """The folder of the weights within a model's folder."""
@@ -36,13 +30,13 @@ def holds_shards(folder: Path) -> bool:
     return is_shards(folder / SHARDS)
 
 
-def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+def saved_tensors(model: "PreTrainedModel") -> dict[str, Tensor]:
     """Every parameter once, and the buffers that a checkpoint keeps, by the names that they run with."""
     kept = model.state_dict().keys()
     return dict(model.named_parameters()) | {name: each for name, each in model.named_buffers() if name in kept}
 
 
-def save_configs(model: PreTrainedModel, folder: Path) -> None:
+def save_configs(model: "PreTrainedModel", folder: Path) -> None:
     """Make the folder with the files of `save_pretrained` that are not weights."""
     config = copy.deepcopy(model.config)
     config.dtype = str(model.dtype).removeprefix("torch.")
@@ -53,7 +47,7 @@ def save_configs(model: PreTrainedModel, folder: Path) -> None:
             model.generation_config.save_pretrained(folder)
 
 
-def load_tensors(model: PreTrainedModel, saved: Mapping[str, Tensor | SavedTensor], folder: Path) -> None:
+def load_tensors(model: "PreTrainedModel", saved: Mapping[str, Tensor | SavedTensor], folder: Path) -> None:
     """Copy whole tensors into the model in place, of which each rank may have a part. They are those of `folder`.
 
     Raises CheckpointError where they are another model's; then nothing has been changed.
@@ -70,13 +64,21 @@ def load_tensors(model: PreTrainedModel, saved: Mapping[str, Tensor | SavedTenso
 
 
 def assemble(
-    folder: Path, config: PreTrainedConfig | None = None, *, loader: Any = None, dtype: torch.dtype | None = None
-) -> PreTrainedModel:
+    folder: Path, config: "PreTrainedConfig | None" = None, *, loader: Any = None, dtype: torch.dtype | None = None
+) -> "PreTrainedModel":
     """The whole model of a folder with shards, in eval mode on the CPU.
 
     `config`: None for the saved one. `loader`: a class such as AutoModelForCausalLM, by default that of the saved
     architecture. `dtype`: None for the saved one. Raises CheckpointError where the shards are another model's.
     """
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        GenerationConfig,
+    )
+    from transformers.initialization import no_init_weights
+
     if config is None:
         config = AutoConfig.from_pretrained(folder)
     if loader is None:

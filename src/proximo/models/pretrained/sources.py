@@ -5,14 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from typing import TYPE_CHECKING, Any
 
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
@@ -21,6 +14,9 @@ from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
 from proximo.system_errors import memory_ran_out
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose past is keys and values of single tokens."""
@@ -80,7 +76,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     return saved
 
 
-def read_config(source: ModelSource) -> PreTrainedConfig:
+def read_config(source: ModelSource) -> "PreTrainedConfig":
     """The configuration, checked. Raises ModelError for what is missing, unreadable or unsupported."""
     with quiet_transformers():
         config = _saved_config(source) if source.path is not None else new_config(source.config or {})
@@ -88,8 +84,12 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
     return config
 
 
-def new_config(options: Mapping[str, Any]) -> PreTrainedConfig:
+def new_config(options: Mapping[str, Any]) -> "PreTrainedConfig":
     """A configuration from plain values. Raises ModelError for an unknown type, key or value."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     model_type = options.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=1)
@@ -109,8 +109,13 @@ def new_config(options: Mapping[str, Any]) -> PreTrainedConfig:
         raise ModelError(f"this is no valid {model_type} config: {first_part(error)}") from error
 
 
-def refuse_unsupported(config: PreTrainedConfig, name: str) -> None:
+def refuse_unsupported(config: "PreTrainedConfig", name: str) -> None:
     """Raises ModelError for kinds of models that can never be packed, before their weights are read."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
     kind, text = config.model_type, config.get_text_config()
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model ({kind}); Proximo trains causal language models only")
@@ -128,7 +133,9 @@ def refuse_unsupported(config: PreTrainedConfig, name: str) -> None:
         )
 
 
-def _saved_config(source: ModelSource) -> PreTrainedConfig:
+def _saved_config(source: ModelSource) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
     assert source.path is not None
     if is_local(source.path):
         folder = Path(source.path)
@@ -151,7 +158,9 @@ def _saved_config(source: ModelSource) -> PreTrainedConfig:
     return config
 
 
-def _refuse_misspelt(folder: Path, config: PreTrainedConfig) -> None:
+def _refuse_misspelt(folder: Path, config: "PreTrainedConfig") -> None:
+    from transformers import GenerationConfig
+
     kind = type(config)
     known = {field.name for field in fields(kind)} | set(kind.attribute_map)
     problem = misspelt_key(folder / "config.json", known) or misspelt_key(folder / GENERATION, vars(GenerationConfig()))

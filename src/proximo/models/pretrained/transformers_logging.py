@@ -3,12 +3,12 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from transformers.utils import logging
-
 
 @contextmanager
 def quiet_transformers() -> Generator[None]:
     """Disable progress bars, warnings and load reports inside; restore the settings afterwards."""
+    from transformers.utils import logging
+
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
@@ -14,9 +14,14 @@ from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
 from proximo.system_errors import memory_ran_out
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+
+def load_tokenizer(path: str, *, revision: str | None = None) -> "PreTrainedTokenizerBase":
     """From a folder or a Hub name. Raises ModelError where there is none or it cannot be read."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
     if is_local(path):
         folder = Path(path)
         if not folder.is_dir():
@@ -42,19 +47,19 @@ def _why_unread(path: str, error: Exception) -> str:
     return f"there is no {TOKENIZER_FILES[0]} in it, and of what is there none can be made ({why})"
 
 
-def decode_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+def decode_text(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:
     """The text of one sequence, without special tokens."""
     text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
     assert isinstance(text, str)
     return text
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+def vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
     """One more than the largest token id, added tokens included."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_of_sequence_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """All tokens that end an answer, ascending: the generation configuration's (often several) and the tokenizer's.
 
     Raises ModelError where there is none: no answer could ever end.
@@ -70,12 +75,14 @@ def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     return tuple(sorted(ids))
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, role: str) -> None:
+def check_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, role: str) -> None:
     """Raises ModelError where the tokenizer has ids that the model has no embedding for. Spare rows are allowed."""
     refuse_unembedded(tokenizer, embedding_rows(model), role=role, added=())
 
 
-def refuse_unembedded(tokenizer: PreTrainedTokenizerBase, num_rows: int, *, role: str, added: Collection[str]) -> None:
+def refuse_unembedded(
+    tokenizer: "PreTrainedTokenizerBase", num_rows: int, *, role: str, added: Collection[str]
+) -> None:
     """Raises ModelError where a token has no row in an embedding of `num_rows`, unless it is among `added`."""
     beyond = {token for token, index in tokenizer.get_vocab().items() if index >= num_rows} - set(added)
     if not beyond:
@@ -90,7 +97,7 @@ def refuse_unembedded(tokenizer: PreTrainedTokenizerBase, num_rows: int, *, role
 
 
 def check_same_vocabulary(
-    tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, *, role: str, added: Collection[str] = ()
+    tokenizer: "PreTrainedTokenizerBase", own: "PreTrainedTokenizerBase", *, role: str, added: Collection[str] = ()
 ) -> None:
     """Raises ModelError where the model of `role` was trained with other ids than the tokenizer of the stage gives.
 
@@ -111,7 +118,7 @@ def check_same_vocabulary(
 
 
 @torch.no_grad()
-def resize_vocabulary(model: PreTrainedModel, num_tokens: int) -> None:
+def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     """Grow (never shrink) embedding and output layer in place, before any adapter.
 
     Every new row is the mean of the old ones, so that all roles agree and no random number is drawn.
@@ -130,7 +137,7 @@ def resize_vocabulary(model: PreTrainedModel, num_tokens: int) -> None:
             layer.bias[old:] = layer.bias[:old].mean()
 
 
-def embedding_rows(model: PreTrainedModel) -> int:
+def embedding_rows(model: "PreTrainedModel") -> int:
     """Token ids that the model can read; may exceed the tokenizer's."""
     layer = model.get_input_embeddings()
     assert isinstance(layer, nn.Embedding)

@@ -6,19 +6,19 @@ the forward pass and in the recomputation of activation checkpointing alike.
 
 import copy
 from pathlib import Path
-
-from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from proximo.errors import ModelError
 from proximo.local_or_hub import is_local
-from proximo.models.backbone import base_of
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_adapter_config
 from proximo.models.quantised import beside_weights, carry_flags
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 
 def base_alone(model: LanguageModel) -> LanguageModel:
@@ -81,13 +81,15 @@ def _scalar_on_base(policy: LanguageModel, start: HeadStart, *, seed: int) -> Sc
     return model
 
 
-def _shared_base(model: LanguageModel) -> PreTrainedModel:
+def _shared_base(model: LanguageModel) -> "PreTrainedModel":
     """New modules and configurations over the same parameters and buffers, without the adapter's."""
-    if not isinstance(model.model, PeftModel):
+    if not is_adapted(model.model):
         raise ModelError(
             "only the base below an adapter is shared, since nothing trains it, and this model has no adapter; take a "
             "frozen_copy, or give it one"
         )
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     base = base_of(model.model)
     kept = {id(each): each for each in (*base.parameters(), *base.buffers(), *beside_weights(base))}
     for module in base.modules():

@@ -3,26 +3,26 @@
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError
-from proximo.models.backbone import base_of
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.vocabulary import check_vocabulary, decode_text, embedding_rows
-from proximo.models.probe import probe_language_model
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import refuse_half_shared
 from proximo.ppo.inputs.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.dense import is_list, scored_by_token
 from proximo.run.build.stop_token_ids import ending_ids
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PromptLike = Prompt | str | TokenIds
 ResponseLike = Response | TokenIds
@@ -33,7 +33,7 @@ Score = float | torch.Tensor | Sequence[float] | Mapping[int, float] | None
 
 def check_models(
     policy: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     reference: LanguageModel | None = None,
     value: ScalarModel | Literal["trunk"] | None = None,
@@ -81,7 +81,7 @@ def _check_full_precision(model: LanguageModel | ScalarModel, *, role: str) -> N
         )
 
 
-def as_policy(model: LanguageModel | PreTrainedModel) -> LanguageModel:
+def as_policy(model: "LanguageModel | PreTrainedModel") -> LanguageModel:
     """A LanguageModel unchanged; a transformers model wrapped and probed, like a model that is loaded from disk.
 
     Raises ModelError for anything else, and for a model without trainable weights.
@@ -92,7 +92,7 @@ def as_policy(model: LanguageModel | PreTrainedModel) -> LanguageModel:
     return policy
 
 
-def as_reference(model: LanguageModel | PreTrainedModel | None, policy: LanguageModel) -> LanguageModel | None:
+def as_reference(model: "LanguageModel | PreTrainedModel | None", policy: LanguageModel) -> LanguageModel | None:
     """Like `as_policy`, but frozen. Raises ModelError if it is the policy itself."""
     if model is None:
         return None
@@ -106,12 +106,14 @@ def as_reference(model: LanguageModel | PreTrainedModel | None, policy: Language
 
 
 def as_value(
-    model: ScalarModel | PreTrainedModel | Literal["trunk"] | None,
+    model: "ScalarModel | PreTrainedModel | Literal['trunk'] | None",
 ) -> ScalarModel | Literal["trunk"] | None:
     """A ScalarModel or "trunk" unchanged; a sequence classifier with one label wrapped as a ScalarModel.
 
     Raises ModelError for anything else.
     """
+    from transformers import PreTrainedModel
+
     if model is None or model == "trunk" or isinstance(model, ScalarModel):
         return model
     if not isinstance(model, PreTrainedModel):
@@ -122,10 +124,14 @@ def as_value(
     return ScalarModel(model)
 
 
-def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> LanguageModel:
+def _as_language_model(model: "LanguageModel | PreTrainedModel", *, role: str) -> LanguageModel:
+    from transformers import PreTrainedModel
+
+    from proximo.models.probe import probe_language_model
+
     if isinstance(model, LanguageModel):
         return model
-    if not isinstance(model, PreTrainedModel | PeftModel):
+    if not isinstance(model, PreTrainedModel) and not is_adapted(model):
         raise ModelError(
             f"the {role} must be a model of transformers or a LanguageModel, got {type(model).__name__}: load it, "
             "for example with AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
@@ -142,7 +148,7 @@ def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> 
 
 
 def as_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PromptLike], *, num_tokens: int | None = None
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[PromptLike], *, num_tokens: int | None = None
 ) -> list[Prompt]:
     """Prompts as records. Texts are tokenised as by `load_prompts`, without EOS. The id of a new record is its index.
 
@@ -187,7 +193,7 @@ def _checked_record(prompt: Prompt, num_tokens: int | None) -> Prompt:
     return prompt if prompt.token_ids == token_ids else replace(prompt, token_ids=token_ids)
 
 
-def _prompt_of_ids(tokenizer: PreTrainedTokenizerBase, index: int, given: TokenIds, num_tokens: int | None) -> Prompt:
+def _prompt_of_ids(tokenizer: "PreTrainedTokenizerBase", index: int, given: TokenIds, num_tokens: int | None) -> Prompt:
     if not is_token_ids(given) or not len(given):
         render = (
             "render messages with the tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True)"
@@ -235,7 +241,7 @@ def _scored(response: Response, score: Score) -> Scored:
 
 
 def as_responses(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[Prompt],
     responses: Sequence[ResponseLike],
     *,

@@ -4,12 +4,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from proximo.callables import calling_problem, methods_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, ModelError
+from proximo.models.adapted import is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.reference_answers import check_answers
@@ -45,6 +43,8 @@ def as_seed(seed: Any) -> int:
 
 def check_tokenizer(tokenizer: Any) -> None:
     """Raises ModelError for anything but a transformers tokenizer."""
+    from transformers import PreTrainedTokenizerBase
+
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return
     if isinstance(tokenizer, str):
@@ -60,7 +60,9 @@ def as_source(reward: RewardSource | RewardFunction | None) -> RewardSource | No
     """A reward source unchanged; a function wrapped as a source. Raises ConfigError for anything else."""
     if reward is None:
         return None
-    if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel | PeftModel):
+    from transformers import PreTrainedModel
+
+    if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel) or is_adapted(reward):
         raise ConfigError(
             f"reward is a model ({type(reward).__name__}), which reads token ids: make it a source, "
             "ModelReward(ScalarModel(model)) for a sequence classifier with one label that reads the policy's tokens, "

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Literal
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
@@ -38,6 +36,9 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks
 from proximo.run.build.sharding import shard_model
 from proximo.run.build.stop_token_ids import ending_ids
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,7 @@ class Roles:
 
 def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     policy: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     reference: LanguageModel | None,
     value: ScalarModel | Literal["trunk"] | None,
@@ -162,7 +163,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
 
 def _ahead(
     policy: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     config: PPOConfig,
     *,
     seed: int,
@@ -227,7 +228,7 @@ def _critic(
     return scalar_from_language_model(policy, HeadStart.ZERO, seed=seed) if value is None else value
 
 
-def built_in_engine(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> Engine:
+def built_in_engine(model: LanguageModel, tokenizer: "PreTrainedTokenizerBase", config: PPOConfig) -> Engine:
     """The built-in engine, which uses the model's own tensors, on all ranks."""
     endings = ending_ids(model.base, tokenizer)
     return on_ranks(LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs))

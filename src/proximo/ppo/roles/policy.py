@@ -6,11 +6,10 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.segments import value_positions
@@ -51,6 +50,9 @@ from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.on_ranks import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 Statistics = TypeVar("Statistics")
 NUM_CANARIES = 4
@@ -200,7 +202,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         if self.ahead is not None:
             self.ahead.close()
 
-    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer | RankWriter]:
+    def writers(self, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Writer | RankWriter]:
         """See `RoleWorker.writers`; with the responses that were sampled ahead."""
         ahead: dict[str, Writer | RankWriter] = {} if self.ahead is None else {"rollouts": self.ahead.write}
         return super().writers(tokenizer) | ahead

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
@@ -15,13 +14,16 @@ from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, RewardSource, is_eager
 from proximo.run.user_code import ask
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
 
 class RewardWorker:
     """The worker of the reward: scores responses and the answers that serve as their baselines."""
 
     role = "reward"
 
-    def __init__(self, source: RewardSource | None, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> None:
+    def __init__(self, source: RewardSource | None, tokenizer: "PreTrainedTokenizerBase", config: PPOConfig) -> None:
         """`source`: None if the caller of the trainer passes scores."""
         self.source = source
         self.tokenizer = tokenizer

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.losses import ValueStatistics
 from proximo.checkpoint.reading import Checkpoint
@@ -29,6 +28,9 @@ from proximo.ppo.update.reports import Report, UpdateLog, update_metrics
 from proximo.ppo.update.value_loss import value_loss
 from proximo.records import Experience, Response
 from proximo.run.checkpointing import restore_models, writers_for
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 
 class ValueWorker(RoleWorker[ScalarModel]):
@@ -107,7 +109,7 @@ class ValueWorker(RoleWorker[ScalarModel]):
     def _saved_head(self) -> ScalarModel | None:
         return self.model if self.is_on_trunk else None
 
-    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer | RankWriter]:
+    def writers(self, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Writer | RankWriter]:
         return writers_for(self.saved_models, self.learners, tokenizer, head=self._saved_head)
 
     def state(self) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
@@ -15,6 +14,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.run.checkpointing import restore_models, writers_for
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 
@@ -54,7 +56,7 @@ class RoleWorker(ABC, Generic[Model]):
         """Role -> learner; empty for a role without one."""
         return {} if self.learner is None else {self.role: self.learner}
 
-    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer | RankWriter]:
+    def writers(self, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Writer | RankWriter]:
         """Name -> writer of this role's models and optimizer into a checkpoint."""
         return writers_for(self.saved_models, self.learners, tokenizer)
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.ptx import PTXConfig
@@ -19,6 +18,9 @@ from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 Statistics = TypeVar("Statistics")
 
@@ -107,7 +109,7 @@ class JointUpdates:
 def make_text_loss(
     texts: Sequence[TextExample | str] | None,
     policy: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     config: PPOConfig,
     seed: int,

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.kinds import RewardSourceConfig
@@ -16,6 +15,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, ModelError
+from proximo.models.adapted import is_adapted
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
@@ -136,7 +136,7 @@ def build_language_model(
     place = device_spec.loading_device if source.quantisation is None else device_spec.device
     model = load_language_model(source, device=place, precision=device_spec.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
-    if isinstance(model.model, PeftModel):
+    if is_adapted(model.model):
         # An earlier adapter is part of this stage's start, and therefore of its reference.
         whole = merged_copy(model.model).requires_grad_(True)  # peft froze it
         model = LanguageModel(whole, precision=device_spec.precision)

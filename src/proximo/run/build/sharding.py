@@ -8,7 +8,6 @@ from torch import nn
 from proximo.config.devices import DevicesConfig
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.models.backbone import IdlePlace
 from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
@@ -40,6 +39,8 @@ def shard_model(
         if on_trunk is not None:
             on_trunk.model.to(device)
     if leaves_device:
+        from proximo.models.backbone import IdlePlace
+
         _check_own_tensors(model, beside, role=role)
         sharding = model.backbone.sharding
         model.backbone.home = device

@@ -1,13 +1,16 @@
 """The EOS and end-of-turn token ids of model, tokenizer and chat template."""
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.models.pretrained.vocabulary import end_of_sequence_ids
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def ending_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+
+def ending_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """The ids in ascending order. A chat template's end-of-turn token is often not the EOS token.
 
     Raises ModelError if neither model nor tokenizer defines an EOS token.

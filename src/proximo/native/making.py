@@ -1,0 +1,61 @@
+"""Makes the file of the kernels, if wanted ahead of its use and in the background. Imports no torch."""
+
+import os
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from proximo.errors import UserError
+from proximo.native.compiler import Command, compile_kernels, find_compiler, fingerprint
+from proximo.native.kept import find_kept, folder_for_kernels, keep
+
+SWITCH = "PROXIMO_KERNELS"
+"""Environment variable: `off` uses only torch's operators."""
+
+_BEGUN: dict[Command, Future[Path]] = {}
+"""Compiler -> the file that it was begun to make ahead of its use."""
+
+
+def are_wanted() -> bool:
+    """Whether the switch allows the kernels. Raises UserError for an unknown value."""
+    said = os.environ.get(SWITCH, "")
+    if said.lower() not in ("", "on", "off"):
+        raise UserError(f"the environment variable {SWITCH} is {said!r}; it takes on or off")
+    return said.lower() != "off"
+
+
+def begin_making() -> None:
+    """Make the file in a thread, while this one imports torch and loads models: a compiler is another process.
+
+    Does nothing where the kernels cannot be had. What goes wrong is raised where they are asked for.
+    """
+    try:
+        compiler = find_compiler() if sys.platform == "linux" and are_wanted() else None
+    except UserError:
+        return
+    if compiler is None or compiler in _BEGUN:
+        return
+    begun = _BEGUN[compiler] = Future[Path]()
+
+    def run() -> None:
+        try:
+            begun.set_result(_make(compiler))
+        except BaseException as error:
+            begun.set_exception(error)
+
+    threading.Thread(target=run, name="kernels in C", daemon=True).start()
+
+
+def made_kernels(compiler: Command) -> Path:
+    """The file, from the cache or compiled, which takes a few seconds. Waits for what was begun before.
+
+    Raises OSError, RuntimeError or SubprocessError where it cannot be made.
+    """
+    begun = _BEGUN.get(compiler)
+    return _make(compiler) if begun is None else begun.result()
+
+
+def _make(compiler: Command) -> Path:
+    folder, wanted = folder_for_kernels(), fingerprint(compiler)
+    return find_kept(folder, wanted) or keep(folder, wanted, compile_kernels(compiler, folder))
