@@ -74,9 +74,9 @@ def test_the_path_follows_the_weights() -> None:
 
 def test_without_a_kernel_each_sequence_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    plain = PackedLayout._one_sequence
+    plain = PackedLayout._one_segment
     monkeypatch.setattr(
-        PackedLayout, "_one_sequence", lambda self, q, *given: (lengths.append(q.shape[2]), plain(self, q, *given))[1]
+        PackedLayout, "_one_segment", lambda self, q, *given: (lengths.append(q.shape[2]), plain(self, q, *given))[1]
     )
     heads = [torch.randn(1, 2, 7, 8) for _ in range(3)]
     PackedLayout((3, 4)).attend(*heads, AttentionOptions())

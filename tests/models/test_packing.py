@@ -37,6 +37,35 @@ def test_an_empty_response_leaves_its_last_value_alone():
     assert batch.response_lengths == (0, 1)
 
 
+def test_responses_to_one_prompt_share_all_of_it_but_the_last_token():
+    batch = pack_responses([[1, 2, 3], [8, 9], [1, 2, 3], [1, 2, 3]], [[4, 5], [6], [], [7]])
+    packed = batch.packed
+    assert packed.token_ids.tolist() == [1, 2, 3, 4, 5, 8, 9, 6, 3, 3, 7]
+    assert packed.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 2, 2, 3]
+    assert packed.lengths == (2, 3, 3, 1, 2)
+    assert packed.prefixes == (None, 0, None, 0, 0)
+    assert packed.last_indices.tolist() == [4, 7, 8, 10]
+    assert packed.longest == 5
+    assert batch.predictors.tolist() == [2, 3, 6, 9]
+    assert batch.targets.tolist() == [4, 5, 6, 7]
+    assert batch.value_positions.tolist() == [2, 3, 4, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("prompts", [[[1], [1]], [[1, 2], [1, 3]], [[1, 2], [2]]])
+def test_prompts_of_one_token_and_different_ones_share_nothing(prompts: list[list[int]]):
+    """Not even what they begin with: the row is as it would be without sharing."""
+    packed = pack_responses(prompts, [[5], [6]]).packed
+    assert packed.prefixes == ()
+    assert packed.token_ids.tolist() == [*prompts[0], 5, *prompts[1], 6]
+
+
+def test_sequences_share_as_many_tokens_as_they_are_said_to():
+    packed = pack([[1, 2, 3], [1, 2, 4], [1, 2], [1, 2, 3]], shareable=[2, 2, 1, 2])
+    assert packed.token_ids.tolist() == [1, 2, 3, 4, 1, 2, 3]
+    assert packed.prefixes == (None, 0, 0, None, 0)
+    assert packed.last_indices.tolist() == [2, 3, 5, 6]
+
+
 def test_moving_a_batch_moves_all_of_it():
     batch = pack_responses([[1]], [[2]]).to("meta")
     tensors = [

@@ -10,8 +10,9 @@ from transformers.models.llama import modeling_llama
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from proximo.errors import ModelError
 from proximo.models.attention.cache import RowCache
-from proximo.models.attention.packed import ATTENTION
-from proximo.models.cpu.attention import KernelAttention
+from proximo.models.attention.packed import ATTENTION, PackedLayout, band_mask
+from proximo.models.cpu import attention as cpu_attention
+from proximo.models.cpu.attention import KernelAttention, Pieces
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
@@ -64,6 +65,19 @@ def expect_refusal(model: PreTrainedModel, message: str) -> None:
     with pytest.raises(ModelError, match=f"the architecture {model.config.model_type} cannot be run packed.*{message}"):
         probe_language_model(language_model)
     assert model.config._attn_implementation == ATTENTION
+
+
+def test_a_device_whose_attention_misplaces_a_prefix_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """First torch's attention, with the queries aligned to the first keys; then the kernel, without the prefix."""
+    message = "the hidden states of sequences that share a prefix differ by"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            PackedLayout, "_mask", lambda self, queries, keys, window, device: band_mask(keys, window, device)[:queries]
+        )
+        expect_refusal(build_architecture("llama"), message)
+    if library() is not None:
+        monkeypatch.setattr(cpu_attention, "Pieces", lambda lengths, _: Pieces(lengths))
+        expect_refusal(build_architecture("llama"), message)
 
 
 def test_a_head_that_scales_its_logits_in_secret_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -196,7 +196,7 @@ class Backbone:
         Passes the keys and values of all tokens to `cache`, if there is one. `layout`: None for the default of the
         device. Raises ModelError if a sequence is longer than the model's position limit.
         """
-        longest = max(packed.lengths)
+        longest = packed.longest
         if self.position_limit is not None and longest > self.position_limit:
             raise ModelError(
                 f"a sequence of {longest} tokens was given to a {self.layers.config.model_type} model that reads at "
@@ -204,7 +204,7 @@ class Backbone:
             )
         if torch.is_grad_enabled():
             current().counts["trained_tokens"] += packed.num_tokens
-        layout = layout or PackedLayout(packed.lengths, self.path.attention)
+        layout = layout or PackedLayout(packed.lengths, self.path.attention, prefixes=packed.prefixes)
         fused = self._fused_layers()
         if fused is not None:
             return fused.run(packed, layout, rows=rows, cache=cache)

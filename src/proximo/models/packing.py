@@ -1,11 +1,16 @@
 """Packed sequences: laid end to end without padding, with the positions of each response.
 
-T counts the tokens of a batch, S its sequences, N the response tokens among T.
+Tokens that several sequences begin with are laid down once, as a prefix. Then they are computed once, forwards and
+backwards, since causal layers compute the same from them for every sequence.
+
+T counts the tokens of a batch, S its segments, N the response tokens among T.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -16,13 +21,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """S sequences, concatenated to one row of T tokens."""
+    """S segments, concatenated to one row of T tokens.
+
+    A segment is a whole sequence, a prefix that several sequences share, or what follows a prefix in one sequence.
+    """
 
     token_ids: Int64[Tensor, "tokens"]
     position_ids: Int64[Tensor, "tokens"]
-    """0, 1, 2, ... within each sequence."""
+    """0, 1, 2, ... within each sequence: what follows a prefix goes on where the prefix ends."""
     lengths: tuple[int, ...]
-    """[S] tokens of each sequence, each at least 1; their sum is T."""
+    """[S] tokens of each segment, each at least 1; their sum is T."""
+    prefixes: tuple[int | None, ...] = ()
+    """[S] the earlier segment that a segment follows, which itself follows none; None for a segment that begins a
+    sequence. Empty if no sequences share a prefix."""
 
     @property
     def num_tokens(self) -> int:
@@ -31,14 +42,18 @@ class Packed:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """[S + 1] int32: the index at which each sequence begins, and T."""
+        """[S + 1] int32: the index at which each segment begins, and T."""
         return cumulative_lengths(self.lengths, self.token_ids.device)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, with its prefix."""
+        return max(map(add, self.lengths, prefix_lengths(self.lengths, self.prefixes)))
+
+    @property
     def last_indices(self) -> Tensor:
-        """[S] int64: the flat index of each sequence's last token."""
-        ends = torch.tensor(list(accumulate(self.lengths)), dtype=torch.long)
-        return send(ends - 1, self.token_ids.device)
+        """[sequences] int64: the flat index of each sequence's last token."""
+        return send(torch.from_numpy(_ends(self) - 1), self.token_ids.device)
 
     def to(self, device: torch.device | str) -> "Packed":
         """The same batch on another device."""
@@ -73,40 +88,50 @@ class PackedResponses:
         )
 
 
+def prefix_lengths(lengths: Sequence[int], prefixes: Sequence[int | None]) -> list[int]:
+    """[S] tokens of the prefix that each segment follows, 0 for none."""
+    return [0 if prefix is None else lengths[prefix] for prefix in prefixes or [None] * len(lengths)]
+
+
 def cumulative_lengths(lengths: Sequence[int], device: torch.device | str) -> Tensor:
     """[S + 1] int32: 0 and the cumulative sums of `lengths`, as varlen kernels expect them."""
     return send(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
-def pack(sequences: Sequence[Sequence[int]], *, device: torch.device | str = "cpu") -> Packed:
-    """Pack token ids. Raises ValueError if there is no sequence or one is empty."""
-    lengths = tuple(len(sequence) for sequence in sequences)
-    if not lengths or min(lengths) == 0:
-        raise ValueError(f"packing wants at least one sequence, each of at least one token; the lengths are {lengths}")
-    return _packed(_flat(sequences, sum(lengths)), lengths, device)
+def pack(
+    sequences: Sequence[Sequence[int]], *, shareable: Sequence[int] = (), device: torch.device | str = "cpu"
+) -> Packed:
+    """Pack token ids. Raises ValueError if there is no sequence or one is empty.
+
+    `shareable`: how many of the first tokens of each sequence may be shared, fewer than it has; empty for none.
+    Sequences of which these are equal share them.
+    """
+    return _on_host(sequences, shareable).to(device)
 
 
 def pack_responses(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, device: torch.device | str = "cpu"
 ) -> PackedResponses:
-    """Pack each prompt with its response. Raises ValueError for an empty prompt."""
-    pairs = list(zip(prompts, responses, strict=True))
+    """Pack each prompt with its response. Raises ValueError for an empty prompt.
+
+    Responses to equal prompts share them, except for the last prompt token: each response has its own, because its
+    hidden state predicts the first token of this response.
+    """
     if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token, because a hidden state must predict the first one")
-    if not pairs:
-        raise ValueError("packing wants at least one sequence, each of at least one token; the lengths are ()")
-    lengths = tuple(len(prompt) + len(response) for prompt, response in pairs)
-    tokens = _flat([part for pair in pairs for part in pair], sum(lengths))
+    sequences = [(*prompt, *response) for prompt, response in zip(prompts, responses, strict=True)]
+    packed = _on_host(sequences, [len(prompt) - 1 for prompt in prompts])
     answers = np.array([len(response) for response in responses], dtype=np.int64)
-    before = np.cumsum(lengths) - answers - 1  # index of the hidden state that predicts each first response token
-    predictors = _runs(before, answers)
-    return PackedResponses(
-        packed=_packed(tokens, lengths, device),
-        predictors=send(torch.from_numpy(predictors), device),
-        targets=send(torch.from_numpy(tokens[predictors + 1]), device),
-        value_positions=send(torch.from_numpy(_runs(before, answers + 1)), device),
+    before = _ends(packed) - answers - 1  # index of the hidden state that predicts each first response token
+    predictors = torch.from_numpy(_runs(before, answers))
+    batch = PackedResponses(
+        packed=packed,
+        predictors=predictors,
+        targets=packed.token_ids[predictors + 1],
+        value_positions=torch.from_numpy(_runs(before, answers + 1)),
         response_lengths=tuple(len(response) for response in responses),
     )
+    return batch.to(device)
 
 
 def pack_nothing(device: torch.device | str) -> PackedResponses:
@@ -125,21 +150,46 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _flat(sequences: Sequence[Sequence[int]], num_tokens: int) -> Indices:
-    return np.fromiter(chain.from_iterable(sequences), dtype=np.int64, count=num_tokens)
+def _on_host(sequences: Sequence[Sequence[int]], shareable: Sequence[int]) -> Packed:
+    counts = [len(sequence) for sequence in sequences]
+    if not counts or min(counts) == 0:
+        raise ValueError(f"packing wants at least one sequence, each of at least one token; the lengths are {counts}")
+    segments: list[Sequence[int]] = []
+    prefixes: list[int | None] = []
+    known: dict[tuple[int, ...], int] = {}
+    beginnings = [
+        tuple(sequence[:count]) for sequence, count in zip(sequences, shareable or [0] * len(counts), strict=True)
+    ]
+    times = Counter(beginnings)
+    for sequence, beginning in zip(sequences, beginnings, strict=True):
+        if not beginning or times[beginning] == 1:
+            segments.append(sequence)
+            prefixes.append(None)
+            continue
+        if beginning not in known:
+            known[beginning] = len(segments)
+            segments.append(beginning)
+            prefixes.append(None)
+        segments.append(sequence[len(beginning) :])
+        prefixes.append(known[beginning])
+    lengths = tuple(map(len, segments))
+    starts = np.array(prefix_lengths(lengths, prefixes), dtype=np.int64)
+    return Packed(
+        token_ids=torch.from_numpy(np.fromiter(chain.from_iterable(segments), dtype=np.int64, count=sum(lengths))),
+        position_ids=torch.from_numpy(_runs(starts, np.array(lengths, dtype=np.int64))),
+        lengths=lengths,
+        prefixes=tuple(prefixes) if known else (),
+    )
+
+
+def _ends(packed: Packed) -> Indices:
+    """[sequences] the flat index after the last token of each sequence."""
+    shared = set(packed.prefixes)
+    ends = accumulate(packed.lengths)
+    return np.array([end for segment, end in enumerate(ends) if segment not in shared], dtype=np.int64)
 
 
 def _runs(first: Indices, counts: Indices) -> Indices:
     """Concatenated ranges: for each i, the `counts[i]` numbers from `first[i]` on."""
     begins = np.cumsum(counts) - counts
     return np.arange(counts.sum()) + np.repeat(first - begins, counts)
-
-
-def _packed(tokens: Indices, lengths: tuple[int, ...], device: torch.device | str) -> Packed:
-    counts = np.array(lengths, dtype=np.int64)
-    positions = _runs(np.zeros_like(counts), counts)
-    return Packed(
-        token_ids=send(torch.from_numpy(tokens), device),
-        position_ids=send(torch.from_numpy(positions), device),
-        lengths=lengths,
-    )

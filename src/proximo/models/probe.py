@@ -1,4 +1,6 @@
-"""Checks at load that a model runs correctly packed and cached: compares two short sequences with its own attention.
+"""Checks at load that a model runs correctly packed, with shared prefixes, and cached.
+
+Compares two short sequences, which begin with the same tokens, with the results of the model's own attention.
 
 The name of the architecture is not enough: some models silently ignore a registered attention function. The model is
 left unchanged. The tolerance, in float32, is relative to the largest entry, or absolute if all entries are below 1.
@@ -6,6 +8,7 @@ left unchanged. The tolerance, in float32, is relative to the largest entry, or 
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -31,6 +34,8 @@ TOLERANCE = 1e-4
 TOLERANCE_OF_8_BITS = 0.02
 """Products in 8 bits round each token's inputs to 1/127 of the largest, and a last bit may tip a rounding."""
 PROBE_LENGTHS = (9, 6)
+NUM_SHARED = 3
+"""Tokens that both sequences begin with, where the shorter one has more."""
 WIDEST_TESTED_WINDOW = 64
 """Sequences are made longer than the attention window up to here; beyond, its size is checked without running it."""
 NUM_DECODED = 3
@@ -51,6 +56,7 @@ def probe_language_model(model: LanguageModel) -> None:
         own_hidden, own_logits = _own_results(plain.base, packed)
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
+        _compare_shared(plain, packed, own_hidden)
         _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
         with torch.inference_mode():  # as in sampling, which may take another kernel
             few = plain.head.logits(hidden[:FEW_ROWS].contiguous())
@@ -74,14 +80,15 @@ def probe_scalar_model(model: ScalarModel) -> None:
         own_hidden, own_scores = _own_results(plain.base, packed)
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
+        _compare_shared(plain, packed, own_hidden)
         _compare(plain.base, "the scores of its head", plain.sequence_scores(packed), own_scores[:, 0])
 
 
 class _RecordingLayout(PackedLayout):
     """A layout that also records the attention options of each layer."""
 
-    def __init__(self, lengths: tuple[int, ...], kernel: type[PackedKernel] | None = None) -> None:
-        super().__init__(lengths, kernel)
+    def __init__(self, packed: Packed, kernel: type[PackedKernel] | None = None) -> None:
+        super().__init__(packed.lengths, kernel, prefixes=packed.prefixes)
         self.options: list[AttentionOptions] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -99,14 +106,20 @@ def _check_positions(base: PreTrainedModel) -> None:
 
 
 def _sequences(base: PreTrainedModel) -> list[list[int]]:
-    """Token ids spread over the vocabulary, longer than a short attention window, ending in no padding token."""
+    """Token ids spread over the vocabulary, longer than a short attention window, ending in no padding token.
+
+    They begin with the same tokens; the others differ.
+    """
     text = base.config.get_text_config()
     window = text.to_dict().get("sliding_window") or 0
     extra = window if window <= WIDEST_TESTED_WINDOW else 0
     vocabulary = embedding_rows(base)
     limit = position_limit(base.config)
     lengths = [n + extra if limit is None else min(n + extra, limit) for n in PROBE_LENGTHS]
-    sequences = [[(7 + 31 * i * i + 11 * s) % vocabulary for i in range(n)] for s, n in enumerate(lengths)]
+    shared = min(NUM_SHARED + extra, min(lengths) - 1)
+    sequences = [
+        [(7 + 31 * i * i + 11 * s * (i >= shared)) % vocabulary for i in range(n)] for s, n in enumerate(lengths)
+    ]
     for sequence in sequences:
         if sequence[-1] == getattr(text, "pad_token_id", None):  # not every configuration has one
             sequence[-1] = (sequence[-1] + 1) % vocabulary
@@ -150,14 +163,29 @@ def check_weights(base: PreTrainedModel) -> None:
 def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:
     """Hidden states [T, D] on the plain path, and then on the fast path of this device."""
     token_ids, position_ids = packed.token_ids[None], packed.position_ids[None]
-    layout = _RecordingLayout(packed.lengths)
+    layout = _RecordingLayout(packed)
     hidden = model.backbone.run(token_ids, position_ids, layout=layout)[0]
     _check_calls(model, layout)
     yield hidden
-    layout = _RecordingLayout(packed.lengths, model.backbone.path.attention)
+    layout = _RecordingLayout(packed, model.backbone.path.attention)
     hidden = model.backbone.packed(packed, layout=layout)
     _check_calls(model, layout)
     yield hidden
+
+
+def _compare_shared(model: LanguageModel | ScalarModel, packed: Packed, own_hidden: Tensor) -> None:
+    """Compare the passes of a row in which the sequences share what they begin with."""
+    sequences = [tokens.tolist() for tokens in packed.token_ids.split(packed.lengths)]
+    pairs = zip(*(sequence[:-1] for sequence in sequences), strict=False)
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if count == 0:
+        return
+    row = pack(sequences, shareable=[count] * len(sequences), device=packed.token_ids.device)
+    # The row holds the shared tokens once; they are compared with those of the first sequence.
+    first, second = packed.lengths
+    expected = torch.cat([own_hidden[:first], own_hidden[first + count : first + second]])
+    for hidden in _packed_passes(model, row):
+        _compare(model.base, "the hidden states of sequences that share a prefix", hidden, expected)
 
 
 def _check_calls(model: LanguageModel | ScalarModel, layout: _RecordingLayout) -> None:

@@ -3,11 +3,16 @@
    The algorithm is that of FlashAttention-2 (arXiv:2307.08691): an online softmax in the forward pass, and weights that
    are computed again from two numbers per query and head in the backward pass. So no [T, T] matrix is ever stored.
 
-   One unit of work is a piece of one sequence (forward: at most BLOCK queries; backward: the whole sequence), one key head
-   and the query heads that share it. Units write disjoint memory, so neither the thread nor the order of units changes a
-   bit. Tiles above the diagonal or before the window are skipped; where a tile is partly outside, its weights are zeros.
+   A row consists of segments. A segment may follow a prefix, an earlier segment that itself follows none: its queries see
+   the keys of the prefix, and then their own. One unit of work is a piece of the row (forward: at most BLOCK queries of a
+   segment; backward: a prefix with all that follow it, or a segment without prefix), one key head and the query heads that
+   share it. Units write disjoint memory, so neither the thread nor the order of units changes a bit. Tiles above the
+   diagonal or before the window are skipped; where a tile is partly outside, its weights are zeros.
 
-   Legend: T packed tokens, H query heads, G key heads, K head width, N pieces. */
+   A position counts the tokens from where a sequence begins, that is from the first token of its prefix. Blocks of keys
+   begin at the first key of the prefix, and anew at the first key of the segment.
+
+   Legend: T packed tokens, H query heads, G key heads, K head width, N pieces, S segments. */
 #include "tiles.h"
 
 #define LOWEST -3e38f /* stands for minus infinity, whose difference with itself would be NaN */
@@ -15,8 +20,15 @@
 EXPORT const int64_t attention_block = BLOCK; /* queries of a forward piece, at most */
 
 typedef struct {
+    int64_t begin, end;
+    int64_t prefix; /* the segment that it follows; -1 for none */
+} Segment;
+
+typedef struct {
     int64_t num_heads, num_key_heads, width, window, num_pieces, num_threads;
-    const int64_t *pieces; /* [N, 3] where a sequence begins, and its queries from .. to; the longest work first */
+    const Segment *segments; /* [S] a prefix comes directly before the segments that follow it */
+    const int64_t *pieces;   /* [N, 3] the longest work first; forward: a segment, and its queries from .. to; backward:
+                                segments from .. to, and 0 */
     const float *query, *key, *value; /* [H or G, T, K], rows without gaps */
     int64_t query_head, query_token, key_head, key_token, value_head, value_token; /* strides, in numbers */
     float *output;                       /* [T, H, K] */
@@ -132,10 +144,33 @@ static float softmax_numerators(const Band *band, long row, float *scores, float
     return rescaling;
 }
 
-/* The block, counted from where the sequence begins, in which the first key is that a query sees. */
-INLINE long first_block(const Attention *work, long begin, long query) {
-    long first = work->window ? max_long(begin, query + 1 - work->window) : begin;
-    return begin + (first - begin) / BLOCK * BLOCK;
+/* The keys that the queries of one segment see. */
+typedef struct {
+    long before, prefix; /* tokens of the prefix, and where it begins in the row */
+    long begin, end;     /* the segment itself */
+} Keys;
+
+static Keys keys_of(const Attention *work, const Segment *segment) {
+    Keys keys = {0, 0, segment->begin, segment->end};
+    if (segment->prefix < 0) return keys;
+    const Segment *prefix = work->segments + segment->prefix;
+    keys.before = prefix->end - prefix->begin, keys.prefix = prefix->begin;
+    return keys;
+}
+/* From a position to an index in the row. */
+INLINE long at_position(const Keys *keys, long position) {
+    return position < keys->before ? keys->prefix + position : keys->begin + position - keys->before;
+}
+INLINE long position_of(const Keys *keys, long index) { return keys->before + index - keys->begin; }
+/* Where the block ends that begins at a position: after BLOCK keys, or with the prefix. */
+INLINE long block_end(const Keys *keys, long position) {
+    return position < keys->before ? min_long(keys->before, position + BLOCK) : position + BLOCK;
+}
+/* Where the block begins in which the first key lies that a query sees. All are positions. */
+INLINE long first_block(const Attention *work, const Keys *keys, long query) {
+    long first = work->window ? max_long(0, query + 1 - work->window) : 0;
+    long origin = first < keys->before ? 0 : keys->before;
+    return origin + (first - origin) / BLOCK * BLOCK;
 }
 
 /* Prefetches a row that the next tile or the next head will read or write. It lies at another address, which the hardware
@@ -150,25 +185,29 @@ INLINE void prefetch_row(const int writing, const float *row, long width) {
 
 /* At most BLOCK queries. */
 static void attend(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
-    long begin = piece[0], from = piece[1], to = piece[2], width = work->width, packed = -1;
+    Keys seen = keys_of(work, work->segments + piece[0]);
+    long from = piece[1], to = piece[2], width = work->width, packed = -1;
+    long first = position_of(&seen, from), end = position_of(&seen, to);
     long shared = work->num_heads / work->num_key_heads, last = (group + 1) * shared;
     for (long head = group * shared; head < last; head++) {
         const float *query = work->query + head * work->query_head + from * work->query_token;
         float tops[BLOCK], sums[BLOCK];
         for (long i = 0; i < to - from; i++) tops[i] = LOWEST, sums[i] = 0;
-        for (long key = first_block(work, begin, from), add = 0; key < to; key += BLOCK, add = 1) {
-            Band band = {to - from, min_long(BLOCK, to - key), from - key, work->window};
-            const float *keys = work->key + group * work->key_head + key * work->key_token;
-            const float *values = work->value + group * work->value_head + key * work->value_token;
+        for (long key = first_block(work, &seen, first), next, add = 0; key < end; key = next, add = 1) {
+            next = block_end(&seen, key);
+            Band band = {to - from, min_long(next, end) - key, first - key, work->window};
+            long at = at_position(&seen, key), more = next < end;
+            const float *keys = work->key + group * work->key_head + at * work->key_token;
+            const float *values = work->value + group * work->value_head + at * work->value_token;
             if (key != packed) {
                 pack_transposed(keys, work->key_token, band.num_keys, width, work->scaling, t->keys_transposed);
                 pack(values, work->value_token, band.num_keys, width, t->values);
                 packed = key;
             }
             score(&band, query, work->query_token, t->keys_transposed, width, t->scores);
-            int more = key + BLOCK < to;
-            const float *next_keys = keys + (more ? BLOCK * work->key_token : work->key_head);
-            const float *next_values = values + (more ? BLOCK * work->value_token : work->value_head);
+            long step = at_position(&seen, next) - at;
+            const float *next_keys = keys + (more ? step * work->key_token : work->key_head);
+            const float *next_values = values + (more ? step * work->value_token : work->value_head);
             for (long i = 0; i < band.num_rows; i++) {
                 if (!more) prefetch_row(0, query + work->query_head + i * work->query_token, width);
                 if (more || head + 1 == last) {
@@ -208,67 +247,84 @@ static void recompute_softmax(const Band *band, long row, float *scores, float *
     }
 }
 
-/* Gradients of one sequence. The outer loop runs over blocks of keys, whose gradients dK and dV are summed over all heads
-   and queries in the scratch memory and written once. dQ is summed in its place, block of keys after block. One thread
-   computes a whole sequence, so both sums have a fixed order; a split over threads would need atomic additions, whose
-   order, and so whose last bits, differ from run to run. */
-static void attend_backward(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
-    long begin = piece[0], end = piece[2], width = work->width, row = work->num_heads * width;
-    long shared = work->num_heads / work->num_key_heads, last = (group + 1) * shared;
-    for (long key = begin; key < end; key += BLOCK) {
-        const float *keys = work->key + group * work->key_head + key * work->key_token;
-        const float *values = work->value + group * work->value_head + key * work->value_token;
-        long num_keys = min_long(BLOCK, end - key);
-        pack_transposed(keys, work->key_token, num_keys, width, work->scaling, t->keys_transposed);
-        pack_transposed(values, work->value_token, num_keys, width, 1, t->values_transposed);
-        pack(keys, work->key_token, num_keys, width, t->keys);
-        for (long head = group * shared, add = 0; head < last; head++)
-            for (long from = key; from < end && first_block(work, begin, from) <= key; from += BLOCK, add = 1) {
-                Band band = {min_long(BLOCK, end - from), num_keys, from - key, work->window};
-                const float *query = work->query + head * work->query_head + from * work->query_token;
-                long first = (from * work->num_heads + head) * width;
-                const float *gradient = work->gradient + first, *output = work->output + first;
-                pack(query, work->query_token, band.num_rows, width, t->queries);
-                pack(gradient, row, band.num_rows, width, t->gradients);
-                score(&band, query, work->query_token, t->keys_transposed, width, t->scores);
-                /* dp = dO v', with the function that computes scores. */
-                score(&band, gradient, row, t->values_transposed, width, t->score_gradients);
-                int more = from + BLOCK < end;
-                const float *next_query = query + (more ? BLOCK * work->query_token : work->query_head);
-                long next = more ? BLOCK * row : width;
-                for (long i = 0; i < band.num_rows; i++) {
-                    prefetch_row(0, next_query + i * work->query_token, width);
-                    prefetch_row(0, gradient + next + i * row, width);
-                    prefetch_row(0, output + next + i * row, width);
-                    if (!more && i < num_keys && head + 1 == last) {
-                        prefetch_row(0, keys + work->key_head + i * work->key_token, width);
-                        prefetch_row(0, values + work->value_head + i * work->value_token, width);
-                    }
-                    prefetch_row(1, work->of_query + first + i * row, width);
-                    if (!add && i < num_keys) {
-                        long at = ((key + i) * work->num_key_heads + group) * width;
-                        prefetch_row(1, work->of_key + at, width);
-                        prefetch_row(1, work->of_value + at, width);
-                    }
-                    /* sum p dp = dO . o: the dot product with the output needs no pass over all keys. */
-                    recompute_softmax(&band, i, t->scores + i * BLOCK, t->score_gradients + i * BLOCK,
-                                work->normalisers + 2 * ((from + i) * work->num_heads + head),
-                                dot(gradient + i * row, output + i * row, width));
-                }
-                /* dV += p' dO, dK += dS' q, dQ += dS k. Scaling is applied once to each sum, not to each weight. */
-                sum_over_queries(&band, t->scores, t->gradients, width, t->of_values, t->wide, (int)add);
-                sum_over_queries(&band, t->score_gradients, t->queries, width, t->of_keys, t->wide, (int)add);
-                sum_over_keys(&band, t->score_gradients, t->keys, width, t->result, t->wide, 0);
-                int again = first_block(work, begin, from) < key;
-                for (long i = 0; i < band.num_rows; i++)
-                    scale_row(t->result + i * t->wide, work->scaling, width, work->of_query + first + i * row, again);
-            }
-        for (long i = 0; i < num_keys; i++) {
-            long at = ((key + i) * work->num_key_heads + group) * width;
-            scale_row(t->of_keys + i * t->wide, work->scaling, width, work->of_key + at, 0);
-            scale_row(t->of_values + i * t->wide, 1, width, work->of_value + at, 0);
+/* The part of the gradients that comes from the queries of one head from `from` on, at most BLOCK, and the keys from `key`
+   on. `add`: to dK and dV of these keys; `again`: to dQ. `more`: the next block is of the same segment and head. */
+static void backward_of_block(const Attention *work, const Tiles *t, const Band *band, long head, long from, long key,
+                              int add, int again, int more) {
+    long width = work->width, row = work->num_heads * width, shared = work->num_heads / work->num_key_heads;
+    long group = head / shared, first = (from * work->num_heads + head) * width, next = more ? BLOCK * row : width;
+    const float *query = work->query + head * work->query_head + from * work->query_token;
+    const float *next_query = query + (more ? BLOCK * work->query_token : work->query_head);
+    const float *gradient = work->gradient + first, *output = work->output + first;
+    pack(query, work->query_token, band->num_rows, width, t->queries);
+    pack(gradient, row, band->num_rows, width, t->gradients);
+    score(band, query, work->query_token, t->keys_transposed, width, t->scores);
+    /* dp = dO v', with the function that computes scores. */
+    score(band, gradient, row, t->values_transposed, width, t->score_gradients);
+    for (long i = 0; i < band->num_rows; i++) {
+        prefetch_row(0, next_query + i * work->query_token, width);
+        prefetch_row(0, gradient + next + i * row, width);
+        prefetch_row(0, output + next + i * row, width);
+        if (!more && i < band->num_keys && head + 1 == (group + 1) * shared) {
+            prefetch_row(0, work->key + (group + 1) * work->key_head + (key + i) * work->key_token, width);
+            prefetch_row(0, work->value + (group + 1) * work->value_head + (key + i) * work->value_token, width);
         }
+        prefetch_row(1, work->of_query + first + i * row, width);
+        if (!add && i < band->num_keys) {
+            long at = ((key + i) * work->num_key_heads + group) * width;
+            prefetch_row(1, work->of_key + at, width);
+            prefetch_row(1, work->of_value + at, width);
+        }
+        /* sum p dp = dO . o: the dot product with the output needs no pass over all keys. */
+        recompute_softmax(band, i, t->scores + i * BLOCK, t->score_gradients + i * BLOCK,
+                    work->normalisers + 2 * ((from + i) * work->num_heads + head),
+                    dot(gradient + i * row, output + i * row, width));
     }
+    /* dV += p' dO, dK += dS' q, dQ += dS k. Scaling is applied once to each sum, not to each weight. */
+    sum_over_queries(band, t->scores, t->gradients, width, t->of_values, t->wide, add);
+    sum_over_queries(band, t->score_gradients, t->queries, width, t->of_keys, t->wide, add);
+    sum_over_keys(band, t->score_gradients, t->keys, width, t->result, t->wide, 0);
+    for (long i = 0; i < band->num_rows; i++)
+        scale_row(t->result + i * t->wide, work->scaling, width, work->of_query + first + i * row, again);
+}
+
+/* dK and dV of the block of keys of `owner` that begins at `key`, and its part of dQ. The queries are those of `owner`
+   and of the segments after it up to `end`, which follow it. */
+static void backward_of_keys(const Attention *work, const Tiles *t, long group, long owner, long end, long key) {
+    const Segment *of = work->segments + owner;
+    const float *keys = work->key + group * work->key_head + key * work->key_token;
+    const float *values = work->value + group * work->value_head + key * work->value_token;
+    long num_keys = min_long(BLOCK, of->end - key), width = work->width;
+    long shared = work->num_heads / work->num_key_heads, last = (group + 1) * shared;
+    pack_transposed(keys, work->key_token, num_keys, width, work->scaling, t->keys_transposed);
+    pack_transposed(values, work->value_token, num_keys, width, 1, t->values_transposed);
+    pack(keys, work->key_token, num_keys, width, t->keys);
+    for (long head = group * shared, add = 0; head < last; head++)
+        for (long reader = owner; reader < end; reader++) {
+            Keys seen = keys_of(work, work->segments + reader);
+            long position = reader == owner ? position_of(&seen, key) : key - of->begin;
+            for (long from = reader == owner ? key : seen.begin; from < seen.end; from += BLOCK, add = 1) {
+                long query = position_of(&seen, from), first = first_block(work, &seen, query);
+                if (first > position) break;
+                Band band = {min_long(BLOCK, seen.end - from), num_keys, query - position, work->window};
+                backward_of_block(work, t, &band, head, from, key, (int)add, first < position, from + BLOCK < seen.end);
+            }
+        }
+    for (long i = 0; i < num_keys; i++) {
+        long at = ((key + i) * work->num_key_heads + group) * width;
+        scale_row(t->of_keys + i * t->wide, work->scaling, width, work->of_key + at, 0);
+        scale_row(t->of_values + i * t->wide, 1, width, work->of_value + at, 0);
+    }
+}
+
+/* Gradients of a segment without prefix and of those that follow it, if there are any. The outer loops run over blocks of
+   keys, whose gradients dK and dV are summed over all heads and queries that see them, in the scratch memory, and written
+   once. dQ is summed in its place, block of keys after block. One thread computes all of it, so both sums have a fixed
+   order; a split over threads would need atomic additions, whose order, and so whose last bits, differ from run to run. */
+static void attend_backward(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
+    for (long owner = piece[0]; owner < piece[1]; owner++)
+        for (long key = work->segments[owner].begin; key < work->segments[owner].end; key += BLOCK)
+            backward_of_keys(work, t, group, owner, owner == piece[0] ? piece[1] : owner + 1, key);
 }
 
 typedef struct {

@@ -5,7 +5,8 @@ extension points of transformers, so no model code is rewritten. The caller sets
 the keys that each query attends to. The layout is a context variable, because the layers of some models drop keyword
 arguments. The layout of cached decoding is in `cache.py`.
 
-Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, K head width.
+Legend: T packed tokens, S segments of the row, L tokens of one of them, P tokens of its prefix, H query heads, K head
+width.
 """
 
 import math
@@ -23,6 +24,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.errors import ModelError
+from proximo.models.attention.prefix_copies import PrefixCopies
 from proximo.models.precision.compute import Compute, computing, current_compute, to_compute_type
 
 ATTENTION = "proximo"
@@ -140,8 +142,8 @@ def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
 class PackedKernel(Protocol):
     """A kernel that attends within all sequences of a packed row. One object serves all layers of a pass."""
 
-    def __init__(self, lengths: tuple[int, ...]) -> None:
-        """`lengths`: tokens of each sequence."""
+    def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int | None, ...] = ()) -> None:
+        """Both as in `Packed`: tokens of each segment, and the prefix that each follows."""
         ...
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
@@ -155,18 +157,26 @@ class PackedKernel(Protocol):
 
 
 class PackedLayout:
-    """Causal attention within each sequence of a packed row.
+    """Causal attention within each sequence of a packed row: a token attends to its prefix and to its own segment.
 
     Uses the kernel that `models/fast_path.py` chose, if it supports the call. Otherwise calls torch's attention once
-    per sequence.
+    per segment.
     """
 
-    def __init__(self, lengths: Sequence[int], kernel: type[PackedKernel] | None = None) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        kernel: type[PackedKernel] | None = None,
+        *,
+        prefixes: Sequence[int | None] = (),
+    ) -> None:
+        """`lengths` and `prefixes` as in `Packed`."""
         self.lengths = tuple(lengths)
         self.num_calls = 0
-        self._kernel = None if kernel is None else kernel(self.lengths)
-        # One band mask per length and window serves all layers of the pass.
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._copies = PrefixCopies(self.lengths, prefixes)
+        self._kernel = None if kernel is None else kernel(self.lengths, tuple(prefixes))
+        # One band mask per numbers of queries and keys and window serves all layers of the pass.
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     def attend(
         self,
@@ -184,33 +194,38 @@ class PackedLayout:
             return self._kernel.attend(query, key, value, options)
         # split, not slices: the backward pass of each slice would fill a tensor of all T tokens (1.4 to 2.4 times the
         # time).
-        pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
-        parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
+        queries = query.split(self.lengths, dim=2)
+        keys, values = (self._copies.added(each, dim=2).split(self._copies.lengths, dim=2) for each in (key, value))
+        each = zip(queries, keys, values, strict=True)
+        parts = [self._one_segment(q, k, v, options).transpose(1, 2) for q, k, v in each]
         return torch.cat(parts, dim=1)
 
-    def _one_sequence(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """query [1, H, L, K], key and value [1, H_kv, L, K] of one sequence -> [1, H, L, K]."""
+    def _one_segment(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, L, K], key and value [1, H_kv, P + L, K] of one segment -> [1, H, L, K]."""
+        counts = query.shape[2], key.shape[2]
         if options.softcap is not None or options.sinks is not None:
-            mask = self._mask(query.shape[2], options.sliding_window, query.device)
+            mask = self._mask(*counts, options.sliding_window, query.device)
             return explicit_attention(query, key, value, mask, options)
-        # Without a mask torch takes its fused causal kernel; a mask is needed only if the window cuts something off.
-        banded = options.sliding_window is not None and query.shape[2] > options.sliding_window
-        mask = self._mask(query.shape[2], options.sliding_window, query.device) if banded else None
+        # Without a mask torch takes its fused causal kernel. A mask is needed only if the window cuts something off, or
+        # if the keys begin before the queries.
+        window = options.sliding_window
+        masked = counts[0] != counts[1] or (window is not None and counts[1] > window)
         return functional.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=mask,
+            attn_mask=self._mask(*counts, window, query.device) if masked else None,
             dropout_p=options.dropout,
-            is_causal=not banded,
+            is_causal=not masked,
             scale=options.scaling,
             enable_gqa=key.shape[1] != query.shape[1],
         )
 
-    def _mask(self, length: int, window: int | None, device: torch.device) -> Tensor:
-        if (length, window) not in self._masks:
-            self._masks[length, window] = band_mask(length, window, device)
-        return self._masks[length, window]
+    def _mask(self, num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+        asked = num_queries, num_keys, window
+        if asked not in self._masks:
+            self._masks[asked] = band_mask(num_keys, window, device)[-num_queries:]
+        return self._masks[asked]
 
 
 def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """Attention of all sequences of a packed row in one call of torch's variable-length CUDA kernel.
 
-Legend: T packed tokens, S sequences, H query heads, H_kv key heads, K head width.
+Legend: T packed tokens, C with copies of prefixes, S segments, H query heads, H_kv key heads, K head width.
 """
 
 import importlib
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.models.attention.packed import AttentionOptions
+from proximo.models.attention.packed import AttentionOptions, PackedLayout
+from proximo.models.attention.prefix_copies import PrefixCopies
 from proximo.models.packing import cumulative_lengths
 
 
@@ -28,38 +29,86 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
 
 
 class VarlenAttention:
-    """A `PackedKernel` for CUDA in half precision."""
+    """A `PackedKernel` for CUDA in half precision. It gives the kernel a copy of its prefix for every segment."""
 
-    def __init__(self, lengths: tuple[int, ...]) -> None:
-        self._lengths = lengths
-        self._bounds: Tensor | None = None
-        """[S + 1] int32 cumulative lengths, copied to the device once for all layers."""
+    def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int | None, ...] = ()) -> None:
+        self._lengths, self._shares = lengths, bool(prefixes)
+        self._copies = PrefixCopies(lengths, prefixes)
+        self._bounds: tuple[Tensor, Tensor] | None = None
+        """[S + 1] int32 cumulative lengths of queries and of keys, copied to the device once for all layers."""
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-        """True for half precision on CUDA, K a multiple of 8 up to 256, and no dropout, soft-cap or sinks."""
+        """True for half precision on CUDA, K a multiple of 8 up to 256, and no dropout, soft-cap or sinks.
+
+        With prefixes also the kernel must be one that lets the last query see the last key.
+        """
         if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or varlen_kernel() is None:
             return False
         head_width = query.shape[-1]
         one_width = head_width == key.shape[-1] == value.shape[-1]
-        return options.is_plain and one_width and head_width <= 256 and head_width % 8 == 0
+        if not (options.is_plain and one_width and head_width <= 256 and head_width % 8 == 0):
+            return False
+        return not self._shares or ends_together(query.device, query.dtype)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
-        kernel = varlen_kernel()
-        assert kernel is not None, "fits() comes first"
         if self._bounds is None:
-            self._bounds = cumulative_lengths(self._lengths, query.device)
-        left = -1 if options.sliding_window is None else options.sliding_window - 1
-        output = kernel(
+            each = self._lengths, self._copies.lengths
+            self._bounds = tuple(cumulative_lengths(lengths, query.device) for lengths in each)
+        return _attend(
             query[0].transpose(0, 1),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
-            self._bounds,
-            self._bounds,
-            max(self._lengths),
-            max(self._lengths),
-            scale=options.scaling,
-            window_size=(left, 0),
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-        return output.unsqueeze(0)
+            *(self._copies.added(each[0].transpose(0, 1), dim=0) for each in (key, value)),
+            bounds=self._bounds,
+            longest=(max(self._lengths), max(self._copies.lengths)),
+            options=options,
+        ).unsqueeze(0)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    options: AttentionOptions,
+) -> Tensor:
+    """query [T, H, K], key and value [C, H_kv, K] -> [T, H, K]. `bounds` and `longest`: of queries, then of keys."""
+    kernel = varlen_kernel()
+    assert kernel is not None, "fits() comes first"
+    left = -1 if options.sliding_window is None else options.sliding_window - 1
+    return kernel(
+        query,
+        key,
+        value,
+        *bounds,
+        *longest,
+        scale=options.scaling,
+        window_size=(left, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+
+
+@cache
+def ends_together(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel aligns the last query with the last key where a sequence has fewer queries than keys.
+
+    FlashAttention does so since version 2.1, and aligned the first ones before. It is tried out: a test with made-up
+    rows, once per process.
+    """
+    lengths, prefixes = (5, 3, 4), (None, 0, 0)
+    copies = PrefixCopies(lengths, prefixes)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(sum(lengths), 2, 16, generator=generator).to(device, dtype) for _ in range(3)]
+    bounds = tuple(cumulative_lengths(each, device) for each in (lengths, copies.lengths))
+    longest = max(lengths), max(copies.lengths)
+    for window in (None, 3):
+        options = AttentionOptions(sliding_window=window)
+        copied = given[0], *(copies.added(each, dim=0) for each in given[1:])
+        with torch.no_grad():
+            found = _attend(*copied, bounds=bounds, longest=longest, options=options)
+            heads = [each.float().transpose(0, 1)[None] for each in given]
+            expected = PackedLayout(lengths, prefixes=prefixes).attend(heads[0], heads[1], heads[2], options)[0]
+        if not (found.float() - expected).abs().max() <= 0.05:
+            return False
+    return True

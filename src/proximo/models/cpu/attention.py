@@ -4,7 +4,7 @@ Queries, keys and values are read in place through their strides. For the backwa
 weights, two softmax statistics per query and head are kept instead of the weights (as in FlashAttention,
 arXiv:2205.14135).
 
-Legend: T packed tokens, L tokens of one sequence, H query heads, G key heads, K head width, N pieces.
+Legend: T packed tokens, H query heads, G key heads, K head width, N pieces.
 """
 
 import ctypes
@@ -20,34 +20,47 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from proximo.models.attention.packed import AttentionOptions
+from proximo.models.packing import prefix_lengths
 from proximo.native.library import declare, kernels_for, library, pointer
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Pieces:
-    """Units of work for the kernel's threads: rows (begin of the sequence, first query, end of the queries).
+    """Units of work for the kernel's threads, which name their segments by rows of `segments`.
 
-    `whole` has one piece per sequence, for the backward pass: its queries add to the gradients of the same keys.
-    `blocks` cuts the queries of each sequence into blocks, for the forward pass. The most expensive pieces come first,
-    so that threads end at about the same time. One object serves all layers of a pass.
+    `families` are for the backward pass, since queries add to the gradients of the keys that they see: rows (first
+    segment, end of the segments, 0), each a prefix with all that follow it, or a segment without prefix. `blocks` are
+    for the forward pass, the queries of each segment cut into blocks: rows (segment, first query, end of the queries).
+    The most expensive pieces come first, so that threads end at about the same time. One object serves all layers of a
+    pass.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], prefixes: Sequence[int | None] = ()) -> None:
+        """Both as in `Packed`."""
         counts = np.array(lengths, dtype=np.int64)
-        ends = counts.cumsum()
-        order = np.argsort(-counts, kind="stable")
-        self.whole = _as_rows((ends - counts)[order], (ends - counts)[order], ends[order])
+        ends, before = counts.cumsum(), np.array(prefix_lengths(lengths, prefixes), dtype=np.int64)
+        segments = np.arange(len(counts))
+        families = np.array([i if p is None else p for i, p in enumerate(prefixes)]) if prefixes else segments
+        order = np.argsort(families, kind="stable")  # each prefix comes first: it is earlier than those that follow it
+        places = np.argsort(order)
+        self.segments = _as_rows(ends - counts, ends, np.where(families == segments, -1, places[families]))[order]
+        # Causal: the query at position p of its sequence reads p + 1 keys, so later queries cost more.
+        cost = counts * (2 * before + counts)
+        first = np.flatnonzero(self.segments[:, 2] < 0)
+        family_ends = np.append(first[1:], len(counts))
+        by_cost = np.argsort(-np.add.reduceat(cost[order], first), kind="stable")
+        self.families = _as_rows(first, family_ends, np.zeros_like(first))[by_cost]
         block = ctypes.c_int64.in_dll(_kernels(), "attention_block").value
         blocks = -(-counts // block)
-        begin, end = np.repeat(ends - counts, blocks), np.repeat(ends, blocks)
+        segment, begin, end = (np.repeat(each, blocks) for each in (segments, ends - counts, ends))
         first = begin + block * (np.arange(len(begin)) - np.repeat(blocks.cumsum() - blocks, blocks))
         last = np.minimum(first + block, end)
-        # Causal: the query at position p of its sequence reads p + 1 keys, so later blocks cost more.
-        cost = (last - first) * (last + first - 2 * begin)
-        order = np.argsort(-cost, kind="stable")
-        self.blocks = _as_rows(begin[order], first[order], last[order])
+        by_cost = np.argsort((first - last) * (2 * before[segment] + last + first - 2 * begin), kind="stable")
+        self.blocks = _as_rows(places[segment], first, last)[by_cost]
 
 
-def _as_rows(*columns: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
+def _as_rows(*columns: Numbers) -> Numbers:
     return np.ascontiguousarray(np.stack(columns, axis=1))
 
 
@@ -57,7 +70,7 @@ class _Work(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_heads", "num_key_heads", "width", "window")),
         *((name, ctypes.c_int64) for name in ("num_pieces", "num_threads")),
-        *((name, ctypes.c_void_p) for name in ("pieces", "query", "key", "value")),
+        *((name, ctypes.c_void_p) for name in ("segments", "pieces", "query", "key", "value")),
         *((f"{name}_{dim}", ctypes.c_int64) for name in ("query", "key", "value") for dim in ("head", "token")),
         *((name, ctypes.c_void_p) for name in ("output", "normalisers", "scratch", "gradient")),
         *((name, ctypes.c_void_p) for name in ("of_query", "of_key", "of_value")),
@@ -95,8 +108,8 @@ def _scratch_of(width: int, num_threads: int) -> int:
 class KernelAttention:
     """A `PackedKernel` for float32 on a CPU."""
 
-    def __init__(self, lengths: tuple[int, ...]) -> None:
-        self._lengths = lengths
+    def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int | None, ...] = ()) -> None:
+        self._lengths, self._prefixes = lengths, prefixes
         self._pieces: Pieces | None = None
         self._known: dict[tuple[type, torch.dtype, int, int], bool] = {}
 
@@ -117,7 +130,7 @@ class KernelAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
-        self._pieces = self._pieces or Pieces(self._lengths)
+        self._pieces = self._pieces or Pieces(self._lengths, self._prefixes)
         return _Attention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
 
 
@@ -127,7 +140,7 @@ def _contiguous_heads(packed: Tensor) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scaling * q k' + mask) v within each sequence."""
+    """softmax(scaling * q k' + mask) v within each sequence, and over the prefix that it shares."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -160,7 +173,7 @@ class _Attention(torch.autograd.Function):
         gradients = [
             tensor.new_empty(tensor.shape[2], tensor.shape[1], tensor.shape[3]) for tensor in (query, key, value)
         ]
-        work = _work(ctx, query, key, value, output, normalisers, ctx.pieces.whole)
+        work = _work(ctx, query, key, value, output, normalisers, ctx.pieces.families)
         work.gradient = pointer(gradient)
         work.of_query, work.of_key, work.of_value = map(pointer, gradients)
         _kernels().attention_backward(work)
@@ -174,7 +187,7 @@ def _work(  # noqa: PLR0917
     num_threads = torch.get_num_threads()
     _, num_heads, _, width = query.shape
     work = _Work(num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)
-    work.pieces = pieces.ctypes.data
+    work.segments, work.pieces = ctx.pieces.segments.ctypes.data, pieces.ctypes.data
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, tensor.data_ptr())
         setattr(work, f"{name}_head", tensor.stride(1))
