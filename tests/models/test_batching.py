@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from proximo.models.batching import plan_batches
+from proximo.models.batching import plan_batches, plan_shares
 
 
 def random_lengths(seed: int) -> tuple[list[int], int]:
@@ -56,3 +56,60 @@ def test_one_sequence_over_the_budget_is_alone() -> None:
 def test_a_remainder_that_does_not_fit_opens_one_more_batch() -> None:
     """18 tokens and a budget of 9 ask for two batches, but no two of three sixes fit together."""
     assert len(plan_batches([6, 6, 6], token_budget=9)) == 3
+
+
+def random_groups(seed: int) -> tuple[list[int], list[tuple[int, ...]], int]:
+    """Lengths, prefixes and a budget: groups of up to 8 sequences."""
+    rng = random.Random(seed)
+    lengths, prefixes = [], []
+    for group in range(rng.randint(1, 6)):
+        prefix = (group,) * rng.randint(0, 20)
+        for _ in range(rng.randint(1, 8)):
+            lengths.append(len(prefix) + rng.randint(1, 15))
+            prefixes.append(prefix)
+    order = rng.sample(range(len(lengths)), len(lengths))
+    return [lengths[i] for i in order], [prefixes[i] for i in order], rng.randint(10, 120)
+
+
+def computed(batch: list[int], lengths: list[int], prefixes: list[tuple[int, ...]]) -> int:
+    return sum(lengths[i] - len(prefixes[i]) for i in batch) + sum(map(len, {prefixes[i] for i in batch}))
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_what_is_computed_keeps_to_the_budget(seed: int, num_ranks: int) -> None:
+    lengths, prefixes, budget = random_groups(seed)
+    shares = plan_shares(lengths, token_budget=budget, num_ranks=num_ranks, prefixes=prefixes)
+    assert sorted(index for share in shares for batch in share for index in batch) == list(range(len(lengths)))
+    assert len({len(share) for share in shares}) == 1
+    for batch in (batch for share in shares for batch in share):
+        assert batch == sorted(batch)
+        assert len(batch) <= 1 or computed(batch, lengths, prefixes) <= budget
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_group_is_cut_only_where_the_budget_asks_for_it(seed: int) -> None:
+    lengths, prefixes, budget = random_groups(seed)
+    plan = plan_batches(lengths, token_budget=budget, prefixes=prefixes)
+    for prefix in set(prefixes) - {()}:
+        group = [i for i, other in enumerate(prefixes) if other == prefix]
+        if computed(group, lengths, prefixes) <= budget:
+            assert sum(prefix in {prefixes[i] for i in batch} for batch in plan) == 1
+
+
+def test_a_group_counts_its_prefix_once() -> None:
+    """Four sequences of 12 tokens, of which 10 are the same: 18 tokens; alone they would take four batches of 20."""
+    group = {"lengths": [12] * 4, "prefixes": [(7,) * 10] * 4}
+    assert plan_batches(**group, token_budget=18) == [[0, 1, 2, 3]]
+    assert plan_batches(**group, token_budget=17) == [[0, 2], [1, 3]]
+    assert plan_batches(**group, token_budget=11) == [[0], [1], [2], [3]]
+    assert len(plan_batches(group["lengths"], token_budget=18)) == 4
+
+
+def test_ranks_share_a_group_only_where_that_is_faster() -> None:
+    """Two groups for two ranks stay whole. Of one, of 10 + 8 tokens, each takes half: 10 + 4."""
+    two = plan_shares([12, 13] * 4, token_budget=99, num_ranks=2, prefixes=[(1,) * 10, (2,) * 11] * 4)
+    assert two == [[[1, 3, 5, 7]], [[0, 2, 4, 6]]]
+    one = plan_shares([12] * 4, token_budget=99, num_ranks=2, prefixes=[(1,) * 10] * 4)
+    assert one == [[[0, 2]], [[1, 3]]]
+    assert plan_shares([3, 9], token_budget=99, num_ranks=2, prefixes=[(1, 2), ()]) == [[[1]], [[0]]]

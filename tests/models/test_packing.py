@@ -51,7 +51,7 @@ def test_responses_to_one_prompt_share_all_of_it_but_the_last_token():
     assert batch.value_positions.tolist() == [2, 3, 4, 6, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("prompts", [[[1], [1]], [[1, 2], [1, 3]], [[1, 2], [2]]])
+@pytest.mark.parametrize("prompts", [[[1], [1]], [[1, 2, 4], [1, 3, 4]], [[1, 2], [2]]])
 def test_prompts_of_one_token_and_different_ones_share_nothing(prompts: list[list[int]]):
     """Not even what they begin with: the row is as it would be without sharing."""
     packed = pack_responses(prompts, [[5], [6]]).packed

@@ -120,7 +120,7 @@ def pack_responses(
     if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token, because a hidden state must predict the first one")
     sequences = [(*prompt, *response) for prompt, response in zip(prompts, responses, strict=True)]
-    packed = _on_host(sequences, [len(prompt) - 1 for prompt in prompts])
+    packed = _on_host(sequences, [len(prefix) for prefix in shareable_prefixes(prompts)])
     answers = np.array([len(response) for response in responses], dtype=np.int64)
     before = _ends(packed) - answers - 1  # index of the hidden state that predicts each first response token
     predictors = torch.from_numpy(_runs(before, answers))
@@ -132,6 +132,11 @@ def pack_responses(
         response_lengths=tuple(len(response) for response in responses),
     )
     return batch.to(device)
+
+
+def shareable_prefixes(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """What `pack_responses` lets responses to equal prompts share: each prompt without its last token."""
+    return [prompt[:-1] for prompt in prompts]
 
 
 def pack_nothing(device: torch.device | str) -> PackedResponses:

@@ -16,7 +16,7 @@ from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_shares
-from proximo.models.packing import Packed, pack
+from proximo.models.packing import Packed, pack, send, shareable_prefixes
 from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel
@@ -31,11 +31,16 @@ Dense = Literal["none", "deltas", "absolute"]
 """Per-token rewards: none, the change that a token makes to the score, or the score up to the token."""
 
 
+Parts = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of a response to it."""
+
+
 class ModelReward:
     """Scores responses with a reward model.
 
     `tokenizer` is the reward model's if it differs from the policy's, else None. Without it the model reads the
     policy's token ids; with it prompts and responses are rendered again, so ids never cross between tokenizers.
+    Responses to one prompt share its computation.
     On several ranks each computes a share of the scores.
     """
 
@@ -79,8 +84,8 @@ class ModelReward:
         refuses it, or if its score is not finite.
         """
         start = time.monotonic()
-        sequences, refusals = self._token_ids(responses)
-        lengths = [len(sequence) for sequence in sequences]
+        parts, refusals = self._token_ids(responses)
+        lengths = [len(prompt) + len(response) for prompt, response in parts]
         limit = self.model.position_limit
         # Lengths in the policy's tokens are checked before training, so only re-rendered sequences can be too long.
         readable = [
@@ -88,8 +93,8 @@ class ModelReward:
             for i, length in enumerate(lengths)
             if i not in refusals and (self.encoder is None or limit is None or length <= limit)
         ]
-        known = self._scores_of([sequences[i] for i in readable])
-        scores = [list[float]() for _ in sequences]
+        known = self._scores_of([parts[i] for i in readable])
+        scores = [list[float]() for _ in parts]
         for i, sequence_scores in zip(readable, known, strict=True):
             scores[i] = sequence_scores
         scored = [
@@ -104,29 +109,49 @@ class ModelReward:
         """The metrics of this source since the last call. Its seconds are those of whole batches."""
         return self._statistics.taken(self.name)
 
-    def _scores_of(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """For each sequence the score at its last token, or with `dense` the scores at all its tokens."""
+    def _scores_of(self, parts: Sequence[Parts]) -> list[list[float]]:
+        """For each prompt with its response the score at its last token.
+
+        With `dense`, the scores at the last prompt token and at all response tokens, or at all tokens without a prompt.
+        """
         world = current()
-        lengths = [len(sequence) for sequence in sequences]
-        plans = plan_shares(lengths, token_budget=self.tokens_per_microbatch, num_ranks=world.size)
+        prefixes = shareable_prefixes([prompt for prompt, _ in parts])
+        plans = plan_shares(
+            [len(prompt) + len(response) for prompt, response in parts],
+            token_budget=self.tokens_per_microbatch,
+            num_ranks=world.size,
+            prefixes=prefixes,
+        )
+        own = [
+            len(prompt) + len(response) - len(prefix)
+            for (prompt, response), prefix in zip(parts, prefixes, strict=True)
+        ]
         results = []
         with casting(), self.model.backbone.at_work():
             for batch in plans[world.rank]:
                 # A rank without a batch takes a pass over one token, since the ranks meet in every pass.
-                packed = pack([sequences[i] for i in batch] or [(0,)], device=self.model.device)
-                scores = self.model.backbone.run_pass(partial(self._scores, packed))
+                packed = pack(
+                    [(*parts[i][0], *parts[i][1]) for i in batch] or [(0,)],
+                    shareable=[len(prefixes[i]) for i in batch],
+                    device=self.model.device,
+                )
+                scores = self.model.backbone.run_pass(partial(self._scores, packed, [own[i] for i in batch]))
                 results.append(scores if batch else scores[:0])
         if not results:
             return []
         rows = world.gather_rows(torch.cat(results), what=f"scores of {self.name}")
         order = [index for plan in plans for batch in plan for index in batch]
-        sizes = [1 if self.dense == "none" else lengths[index] for index in order]
+        sizes = [1 if self.dense == "none" else own[index] for index in order]
         pieces = dict(zip(order, rows.split(sizes), strict=True))
-        return [pieces[index].tolist() for index in range(len(sequences))]
+        return [pieces[index].tolist() for index in range(len(parts))]
 
-    def _scores(self, packed: Packed) -> Tensor:
-        """[S] scores at the last tokens of S sequences, or with `dense` [T] scores at all tokens."""
-        return self.model.sequence_scores(packed) if self.dense == "none" else self.model.token_scores(packed)
+    def _scores(self, packed: Packed, own: Sequence[int]) -> Tensor:
+        """The scores at the last tokens of sequences, or with `dense` at the last `own` tokens of each."""
+        if self.dense == "none":
+            return self.model.sequence_scores(packed)
+        ends = (packed.last_indices + 1).tolist()
+        rows = [torch.arange(end - count, end) for end, count in zip(ends, own or [1], strict=True)]
+        return self.model.token_scores(packed, send(torch.cat(rows), self.model.device))
 
     def _scored(self, response: Response, scores: list[float], reason: str) -> Scored:
         """`reason` explains the missing score if `scores` is empty."""
@@ -143,17 +168,17 @@ class ModelReward:
     def _too_long(self, length: int) -> str:
         return f"{self.name} reads at most {self.model.position_limit} of its tokens, the response makes {length}"
 
-    def _token_ids(self, responses: Sequence[Response]) -> tuple[list[tuple[int, ...]], dict[int, str]]:
+    def _token_ids(self, responses: Sequence[Response]) -> tuple[list[Parts], dict[int, str]]:
         """The token ids of prompt and response, and by index the errors of responses that could not be rendered."""
-        sequences: list[tuple[int, ...]] = []
+        parts: list[Parts] = []
         refusals: dict[int, str] = {}
         for index, response in enumerate(responses):
-            parts = response.prompt.token_ids, response.token_ids
+            both: Parts = response.prompt.token_ids, response.token_ids
             if self.encoder is not None:
                 finished = response.finish.terminated
                 try:
-                    parts = render_for(self.encoder, response.prompt, response.text, finished=finished)
+                    both = render_for(self.encoder, response.prompt, response.text, finished=finished)
                 except (RenderingError, TemplateLimitError) as error:
-                    parts, refusals[index] = ((), ()), f"{self.name}: {error}"
-            sequences.append((*parts[0], *parts[1]))
-        return sequences, refusals
+                    both, refusals[index] = ((), ()), f"{self.name}: {error}"
+            parts.append(both)
+        return parts, refusals

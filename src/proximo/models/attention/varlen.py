@@ -6,7 +6,7 @@ Legend: T packed tokens, C with copies of prefixes, S segments, H query heads, H
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ class VarlenAttention:
     def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int | None, ...] = ()) -> None:
         self._lengths, self._shares = lengths, bool(prefixes)
         self._copies = PrefixCopies(lengths, prefixes)
-        self._bounds: tuple[Tensor, Tensor] | None = None
+        self._bounds: list[Tensor] = []
         """[S + 1] int32 cumulative lengths of queries and of keys, copied to the device once for all layers."""
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
@@ -52,9 +52,9 @@ class VarlenAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
-        if self._bounds is None:
+        if not self._bounds:
             each = self._lengths, self._copies.lengths
-            self._bounds = tuple(cumulative_lengths(lengths, query.device) for lengths in each)
+            self._bounds = [cumulative_lengths(lengths, query.device) for lengths in each]
         return _attend(
             query[0].transpose(0, 1),
             *(self._copies.added(each[0].transpose(0, 1), dim=0) for each in (key, value)),
@@ -69,7 +69,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     *,
-    bounds: tuple[Tensor, Tensor],
+    bounds: Sequence[Tensor],
     longest: tuple[int, int],
     options: AttentionOptions,
 ) -> Tensor:
@@ -100,7 +100,7 @@ def ends_together(device: torch.device, dtype: torch.dtype) -> bool:
     copies = PrefixCopies(lengths, prefixes)
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(sum(lengths), 2, 16, generator=generator).to(device, dtype) for _ in range(3)]
-    bounds = tuple(cumulative_lengths(each, device) for each in (lengths, copies.lengths))
+    bounds = [cumulative_lengths(each, device) for each in (lengths, copies.lengths)]
     longest = max(lengths), max(copies.lengths)
     for window in (None, 3):
         options = AttentionOptions(sliding_window=window)

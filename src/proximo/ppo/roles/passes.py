@@ -10,7 +10,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
 from proximo.models.batching import plan_shares
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses
+from proximo.models.packing import PackedResponses, shareable_prefixes
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.micro_batching import pack_members
@@ -32,8 +32,12 @@ def over_batches(
     batch waits for the previous one. On several ranks each computes its share, and every rank gets all rows.
     """
     world = current()
-    lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
-    plans = plan_shares(lengths, token_budget=config.tokens_per_microbatch, num_ranks=world.size)
+    plans = plan_shares(
+        [len(r.prompt.token_ids) + len(r.token_ids) for r in responses],
+        token_budget=config.tokens_per_microbatch,
+        num_ranks=world.size,
+        prefixes=shareable_prefixes([r.prompt.token_ids for r in responses]),
+    )
     results = []
     with casting(), model.backbone.at_work():
         for indices in plans[world.rank]:

@@ -10,7 +10,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import plan_minibatches
 from proximo.models.batching import plan_own_share
-from proximo.models.packing import PackedResponses, pack_nothing, pack_responses, send
+from proximo.models.packing import PackedResponses, pack_nothing, pack_responses, send, shareable_prefixes
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.records import Experience, Response
 
@@ -27,8 +27,16 @@ def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: 
             f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
             "truncation_value: mask, or could not be scored"
         )
+    groups = None
+    if config.keep_groups_together and config.responses_per_prompt > 1:
+        groups = [experience.scored[index].response.prompt.id for index in members]
     epochs = plan_minibatches(
-        members, size=config.responses_per_update, num_epochs=config.epochs_per_step, seed=seed, step=step
+        members,
+        size=config.responses_per_update,
+        num_epochs=config.epochs_per_step,
+        seed=seed,
+        step=step,
+        groups=groups,
     )
     return [minibatch for epoch in epochs for minibatch in epoch]
 
@@ -47,8 +55,12 @@ def cut_minibatch(
     """
     responses = [scored.response for scored in experience.scored]
     sizes, ends = experience.lengths, list(accumulate(experience.lengths))
-    lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
-    plan = plan_own_share(lengths, token_budget=token_budget)
+    prompts = [responses[i].prompt.token_ids for i in minibatch]
+    plan = plan_own_share(
+        [len(prompt) + sizes[i] for prompt, i in zip(prompts, minibatch, strict=True)],
+        token_budget=token_budget,
+        prefixes=shareable_prefixes(prompts),
+    )
     chosen = [[minibatch[i] for i in indices] for indices in plan]
     # Indexing is several times as fast as splitting every column into all its responses.
     source = experience.mask.device

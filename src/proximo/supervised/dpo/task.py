@@ -14,7 +14,7 @@ from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.batching import plan_own_share
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_nothing, pack_responses
+from proximo.models.packing import PackedResponses, pack_nothing, pack_responses, shareable_prefixes
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.pair_scores import PairMeasures, pair_scores
 from proximo.supervised.pair_task import PairTask
@@ -66,7 +66,13 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
 
     def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
         """Micro-batches with the reference's log-probs."""
-        plan = plan_own_share([pair.num_tokens for pair in pairs], token_budget=self.config.tokens_per_microbatch)
+        # A pair computes its prompt once, but for the last token (packing.py).
+        prefixes = shareable_prefixes([pair.prompt_token_ids for pair in pairs])
+        plan = plan_own_share(
+            [pair.num_tokens - len(prefix) for pair, prefix in zip(pairs, prefixes, strict=True)],
+            token_budget=self.config.tokens_per_microbatch,
+            prefixes=prefixes,
+        )
         batches = []
         with torch.no_grad(), self.reference.backbone.at_work():
             for indices in plan:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
@@ -20,13 +21,19 @@ from proximo.supervised.reward.recipe import RewardTrainingConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairBatch:
-    """A micro-batch of pairs, packed: all chosen sequences, then all rejected ones."""
+    """A micro-batch of pairs, packed: all chosen sequences, then all rejected ones.
+
+    What the two sequences of a pair begin with is computed once.
+    """
 
     packed: Packed
     """Of no pair, one token that is not scored."""
     num_pairs: int
     scored: Tensor
-    """[num_scored] increasing flat indices of the tokens that the loss reads, the last of each sequence among them."""
+    """Flat indices of the tokens that the loss reads: the last of each sequence, or with `divergence_window` all that
+    the sequences of a pair do not share."""
+    own_lengths: tuple[int, ...]
+    """With `divergence_window` [2 num_pairs], the number of these tokens of each sequence; else empty."""
     margins: Tensor | None
     """[num_pairs] margins of the Bradley-Terry loss, 0 for a pair without one; None if no pair has one."""
 
@@ -49,9 +56,14 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
 
     def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
         sequences = [pair_sequences(pair) for pair in pairs]
-        lengths = [len(chosen) + len(rejected) for chosen, rejected in sequences]
+        shared = [num_shared(*pair) for pair in sequences]
+        lengths = [len(pair[0]) + len(pair[1]) - count for pair, count in zip(sequences, shared, strict=True)]
         batches = []
-        for indices in plan_own_share(lengths, token_budget=self.config.tokens_per_microbatch):
+        for indices in plan_own_share(
+            lengths,
+            token_budget=self.config.tokens_per_microbatch,
+            prefixes=[chosen[:count] for (chosen, _), count in zip(sequences, shared, strict=True)],
+        ):
             if not indices:
                 batches.append((indices, self._batch_of_nothing()))
                 continue
@@ -59,24 +71,29 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
             margins, row_margins = None, [pairs[i].margin for i in indices]
             if any(margin is not None for margin in row_margins):
                 margins = torch.tensor([margin or 0.0 for margin in row_margins], device=self.model.device)
-            packed = pack([*chosen, *rejected], device=self.model.device)
-            scored = packed.last_indices
+            counts = [shared[i] for i in indices] * 2
+            packed = pack([*chosen, *rejected], shareable=counts, device=self.model.device)
+            scored, own_lengths = packed.last_indices, ()
             if self.config.loss == "divergence_window":
-                scored = torch.tensor(_divergence_indices(chosen, rejected), device=self.model.device)
-            batch = PairBatch(packed=packed, num_pairs=len(indices), scored=scored, margins=margins)
+                own_lengths = tuple(len(each) - n for each, n in zip([*chosen, *rejected], counts, strict=True))
+                runs = zip(scored.tolist(), own_lengths, strict=True)
+                scored = torch.cat([torch.arange(last + 1 - count, last + 1) for last, count in runs])
+                scored = scored.to(self.model.device)
+            batch = PairBatch(
+                packed=packed, num_pairs=len(indices), scored=scored, own_lengths=own_lengths, margins=margins
+            )
             batches.append((indices, batch))
         return batches
 
     def _batch_of_nothing(self) -> PairBatch:
         nothing = pack_nothing(self.model.device)
-        return PairBatch(packed=nothing.packed, num_pairs=0, scored=nothing.predictors, margins=None)
+        return PairBatch(packed=nothing.packed, num_pairs=0, scored=nothing.predictors, own_lengths=(), margins=None)
 
     def loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
         scores = self.model.token_scores(batch.packed, batch.scored)
         if self.config.loss == "divergence_window":
-            # Tokens before the divergence get score 0: the loss ignores them.
-            scores = scores.new_zeros(batch.packed.num_tokens).index_copy(0, batch.scored, scores)
-            chosen, rejected = scores[batch.packed.last_indices[: 2 * batch.num_pairs]].tensor_split(2)
+            ends = torch.tensor(list(accumulate(batch.own_lengths)), dtype=torch.long, device=scores.device)
+            chosen, rejected = scores[ends - 1].tensor_split(2)
             per_pair = divergence_window(*_token_scores(batch, scores))
         else:
             chosen, rejected = scores.tensor_split(2)
@@ -90,28 +107,18 @@ def pair_sequences(pair: PreferencePair) -> tuple[tuple[int, ...], tuple[int, ..
     return (*prompt, *pair.chosen_token_ids), (*prompt, *pair.rejected_token_ids)
 
 
-def _divergence_indices(chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]) -> list[int]:
-    """Flat indices of the tokens from the first difference of a pair on, in the packing of PairBatch.
-
-    Always includes the last token of each sequence, since one may be a prefix of the other.
-    """
-    differ = [
-        next((i for i, (one, other) in enumerate(zip(*pair, strict=False)) if one != other), min(map(len, pair)))
-        for pair in zip(chosen, rejected, strict=True)
-    ]
-    indices: list[int] = []
-    start = 0
-    for sequence, first in zip([*chosen, *rejected], [*differ, *differ], strict=True):
-        indices.extend(range(start + min(first, len(sequence) - 1), start + len(sequence)))
-        start += len(sequence)
-    return indices
+def num_shared(chosen: Sequence[int], rejected: Sequence[int]) -> int:
+    """How many first tokens the sequences of a pair share. Each keeps at least one token of its own."""
+    longest = min(len(chosen), len(rejected)) - 1
+    pairs = enumerate(zip(chosen[:longest], rejected[:longest], strict=True))
+    return next((i for i, (one, other) in pairs if one != other), longest)
 
 
 def _token_scores(batch: PairBatch, scores: Tensor) -> tuple[TokenScores, TokenScores]:
-    lengths = batch.packed.lengths[: 2 * batch.num_pairs]
-    halves = lengths[: batch.num_pairs], lengths[batch.num_pairs :]
+    """Of the tokens that the sequences of a pair do not share: both begin at the same position."""
+    halves = batch.own_lengths[: batch.num_pairs], batch.own_lengths[batch.num_pairs :]
     cut = sum(halves[0])
-    ids, scores = batch.packed.token_ids[: sum(lengths)], scores[: sum(lengths)]
+    ids = batch.packed.token_ids[batch.scored]
     return (
         TokenScores(token_ids=ids[:cut], scores=scores[:cut], lengths=halves[0]),
         TokenScores(token_ids=ids[cut:], scores=scores[cut:], lengths=halves[1]),
