@@ -54,7 +54,7 @@ def alternatives(recipe: Recipe, *, device: str, num_ranks: int, machine: Machin
         if kind not in profiles:
             profiles[kind] = profile_stages(changed, device=device, num_ranks=num_ranks)
         stages = profiles[kind]
-        one_pass = all(len(stage.costs.update.sizes) == 1 for stage in stages)
+        one_pass = all(len(stage.costs.update.groups) == 1 for stage in stages)
         if one_pass and devices.reduce_gradients == "microbatch":  # the same as without it
             continue
         plans = tuple(plan_of(stage, stage.costs.layout.on(devices), machine) for stage in stages)

@@ -47,35 +47,60 @@ class Batches:
     """Micro-batches of one rank, of sequences that all have the same lengths."""
 
     lengths: Lengths
-    sizes: tuple[int, ...]
-    """Number of sequences in each micro-batch."""
+    groups: tuple[tuple[int, ...], ...]
+    """For each micro-batch the number of sequences that belong to each of its prompts."""
 
     @classmethod
     def of(
-        cls, lengths: Lengths, count: int, *, token_budget: int, sequences_per_row: int = 1, num_ranks: int = 1
+        cls,
+        lengths: Lengths,
+        count: int,
+        *,
+        token_budget: int,
+        sequences_per_row: int = 1,
+        responses_per_prompt: int = 1,
+        num_ranks: int = 1,
     ) -> "Batches":
         """Micro-batches of the first rank, which has the most, for `count` rows of the data.
 
-        The `sequences_per_row` sequences of a row share a micro-batch (2 for preference pairs).
+        The `sequences_per_row` sequences of a row share a micro-batch (2 for preference pairs), but no prompt.
+        `responses_per_prompt`: rows that follow one another and share a prompt.
         """
-        rows = [lengths.total * sequences_per_row] * count
-        plan = plan_shares(rows, token_budget=token_budget, num_ranks=num_ranks)[0]
-        return cls(lengths=lengths, sizes=tuple(len(batch) * sequences_per_row for batch in plan))
+        prompts = [row // responses_per_prompt for row in range(count)]
+        plan = plan_shares(
+            [lengths.total * sequences_per_row] * count,
+            token_budget=token_budget,
+            num_ranks=num_ranks,
+            prefixes=[(prompt,) * (lengths.prompt - 1) for prompt in prompts] if responses_per_prompt > 1 else (),
+        )[0]
+        if responses_per_prompt == 1:
+            return cls(lengths=lengths, groups=tuple((1,) * (len(batch) * sequences_per_row) for batch in plan))
+        return cls(lengths=lengths, groups=tuple(tuple(Counter(prompts[i] for i in batch).values()) for batch in plan))
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the largest micro-batch."""
-        return max(self.sizes) * self.lengths.total
+        """Tokens that are computed in the largest micro-batch."""
+        return max(map(self._tokens, self.groups))
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all micro-batches."""
-        return sum(self.sizes) * self.lengths.total
+        """Tokens that are computed in all micro-batches."""
+        return sum(map(self._tokens, self.groups))
+
+    @property
+    def computed_fraction(self) -> float:
+        """Tokens that are computed, divided by those of prompts and responses: below 1 if responses share prompts."""
+        return self.total_tokens / (sum(map(sum, self.groups)) * self.lengths.total)
+
+    def _tokens(self, groups: Sequence[int]) -> int:
+        return sum(count * self.lengths.total - (count - 1) * (self.lengths.prompt - 1) for count in groups)
 
     def largest(self) -> PackedResponses:
         """The largest micro-batch, packed, with dummy token ids."""
-        count = max(self.sizes)
-        return pack_responses([[0] * self.lengths.prompt] * count, [[0] * self.lengths.response] * count)
+        groups = max(self.groups, key=self._tokens)
+        # The first token tells prompts apart.
+        prompts = [[i, *[0] * (self.lengths.prompt - 1)] for i, count in enumerate(groups) for _ in range(count)]
+        return pack_responses(prompts, [[0] * self.lengths.response] * len(prompts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +143,7 @@ def reading_cost(cost: Cost, modules: Sequence[nn.Module], batches: Batches, *, 
         flops=cost.flops * tokens // batches.max_tokens,
         tokens=tokens,
         heap=cost.heap,
-        passes=(Passes(kind="read", modules=tuple(modules), calls=calls, microbatches=len(batches.sizes)),),
+        passes=(Passes(kind="read", modules=tuple(modules), calls=calls, microbatches=len(batches.groups)),),
     )
 
 
@@ -173,7 +198,7 @@ def training_cost(
             batches, flops_before = training_pass.batches, profiler.flops
             # The peak is in the second micro-batch, if there is one: it starts with all accumulated gradients in
             # memory.
-            batch, rounds = batches.largest(), min(2, len(batches.sizes))
+            batch, rounds = batches.largest(), min(2, len(batches.groups))
             for _ in range(rounds):
                 training_pass.loss(profiler, batch).backward()
             flops += (profiler.flops - flops_before) * training_pass.tokens // (rounds * batches.max_tokens)
@@ -191,7 +216,7 @@ def training_cost(
                 kind="train",
                 modules=tuple(modules),
                 calls=max(1, round(passes[0].tokens / passes[0].batches.total_tokens)),
-                microbatches=sum(len(p.batches.sizes) for p in passes),
+                microbatches=sum(len(p.batches.groups) for p in passes),
             ),
         ),
     )

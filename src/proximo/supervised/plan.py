@@ -35,7 +35,7 @@ def plan_update(
     (trained, learner), *others = models.items()
     tokens = sequences_per_row * context.ranks.share(count) * lengths.total
     training_pass = TrainingPass(loss=loss, batches=update, tokens=tokens)
-    reduced = layout.reduced([learner.model], rounds=len(update.sizes), in_backward=optimizer.in_backward)
+    reduced = layout.reduced([learner.model], rounds=len(update.groups), in_backward=optimizer.in_backward)
     costs: dict[str, StepCost] = {f"{role}_logprobs": inference_cost(model, update) for role, model in others}
     costs["train"] = training_cost([learner.model], [training_pass], in_backward=optimizer.in_backward, reduced=reduced)
     return StageCosts(

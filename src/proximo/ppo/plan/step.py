@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
@@ -51,9 +52,7 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
         models, lambda role: role if role in ("policy", "reference", "value", "average") else "reward"
     )
     optimized = ppo_optimized_modules(recipe, models)
-    update = Batches.of(
-        lengths, ppo.responses_per_update, token_budget=ppo.tokens_per_microbatch, num_ranks=context.ranks.num
-    )
+    update = _update_batches(ppo, lengths, num_ranks=context.ranks.num)
     return StageCosts(
         models=models,
         optimized=optimized,
@@ -201,15 +200,28 @@ def _beside(sampling: StepCost, step_costs: Mapping[str, StepCost]) -> dict[str,
     }
 
 
+def _update_batches(config: PPOConfig, lengths: Lengths, *, num_ranks: int) -> Batches:
+    """Of one update. Responses that are drawn one by one are taken to share no prompt."""
+    return Batches.of(
+        lengths,
+        config.responses_per_update,
+        token_budget=config.tokens_per_microbatch,
+        responses_per_prompt=config.responses_per_prompt if config.keep_groups_together else 1,
+        num_ranks=num_ranks,
+    )
+
+
 def _inference_calls(
     recipe: PPORecipe, models: Mapping[str, Model], lengths: Lengths, ranks: Ranks
 ) -> dict[str, Callable[[], StepCost]]:
     config, value = recipe.ppo, models.get("value")
     policy, reference = _language_models(models)
     budget, num_ranks = config.tokens_per_microbatch, ranks.num
-    whole = Batches.of(lengths, config.responses_per_step, token_budget=budget, num_ranks=num_ranks)
+    step, group = config.responses_per_step, config.responses_per_prompt
+    whole = Batches.of(lengths, step, token_budget=budget, responses_per_prompt=group, num_ranks=num_ranks)
     num_sampled = config.prompts_per_step * config.sampled_per_prompt
-    scored = [Batches.of(lengths, num_sampled, token_budget=budget, num_ranks=num_ranks)]
+    group = config.sampled_per_prompt
+    scored = [Batches.of(lengths, num_sampled, token_budget=budget, responses_per_prompt=group, num_ranks=num_ranks)]
     own = config.model_copy(update={"prompts_per_step": ranks.share(config.prompts_per_step)})
     one_greedy = own.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
     if config.baseline_answer is not None:
@@ -244,12 +256,13 @@ def _training_calls(
     config, value = recipe.ppo, models.get("value")
     policy, reference = _language_models(models)
     budget, ranks = config.tokens_per_microbatch, layout.ranks
-    update = Batches.of(lengths, config.responses_per_update, token_budget=budget, num_ranks=ranks.num)
-    trained = config.epochs_per_step * ranks.share(config.responses_per_step) * lengths.total
+    update = _update_batches(config, lengths, num_ranks=ranks.num)
+    read = config.epochs_per_step * ranks.share(config.responses_per_step) * lengths.total
+    trained = round(read * update.computed_fraction)
 
     def train(role: str, passes: Sequence[TrainingPass]) -> StepCost:
         modules, optimizer = optimized[role]
-        rounds = sum(len(each.batches.sizes) for each in passes)
+        rounds = sum(len(each.batches.groups) for each in passes)
         reduced = layout.reduced(modules, rounds=rounds, in_backward=optimizer.in_backward)
         return cost_model.training_cost(modules, passes, in_backward=optimizer.in_backward, reduced=reduced)
 
