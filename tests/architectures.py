@@ -6,6 +6,7 @@ Not a fixture: the parity tests of models and engine ask for an architecture by 
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -148,3 +149,19 @@ def random_sequences(lengths: list[int], seed: int = 0, vocabulary: int = VOCABU
     generator = torch.Generator().manual_seed(seed)
     drawn: list[Tensor] = [torch.randint(3, vocabulary, (length,), generator=generator) for length in lengths]
     return [tokens.tolist() for tokens in drawn]
+
+
+OF_SHARED_PREFIXES = ("llama", "qwen2", "qwen3", "gemma2", "gpt2")
+"""Those whose gradients with shared prefixes are compared in float64 as well."""
+
+
+def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of transformers compute in float32 whatever they are given. From now on a float64 stays one."""
+    plain = Tensor.to
+
+    def to(tensor: Tensor, *given, **options):
+        kept = tensor.dtype is torch.float64 and given[:1] == (torch.float32,)
+        return tensor if kept else plain(tensor, *given, **options)
+
+    monkeypatch.setattr(Tensor, "to", to)
+    monkeypatch.setattr(Tensor, "float", lambda tensor: to(tensor, torch.float32))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from architectures import ARCHITECTURES, build_architecture
+from architectures import ARCHITECTURES, OF_SHARED_PREFIXES, build_architecture, keep_float64
 from proximo.models.attention import varlen
 from proximo.models.attention.packed import AttentionOptions, PackedLayout, band_mask, explicit_attention
 from proximo.models.attention.prefix_copies import PrefixCopies
@@ -27,9 +27,6 @@ ROWS: dict[str, tuple[tuple[int, ...], tuple[int | None, ...]]] = {
 """Tokens of each segment, and the prefix that it follows. A tile of the kernel in C has 96 queries or keys."""
 
 WINDOWS = (None, 1, 3, 40, 100, 150)
-
-OF_ARCHITECTURES = [name for name in ARCHITECTURES if name in {"llama", "qwen2", "qwen3", "gemma2", "gpt2"}]
-assert len(OF_ARCHITECTURES) == 5
 
 GROUPS = [[3, 9, 4, 11, 5, 17, 8], [6, 2, 7]]
 """Prompts."""
@@ -211,15 +208,7 @@ def test_gradients_of_copies_in_half_precision_are_summed_in_single() -> None:
 
 @pytest.fixture
 def dtype_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms of transformers compute in float32 whatever they are given: here a float64 stays one."""
-    plain = torch.Tensor.to
-
-    def to(tensor: Tensor, *given, **options):
-        kept = tensor.dtype is torch.float64 and given[:1] == (torch.float32,)
-        return tensor if kept else plain(tensor, *given, **options)
-
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: to(tensor, torch.float32))
+    keep_float64(monkeypatch)
 
 
 def whole_batch() -> PackedResponses:
@@ -245,7 +234,7 @@ def compare(found: dict[str, Tensor], alone: dict[str, Tensor], dtype: torch.dty
 @pytest.mark.usefixtures("dtype_throughout")
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
-    [*((name, torch.float64) for name in OF_ARCHITECTURES), *((name, torch.float32) for name in ARCHITECTURES)],
+    [*((name, torch.float64) for name in OF_SHARED_PREFIXES), *((name, torch.float32) for name in ARCHITECTURES)],
 )
 def test_a_policy_has_the_gradients_of_responses_one_by_one(architecture: str, dtype: torch.dtype) -> None:
     model = LanguageModel(build_architecture(architecture).to(dtype))
@@ -262,7 +251,7 @@ def test_a_policy_has_the_gradients_of_responses_one_by_one(architecture: str, d
 
 @pytest.mark.usefixtures("dtype_throughout")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("architecture", OF_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OF_SHARED_PREFIXES)
 def test_a_critic_has_the_gradients_of_responses_one_by_one(architecture: str, dtype: torch.dtype) -> None:
     policy = LanguageModel(build_architecture(architecture).to(dtype))
     model: ScalarModel = scalar_from_language_model(policy, HeadStart.NORMAL)

@@ -15,11 +15,11 @@ from proximo.rewards.model import ModelReward
 
 HALF, FULL = "bf16", "float32"
 LAYERS, HEAD = (HALF, HALF), (FULL, FULL)
-FORWARD = {aten.mm: {LAYERS, HEAD}, aten._scaled_dot_product_flash_attention_for_cpu: {(HALF,) * 3}}
-"""In a pass that reads: the products of the layers, the head, attention."""
+FORWARD = {aten.mm: {LAYERS, HEAD}, aten._scaled_dot_product_flash_attention_for_cpu: {(HALF,) * 3, (HALF,) * 4}}
+"""In a pass that reads: the products of the layers, the head, attention, which has a mask where a prompt is shared."""
 BACKWARD = FORWARD | {
     # The output, and the sums that normalise: torch's kernel keeps these in float32.
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: {(*(HALF,) * 5, FULL)},
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: {(*(HALF,) * 5, FULL), (*(HALF,) * 5, FULL, HALF)},
 }
 KERNELS = {
     "policy_logprobs": FORWARD,
@@ -46,13 +46,13 @@ def counts() -> dict[str, DtypeTrace]:
         epochs_per_step=1,
         minibatch_responses=8,
         tokens_per_microbatch=64,
-        rollout={"max_new_tokens": 8},
+        rollout={"max_new_tokens": 7},
     )
     reward, value = (scalar_from_language_model(policy, HeadStart.NORMAL, seed=seed) for seed in (1, 2))
     models = {"value": value, "reward": ModelReward(reward)}
     trainer = CountedTrainer(policy, tiny_tokenizer(), config=config, counter=DtypeTrace, **models)
     torch.set_num_threads(1)
-    trainer.run_step(prompts=[Prompt(id=str(n), token_ids=tuple(range(60, 68 + 2 * n))) for n in range(4)])
+    trainer.run_step(prompts=[Prompt(id=str(n), token_ids=tuple(range(60, 69 + 2 * n))) for n in range(4)])
     return trainer.counts
 
 

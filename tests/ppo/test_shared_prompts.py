@@ -45,6 +45,7 @@ def made_trainer(*, value: Any = None, **options: Any) -> PPOTrainer:
         "prompts_per_step": len(PROMPTS),
         "responses_per_prompt": GROUP,
         "minibatch_responses": 6,
+        "keep_groups_together": True,
         "policy_optimizer": {"learning_rate": 1e-3},
     }
     if value is None:

@@ -340,7 +340,7 @@ KNOBS = [
     Knob(ppo.PPOConfig, "samples_per_prompt", "ppo", {"ppo.samples_per_prompt": 3}),
     Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
     Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
-    Knob(ppo.PPOConfig, "keep_groups_together", "ppo", {"ppo.keep_groups_together": False}, GROUPS),
+    Knob(ppo.PPOConfig, "keep_groups_together", "ppo", {"ppo.keep_groups_together": True}, GROUPS),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
     Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
     Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),

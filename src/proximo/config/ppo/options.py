@@ -4,7 +4,7 @@ Also used by the library: `PPOTrainer(config=PPOConfig())`.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,7 +13,7 @@ from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, ValueLossCo
 from proximo.config.ppo.ptx import PTXConfig
 from proximo.config.ppo.score import ScoreConfig
 from proximo.config.run import OptimizerConfig
-from proximo.config.schema.base import AbsentMeans, Section
+from proximo.config.schema.base import Section
 
 
 class RolloutConfig(Section):
@@ -139,10 +139,9 @@ class PPOConfig(Section):
     """Epochs over a rollout batch."""
     minibatch_responses: int | None = Field(None, ge=1)
     """Responses per update; null means a quarter of the batch. The last minibatch may be smaller."""
-    keep_groups_together: Annotated[bool, AbsentMeans(False)] = True
+    keep_groups_together: bool = False
     """Put the responses to one prompt into the same update, or into consecutive ones where they are more than an update
-    takes. Then their prompt is computed once, docs/ppo.md, "Shared prompts". false draws every response by itself; with
-    one response per prompt it is the same."""
+    takes: they share its computation, but an update then sees fewer prompts. docs/ppo.md, "Shared prompts"."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     overlap_updates: bool = True
