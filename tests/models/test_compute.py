@@ -38,8 +38,9 @@ def half(name: str = "llama") -> LanguageModel:
 
 
 def batch(num: int = 3) -> PackedResponses:
+    """Prompts of one token share nothing."""
     sequences = random_sequences(list(LENGTHS[:num]))
-    return pack_responses([each[:2] for each in sequences], [each[2:] for each in sequences])
+    return pack_responses([each[:1] for each in sequences], [each[1:] for each in sequences])
 
 
 def gradients(model: LanguageModel, *batches: PackedResponses) -> list[Tensor]:
