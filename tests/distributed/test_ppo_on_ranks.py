@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation": {"tokens_per_microbatch": 14},
     "value_normalised": {"value_loss": {"normalise": "exponential"}},
     "groups": GROUPS,
+    "groups together": GROUPS | {"keep_groups_together": True, "minibatch_responses": 4},
     # So low a limit takes tokens out in every update but the first of a step.
     "m2po": GROUPS | {"policy_loss": {"objective": "m2po", "max_second_moment": 1e-5}, "epochs_per_step": 2},
     "full_kl": {"kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}},

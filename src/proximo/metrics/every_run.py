@@ -121,7 +121,8 @@ SPEED = (
         name="throughput/train_tokens_per_second",
         reduction=Mean,
         unit="tokens per second",
-        definition="Tokens (prompt and response, once per epoch and model) divided by the seconds of the updates.",
+        definition="Tokens (prompt and response, once per epoch and model) divided by the seconds of the updates. A prompt "
+        "counts for each of its responses, also where they share its computation.",
         better=Better.UP,
         repeatable=False,
     ),
@@ -136,7 +137,7 @@ SPEED = (
 )
 
 COUNTED = {
-    "trained_tokens": "Tokens of the updates of this step",
+    "trained_tokens": "Tokens that the updates of this step computed, a shared prompt once",
     "sampled_tokens": "Tokens that the rollout of this step generated",
 }
 
