@@ -133,6 +133,7 @@ EACH = {
     "accumulation": FULL | {"reduce_gradients": "microbatch"},
     "value_normalised": GRADS,
     "groups": WHOLE,
+    "groups together": WHOLE,
     "m2po": GRADS,
     "ptx": FULL,
     "full_kl": FULL,
