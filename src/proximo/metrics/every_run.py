@@ -121,8 +121,8 @@ SPEED = (
         name="throughput/train_tokens_per_second",
         reduction=Mean,
         unit="tokens per second",
-        definition="Tokens (prompt and response, once per epoch and model) divided by the seconds of the updates. A prompt "
-        "counts for each of its responses, also where they share its computation.",
+        definition="Tokens (prompt and response, once per epoch and model) divided by the seconds of the updates. "
+        "A prompt counts for each of its responses, also where they share its computation.",
         better=Better.UP,
         repeatable=False,
     ),
