@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftConfig
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from proximo.config.run import ModelConfig, ScalarModelConfig, TokenizerConfig
@@ -89,6 +88,8 @@ class ModelConfigs:
 
         Raises ModelError if Proximo did not write the adapter.
         """
+        from peft import LoraConfig, PeftConfig
+
         if path in self.adapters:
             return self.adapters[path]
         if path.startswith("@") and self.folder is not None:

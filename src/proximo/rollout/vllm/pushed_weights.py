@@ -7,14 +7,17 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftConfig
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from proximo.errors import TrainingError
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from peft import PeftConfig
 
 PREFIX = "proximo-weights-"
 PART_BYTES = 256 * 2**20
@@ -24,7 +27,7 @@ _ADAPTER_MARK = ".lora_"
 class PushedWeights:
     """A folder with the weights of the last push. `close` removes it."""
 
-    def __init__(self, parent: Path, *, adapter: PeftConfig | None, num_tensors: int) -> None:
+    def __init__(self, parent: Path, *, adapter: "PeftConfig | None", num_tensors: int) -> None:
         """`parent`: a folder that the servers can read; one in memory is fastest. `adapter`: that of the
         policy, if only an adapter is trained. `num_tensors`: that the policy has, trained or not.
         """
