@@ -18,7 +18,7 @@ from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import AttentionLayout, AttentionOptions, PackedLayout
 from proximo.models.attention.varlen import VarlenAttention
-from proximo.models.fast_path import PATHS
+from proximo.models.fast_path import PATHS, FastPath
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
@@ -31,6 +31,12 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox", "mixtral"]
 LENGTHS = (7, 5, 9)
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes run as on an accelerator, through the modules: `test_fused_half.py` is about those of a CPU."""
+    monkeypatch.setitem(PATHS, ("cpu", Precision.BF16), FastPath(bf16_head=True))
 
 
 def half(name: str = "llama") -> LanguageModel:

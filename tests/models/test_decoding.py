@@ -16,6 +16,7 @@ from proximo.models.cpu.decoding import KernelDecoder
 from proximo.models.fast_path import Decoder
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import pack
 from proximo.models.precision.placement import Precision
 from proximo.native.library import library
@@ -115,9 +116,15 @@ def hooked(model: PreTrainedModel) -> LanguageModel:
     return LanguageModel(model)
 
 
+def narrowed(model: PreTrainedModel) -> LanguageModel:
+    half = LanguageModel(model.requires_grad_(False), precision=Precision.BF16)
+    narrow_frozen(half)
+    return half
+
+
 CHANGED: dict[str, Callable[[PreTrainedModel], LanguageModel]] = {
     "a hook": hooked,
-    "half precision": lambda model: LanguageModel(model, precision=Precision.BF16),
+    "matrices in half precision": narrowed,
 }
 
 

@@ -31,7 +31,7 @@ def test_the_head_multiplies_bf16_operands_in_plain_bf16_alone(precision: Precis
     assert {path.bf16_head for path in paths} == {precision is Precision.BF16}
 
 
-def test_only_float32_on_a_cpu_leaves_the_modules() -> None:
+def test_only_a_cpu_leaves_the_modules() -> None:
     kernels = library() is not None
     model = LanguageModel(build_architecture("llama"))
     assert model.backbone._fused_layers() is not None
@@ -41,15 +41,17 @@ def test_only_float32_on_a_cpu_leaves_the_modules() -> None:
             assert model.backbone._fused_layers() is None
             assert model.decoder() == model.backbone.decode
     half = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
-    assert half.backbone._fused_layers() is None
-    assert half.decoder() == half.backbone.decode
+    fused = half.backbone._fused_layers()
+    assert fused is not None
+    assert fused.parts.layers[0].rest.dtype is torch.bfloat16
+    assert (half.decoder() != half.backbone.decode) is kernels
 
 
 @pytest.mark.parametrize(
     ("device", "precision", "expected"),
     [
         ("cpu", Precision.FLOAT32, KernelAttention),
-        ("cpu", Precision.BF16, None),
+        ("cpu", Precision.BF16, KernelAttention),
         ("cuda", Precision.BF16, VarlenAttention),
         ("cuda", Precision.BF16_FLOAT32_HEAD, VarlenAttention),
         ("cuda", Precision.TF32, None),

@@ -308,6 +308,7 @@ def test_a_whole_layer_has_the_gradients_of_float64(rows: Tensor | None) -> None
             projections=(projections[0], projections[1], projections[2]),
             head_norms=None,
             head_width=12,
+            dtype=dtype,
         )
         query, key, value = Projections.apply(part, hidden, *angles, *part.tensors)
         shared = torch.cat([key, value], dim=1).transpose(0, 1).contiguous().transpose(0, 1)
@@ -321,6 +322,7 @@ def test_a_whole_layer_has_the_gradients_of_float64(rows: Tensor | None) -> None
             activation=Activation("silu"),
             closed=down,
             after_mlp=None,
+            dtype=dtype,
         )
         last = RMSNorm(weight=weights[5], epsilon=1e-5)
         result = LastNorm.apply(last, Rest.apply(rest, hidden, attended, rows, *rest.tensors), weights[5])

@@ -15,7 +15,8 @@ Legend: B rows of a decode step, D width.
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -57,11 +58,12 @@ class FastPath:
 
 
 _PLAIN = FastPath(logits_bytes=_ACCELERATOR_LOGITS)
+_HALF = FastPath(attention=KernelAttention, layers=partial(FusedLayers.of, half=True), decoder=KernelDecoder.of)
 
 PATHS: dict[tuple[str, Precision], FastPath] = {
     ("cpu", Precision.FLOAT32): FastPath(attention=KernelAttention, layers=FusedLayers.of, decoder=KernelDecoder.of),
-    ("cpu", Precision.BF16): FastPath(bf16_head=True),
-    ("cpu", Precision.BF16_FLOAT32_HEAD): FastPath(),
+    ("cpu", Precision.BF16): replace(_HALF, bf16_head=True),
+    ("cpu", Precision.BF16_FLOAT32_HEAD): _HALF,
     ("cuda", Precision.FLOAT32): _PLAIN,
     ("cuda", Precision.TF32): _PLAIN,
     ("cuda", Precision.BF16): FastPath(attention=VarlenAttention, bf16_head=True, logits_bytes=_ACCELERATOR_LOGITS),

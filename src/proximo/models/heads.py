@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 from proximo.algorithms import kl
 from proximo.errors import ModelError
 from proximo.models.precision.compute import keep_casts_in_recomputation
-from proximo.models.precision.products import add_product, narrow_linear, operand, product, weight_operand
+from proximo.models.precision.products import (
+    add_product,
+    gradient_product,
+    narrow_linear,
+    operand,
+    product,
+    weight_operand,
+)
 from proximo.native.decoding import linear
 from proximo.native.row_kernels import row_kernels_for
 
@@ -217,9 +224,14 @@ class _FusedHead(torch.autograd.Function):
             if for_bias is not None:
                 for_bias.add_(gradient.sum(dim=0))
             gradient = plan.operand(gradient)
+            # Of chunks of one size alone, because a product in bf16 is compiled for each number of rows on a CPU.
+            is_whole = plan.narrow and len(gradient) == plan.chunk_tokens and gradient.dtype is torch.float32
+            multiply = gradient_product if is_whole else product
             if for_hidden is not None:
-                for_hidden[rows] = product(gradient, weight)
-            if for_weight is not None:
+                for_hidden[rows] = multiply(gradient, weight)
+            if for_weight is not None and multiply is gradient_product:
+                for_weight.add_(multiply(gradient.t(), hidden[rows]))
+            elif for_weight is not None:
                 for_weight = add_product(for_weight, gradient.t(), hidden[rows])
         return for_hidden, for_weight, for_bias, None, None, None
 

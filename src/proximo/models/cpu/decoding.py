@@ -51,7 +51,7 @@ class KernelDecoder:
         self._embeddings = fused.model.get_input_embeddings().weight
         self._model = native.ModelPointers(
             num_layers=len(parts.layers),
-            width=query.matrix().shape[1],
+            width=self._embeddings.shape[1] if parts.finish is None else parts.finish.in_features,
             num_heads=query.num_outputs // first.inputs.head_width,
             num_key_heads=key.num_outputs // first.inputs.head_width,
             head_width=first.inputs.head_width,
@@ -136,7 +136,7 @@ class KernelDecoder:
     def _matrix(self, layer: Linear) -> native.MatrixPointers:
         bias = None if layer.bias is None else layer.own_rows(layer.bias)
         with torch.no_grad():
-            matrix = layer.matrix().contiguous()
+            matrix = layer.matrix(torch.float32).contiguous()
         return native.MatrixPointers(weight=self._address(matrix), bias=self._address(bias))
 
     def _address(self, tensor: Tensor | None) -> int | None:

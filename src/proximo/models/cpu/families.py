@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from proximo.models.attention.packed import AttentionOptions
-from proximo.models.cpu.fused import AttentionInputs, OutputAndMLP
+from proximo.models.cpu.fused import AttentionInputs, OutputAndMLP, distinct_tensors
 from proximo.models.cpu.parts import Activation, Adapter, LayerNorm, Linear, Norm, RMSNorm
 
 
@@ -153,6 +154,12 @@ class LayerParts:
     """The key of its angles in `ModelParts.angles`; None without rotary embeddings."""
     options: AttentionOptions
 
+    @property
+    def norm_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of its norms."""
+        rest, heads = self.rest, self.inputs.head_norms or ()
+        return distinct_tensors(self.inputs.norm, *heads, rest.after_attention, rest.before_mlp, rest.after_mlp)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
@@ -186,13 +193,13 @@ def family_of(model: nn.Module) -> Family | None:
     return FAMILIES.get(architecture.__name__) if known else None
 
 
-def read_parts(model: Any) -> ModelParts | None:
-    """The parts of a model; None if it is not exactly as its family describes it."""
+def read_parts(model: Any, dtype: torch.dtype) -> ModelParts | None:
+    """The parts of a model; None if it is not exactly as its family describes it. `dtype`: of products."""
     family = family_of(model)
     if family is None:
         return None
     try:
-        return _read(model, family)
+        return _read(model, family, dtype)
     except _OtherwiseError:
         return None
 
@@ -210,7 +217,7 @@ class _OtherwiseError(Exception):
     """A module is not as the table says."""
 
 
-def _read(model: Any, family: Family) -> ModelParts:
+def _read(model: Any, family: Family, dtype: torch.dtype) -> ModelParts:
     home = type(model).__module__
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in ("drop", "dropout"):
@@ -224,7 +231,7 @@ def _read(model: Any, family: Family) -> ModelParts:
         embed=_embedding(modules, family),
         rotary=modules.get("rotary_emb"),
         angles_by_type=family.angles_by_type,
-        layers=tuple(_layer(layer, family, home) for layer in layers),
+        layers=tuple(_layer(layer, family, home, dtype) for layer in layers),
         last_norm=_norm(modules.get(family.last_norm), family, home),
         finish=getattr(owner, "project_out", None),
     )
@@ -234,19 +241,25 @@ def _embedding(modules: dict[str, Any], family: Family) -> Callable[[Tensor, Ten
     tokens, positions = modules[family.embeddings], modules.get(family.positions or "")
     project = modules.get("decoder.project_in")
     if family.positions is None:
-        return lambda token_ids, _: tokens(token_ids)
+        return lambda token_ids, _: _wide(tokens(token_ids))
     if positions is None:
         raise _OtherwiseError
 
     def embed(token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        hidden = tokens(token_ids) if project is None else project(tokens(token_ids))
+        hidden = _wide(tokens(token_ids))
+        hidden = hidden if project is None else project(hidden)
         offset = {"position_ids": position_ids} if hasattr(positions, "offset") else {}  # OPT
         return hidden + (positions(None, **offset) if offset else positions(position_ids))
 
     return embed
 
 
-def _layer(layer: Any, family: Family, home: str) -> LayerParts:
+def _wide(rows: Tensor) -> Tensor:
+    """Of a table that is stored in bfloat16, since the residual stream begins with its rows."""
+    return rows.float() if rows.dtype is torch.bfloat16 else rows
+
+
+def _layer(layer: Any, family: Family, home: str, dtype: torch.dtype) -> LayerParts:
     modules: dict[str, Any] = dict(_units(layer))
     named = (*family.projections, *family.head_norms, family.output, *family.opened, family.closed, family.activation)
     norms = (family.before_attention, family.after_attention, family.before_mlp, family.after_mlp)
@@ -275,6 +288,7 @@ def _layer(layer: Any, family: Family, home: str) -> LayerParts:
             projections=_projections([_linear(modules[name]) for name in family.projections], of_queries),
             head_norms=None if not head_norms else (_rms(head_norms[0]), _rms(head_norms[1])),
             head_width=head_width,
+            dtype=dtype,
         ),
         rest=OutputAndMLP(
             output=output,
@@ -284,6 +298,7 @@ def _layer(layer: Any, family: Family, home: str) -> LayerParts:
             activation=_activation(modules[family.activation]),
             closed=_linear(modules[family.closed]),
             after_mlp=after_mlp,
+            dtype=dtype,
         ),
         angles=_angles(attention, family),
         options=_options(attention, family),

@@ -26,7 +26,7 @@ from proximo.models.cpu.fused import LastNorm, Projections, Rest, distinct_tenso
 from proximo.models.packing import Packed
 
 WIDE = ({torch.float32}, {torch.float64})
-"""The allowed sets of dtypes of a model's weights. Modules cast between dtypes; the functions here do not."""
+"""The allowed sets of dtypes of a model's weights, unless products are in bfloat16."""
 
 
 def _no_scope(_: str) -> AbstractContextManager[None]:
@@ -46,8 +46,10 @@ class FusedLayers:
     parts: ModelParts
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "FusedLayers | None":
+    def of(cls, model: PreTrainedModel, *, half: bool = False) -> "FusedLayers | None":
         """The fused layers of `model`; None for another architecture, or if one of its modules has been changed.
+
+        `half`: products in bfloat16, of float32 weights or of frozen ones that are stored so.
 
         Checked before each pass, because adapters, hooks and modes change. The answer is cached together with the state
         of the modules that it depends on.
@@ -56,13 +58,13 @@ class FusedLayers:
             return None
         profiled = PART_SCOPE.get() is not _no_scope  # the profiler adds hooks, which do not rule out fused layers
         config = model.config
-        own = [profiled, _has_any_global_hook(), model.training, _is_hooked(model)]
+        own = [half, profiled, _has_any_global_hook(), model.training, _is_hooked(model)]
         own += [config.num_hidden_layers, getattr(config, "sliding_window", None)]
         # The state must not contain the model: values that refer to their weak key are never freed.
         state = own + _state(model)
         known = _KNOWN.get(model)
         if known is None or known[0] != state:
-            known = _KNOWN[model] = state, _parts_of(model, profiled=profiled)
+            known = _KNOWN[model] = state, _parts_of(model, half=half, profiled=profiled)
         return None if known[1] is None else cls(model, known[1])
 
     def run(
@@ -141,10 +143,14 @@ _OF_ATTENTION = ("layer_idx", "attention_dropout", "dropout", "scaling", "slidin
 """Attributes of attention modules that parts are made of."""
 
 
-def _parts_of(model: PreTrainedModel, *, profiled: bool) -> ModelParts | None:
+def _parts_of(model: PreTrainedModel, *, half: bool, profiled: bool) -> ModelParts | None:
     """The parts of a model whose modules nobody has changed; None for any other."""
-    parts = read_parts(model)
-    if parts is None or {weight.dtype for weight in model.parameters()} not in WIDE:
+    dtypes = {weight.dtype for weight in model.parameters()}
+    narrow = half and dtypes <= {torch.float32, torch.bfloat16}
+    parts = read_parts(model, torch.bfloat16) if narrow else read_parts(model, next(iter(dtypes)))
+    if parts is None or not (narrow or dtypes in WIDE):
+        return None
+    if any(norm.dtype is torch.bfloat16 for layer in parts.layers for norm in layer.norm_tensors):
         return None
     bypassed = bypassed_modules(model)
     if not profiled and (_has_any_global_hook() or any(map(_is_hooked, bypassed))):

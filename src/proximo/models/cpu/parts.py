@@ -3,6 +3,9 @@
 A part names tensors of the model and computes with them. Its backward pass is written out, so that the autograd
 functions of `fused.py` save little: what is cheap to compute again is not kept. Parts hold no state of a pass.
 
+Norms compute in the type of their weights. Products compute in the type of their inputs, which is that of the weights
+or bfloat16; then weights are cast once within `casting`, and gradients come out in the type of the weights.
+
 In a backward pass, `for_x` is the gradient of x. Legend: T rows, D width, I and O inputs and outputs of a linear layer,
 r rank of an adapter, F width of an activation.
 """
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from proximo.models.precision.compute import cast_weight
 from proximo.native.row_kernels import row_kernels_for
 
 aten = torch.ops.aten
@@ -38,7 +42,7 @@ class Gradients:
         """Add what `make` gives to the gradient of a tensor, or at the indices `where` of it, if that is needed."""
         if tensor is None or id(tensor) not in self._needed:
             return
-        known, made = self._found.get(id(tensor)), make()
+        known, made = self._found.get(id(tensor)), make().to(tensor.dtype)
         if where is None:
             self._found[id(tensor)] = made if known is None else known.add_(made)
             return
@@ -195,29 +199,56 @@ class Linear:
         """The rows of this layer among those of a joint matrix, bias or adapter."""
         return tensor if self.rows is None else tensor[self.rows]
 
-    def matrix(self) -> Tensor:
-        """W [O, I]. With an adapter, whose sum with the base costs r / T of the product, it is made anew each time."""
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """W [O, I] in `dtype`, with the adapter added if that is its type.
+
+        The sum is made anew each time, which costs r / T of the product. In bfloat16 it would lose what is small beside
+        the base, so there the adapter multiplies by itself.
+        """
+        adapter = self.adapter
+        if adapter is None or adapter.up.dtype is not dtype:
+            weight = cast_weight(self.weight, dtype)
+            return self.own_rows(weight.t() if self.transposed else weight)
         base = self.own_rows(self.weight.t() if self.transposed else self.weight)
-        if self.adapter is None:
-            return base
-        return torch.addmm(base, self.own_rows(self.adapter.up), self.adapter.down, alpha=self.adapter.scaling)
+        return torch.addmm(base.to(dtype), self.own_rows(adapter.up), adapter.down, alpha=adapter.scaling)
+
+    def _apart(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, float] | None:
+        """A [r, I], B [O, r] in `dtype`, and the scaling, of an adapter that `matrix` leaves out."""
+        adapter = self.adapter
+        if adapter is None or adapter.up.dtype is dtype:
+            return None
+        return cast_weight(adapter.down, dtype), self.own_rows(cast_weight(adapter.up, dtype)), adapter.scaling
 
     def run(self, inputs: Tensor, *, out: Tensor | None = None, onto: Tensor | None = None) -> Tensor:
         """inputs [T, I] -> [T, O], written to `out`, or added to `onto` [T, O] in a new tensor."""
-        turned, bias = self.matrix().t(), None if self.bias is None else self.own_rows(self.bias)
+        turned = self.matrix(inputs.dtype).t()
+        bias = None if self.bias is None else self.own_rows(cast_weight(self.bias, inputs.dtype))
         if onto is not None:
-            result = torch.addmm(onto, inputs, turned)
-            return result if bias is None else result.add_(bias)
-        if bias is None:
-            return torch.mm(inputs, turned, out=out)
-        return torch.addmm(bias, inputs, turned, out=out)
+            summed = torch.addmm(onto, inputs, turned)
+            return summed if bias is None else summed.add_(bias)
+        outputs = torch.mm(inputs, turned, out=out) if bias is None else torch.addmm(bias, inputs, turned, out=out)
+        if (apart := self._apart(inputs.dtype)) is not None:
+            down, up, scaling = apart
+            outputs.addmm_(torch.mm(inputs, down.t()), up.t(), alpha=scaling)
+        return outputs
+
+    def for_inputs(self, gradient: Tensor, *, onto: Tensor | None = None) -> Tensor:
+        """The gradient [T, I] of the inputs from that of the outputs [T, O]; added to `onto` in place if given."""
+        matrix = self.matrix(gradient.dtype)
+        total = torch.mm(gradient, matrix) if onto is None else onto.addmm_(gradient, matrix)
+        if (apart := self._apart(gradient.dtype)) is not None:
+            down, up, scaling = apart
+            total.addmm_(torch.mm(gradient, up), down, alpha=scaling)
+        return total
 
     def backward(self, gradient: Tensor, inputs: Tensor | None, found: Gradients) -> None:
         """Collect the gradients of the layer's tensors, from that of its outputs [T, O].
 
         `inputs` [T, I] may be None if `reads_inputs` is False.
         """
-        found.add(self.bias, lambda: gradient.sum(dim=0), self.rows)
+        bias = self.bias
+        if bias is not None:
+            found.add(bias, lambda: gradient.sum(dim=0, dtype=bias.dtype), self.rows)
         if inputs is None:
             return
         if self.transposed and found.wants(self.weight):
@@ -226,9 +257,10 @@ class Linear:
         else:
             found.add(self.weight, lambda: torch.mm(gradient.t(), inputs), self.rows)
         if (adapter := self.adapter) is not None and found.wants(adapter.down, adapter.up):
-            low = torch.mm(gradient, self.own_rows(adapter.up)).mul_(adapter.scaling)
+            dtype = gradient.dtype
+            low = torch.mm(gradient, self.own_rows(cast_weight(adapter.up, dtype))).mul_(adapter.scaling)
             found.add(adapter.down, lambda: torch.mm(low.t(), inputs))
-            projected = torch.mm(inputs, adapter.down.t()).mul_(adapter.scaling)
+            projected = torch.mm(inputs, cast_weight(adapter.down, dtype).t()).mul_(adapter.scaling)
             found.add(adapter.up, lambda: torch.mm(gradient.t(), projected), self.rows)
 
     def reads_inputs(self, found: Gradients) -> bool:
@@ -239,9 +271,9 @@ class Linear:
 
 def for_inputs(layers: Sequence[Linear], gradients: Sequence[Tensor]) -> Tensor:
     """The gradient [T, I] of the inputs that several layers share, from those of their outputs."""
-    total = torch.mm(gradients[0], layers[0].matrix())
+    total = layers[0].for_inputs(gradients[0])
     for layer, gradient in zip(layers[1:], gradients[1:], strict=True):
-        total.addmm_(gradient, layer.matrix())
+        layer.for_inputs(gradient, onto=total)
     return total
 
 

@@ -3,9 +3,11 @@
 Sums and results are float32 on every device. On CUDA one kernel does it; elsewhere operands are rounded to bf16 and
 multiplied in float32, which means the same. Backwards all operands are rounded too: the gradient of the scores, and
 the weight or the hidden states that it is multiplied with. What the products give, a gradient of hidden states or of a
-weight, is float32 and is not rounded; nor is the gradient of a bias.
+weight, is float32 and is not rounded; nor is the gradient of a bias. On a CPU that multiplies bf16, these gradients are
+rounded to bf16 chunk by chunk, as those of the layers are: it has no product of bf16 operands with float32 results.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from proximo.models.precision.compute import remembered
+from proximo.models.precision.compute import cast_weight, remembered
 from proximo.native.decoding import linear
 
 
@@ -46,6 +48,19 @@ def add_product(
     if first.dtype is torch.bfloat16:
         return torch.addmm(total, first, second, out_dtype=torch.float32)
     return total.addmm_(first, second)
+
+
+def gradient_product(first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]) -> Tensor:
+    """As `product`, for gradients. `second` may be a weight, which is cast once within `casting`."""
+    if first.dtype is torch.bfloat16 or not _cpu_multiplies_halves():
+        return product(first, second)
+    return torch.mm(first.to(torch.bfloat16), cast_weight(second, torch.bfloat16)).float()
+
+
+@cache
+def _cpu_multiplies_halves() -> bool:
+    """Whether the processor has instructions for products of bf16 numbers. Others are ten times slower with them."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def narrow_linear(
