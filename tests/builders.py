@@ -9,6 +9,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from architectures import wide_norms
+from proximo.models.fast_path import PATHS, FastPath
+from proximo.models.precision.placement import Precision
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,!?'\"-:;()\nABCDEFGH"
 CHAT_TEMPLATE = (
@@ -71,3 +73,8 @@ def real_data(*parts: str) -> Path:
     if not root:
         pytest.skip("PROXIMO_TEST_DATA is unset: the real data is not at hand")
     return Path(root, *parts)
+
+
+def run_through_modules(patch: pytest.MonkeyPatch) -> None:
+    """Passes in bf16 on a CPU then take the path that accelerators take."""
+    patch.setitem(PATHS, ("cpu", Precision.BF16), FastPath(bf16_head=True))

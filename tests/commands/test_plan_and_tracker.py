@@ -7,6 +7,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: TID251 - a tool that counts, of no process group
 from transformers import AutoConfig
 
+from builders import run_through_modules
 from proximo.models.fake_tensor_profiler import building, shapes_only, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.loading import random_model
@@ -72,7 +73,10 @@ def tracked(*, checkpointing: bool) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_activations_and_gradients_are_those_of_an_independent_tracker(tmp_path: Path, checkpointing: bool) -> None:
+def test_activations_and_gradients_are_those_of_an_independent_tracker(
+    tmp_path: Path, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_through_modules(monkeypatch)  # as the tracker does, which has hooks
     phase = planned(make_inputs(tmp_path), checkpointing=checkpointing)
     beside = ("weights", "optimizer", "process", "allocator")
     counted = sum(size for part, size in phase.parts.items() if not part.endswith(beside))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from architectures import build_architecture, random_sequences
-from builders import tiny_language_model, tiny_tokenizer
+from builders import run_through_modules, tiny_language_model, tiny_tokenizer
 from dtype_traces import DtypeTrace
 from proximo.distributed.world import World
 from proximo.learner.update import stepping_in_backward
@@ -18,7 +18,7 @@ from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import AttentionLayout, AttentionOptions, PackedLayout
 from proximo.models.attention.varlen import VarlenAttention
-from proximo.models.fast_path import PATHS, FastPath
+from proximo.models.fast_path import PATHS
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
@@ -36,7 +36,7 @@ LENGTHS = (7, 5, 9)
 @pytest.fixture(autouse=True)
 def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes run as on an accelerator, through the modules: `test_fused_half.py` is about those of a CPU."""
-    monkeypatch.setitem(PATHS, ("cpu", Precision.BF16), FastPath(bf16_head=True))
+    run_through_modules(monkeypatch)
 
 
 def half(name: str = "llama") -> LanguageModel:

@@ -144,6 +144,15 @@ def test_float64_decodes_as_modules() -> None:
     assert model.decoder() == model.backbone.decode
 
 
+def test_in_bf16_the_kernel_decodes_after_prompts_of_fused_layers() -> None:
+    """From the float32 weights, so that only prompts are rounded; and so do the modules, where the kernel must not."""
+    model = LanguageModel(build("llama"), precision=Precision.BF16)
+    exact = decoded(LanguageModel(build("llama")), LanguageModel(build("llama")).backbone.decode)
+    for decoder, allowed in ((model.decoder(), 0.05), (model.backbone.decode, 0.1)):
+        for ours, expected in zip(decoded(model, decoder), exact, strict=True):
+            assert (ours - expected).norm() <= allowed * expected.norm()
+
+
 def test_without_kernels_the_modules_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "kernels_for", lambda _: None)
     model = LanguageModel(build("llama"))

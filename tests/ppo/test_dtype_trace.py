@@ -1,9 +1,11 @@
 """A whole PPO step in bf16, operator by operator: which kernel sees which types, and what is cast."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import run_through_modules, tiny_language_model, tiny_tokenizer
 from counting import CountedTrainer
 from dtype_traces import DtypeTrace, aten
 from proximo.config.ppo.options import PPOConfig
@@ -34,8 +36,14 @@ KERNELS = {
 
 
 @pytest.fixture(scope="module")
-def counts() -> dict[str, DtypeTrace]:
-    """Of each call of a step with one update of each model, in several micro-batches."""
+def counts() -> Iterator[dict[str, DtypeTrace]]:
+    """Of each call of a step with one update of each model, in several micro-batches, on the path of accelerators."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_through_modules(patch)
+        yield counted_calls()
+
+
+def counted_calls() -> dict[str, DtypeTrace]:
     policy = LanguageModel(
         tiny_language_model(vocab_size=128, hidden_size=32, intermediate_size=64), precision=Precision.BF16
     )

@@ -120,10 +120,12 @@ class RowCache(Cache):
         num_rows = key_states.shape[0]
         # One index_copy_ on a flat view of all rows and heads writes each row's token at its own position.
         flat_positions = step.flat_positions(keys.shape[1], self._capacity)
-        key, value = to_compute_type(key_states, value_states)
+        key, value = (states.to(keys.dtype) for states in (key_states, value_states))
         keys.view(-1, keys.shape[-1]).index_copy_(0, flat_positions, key.reshape(-1, keys.shape[-1]))
         values.view(-1, values.shape[-1]).index_copy_(0, flat_positions, value.reshape(-1, values.shape[-1]))
-        return keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens]
+        # Prompts that fused layers computed are float32 also where the modules, which decode here, attend in bf16.
+        key, value = to_compute_type(keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens])
+        return key, value
 
     def pointers(self) -> CachePointers:
         """Addresses of the storage of all layers, for kernels in C that read the cache and write the next token."""

@@ -24,6 +24,7 @@ from proximo.models.attention.packed import AttentionLayout
 from proximo.models.cpu.families import LayerParts, ModelParts, bypassed_modules, family_of, read_parts
 from proximo.models.cpu.fused import LastNorm, Projections, Rest, distinct_tensors
 from proximo.models.packing import Packed
+from proximo.native.library import kernels_for
 
 WIDE = ({torch.float32}, {torch.float64})
 """The allowed sets of dtypes of a model's weights, unless products are in bfloat16."""
@@ -82,7 +83,9 @@ class FusedLayers:
             query, key, value = (states.transpose(0, 1)[None] for states in heads)
             if cache is not None:
                 # Copies, because the cache outlives the pass: views would keep the joined tensor with the queries.
-                key, value = (states.clone(memory_format=torch.contiguous_format) for states in (key, value))
+                # Without kernels the modules decode, in the type of products.
+                kept = key.dtype if kernels_for(key) is not None else layer.inputs.dtype
+                key, value = (states.to(kept, copy=True).contiguous() for states in (key, value))
                 key, value = cache.update(key, value, layer.attention.layer_idx)
             layout.num_calls += 1
             return layout.attend(query, key, value, layer.options)[0].flatten(1)
