@@ -76,6 +76,18 @@ def test_outputs_and_gradients_are_those_of_the_definition(lengths, width, heads
             torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-5 * max(1.0, exact.abs().max().item()))
 
 
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("softcap", [0.3, 2.0, 50.0])
+@pytest.mark.parametrize("window", [None, 3, 100])
+def test_capped_scores_give_outputs_and_gradients_of_the_definition(lengths, softcap, window):
+    """From caps that nearly every score reaches to one that none does."""
+    given = random_heads(lengths, (4, 2), 20)
+    options = AttentionOptions(softcap=softcap, sliding_window=window, scaling=0.5)
+    expected = by_definition(given, lengths, options)
+    for ours, exact in zip(with_gradients(given, lengths, options), expected, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-5 * max(1.0, exact.abs().max().item()))
+
+
 def test_rows_that_lie_in_any_way_give_the_same_bits():
     lengths = (7, 100, 33)
     views = random_heads(lengths, (4, 2), 20)
@@ -199,7 +211,8 @@ def test_what_the_kernel_cannot_compute_goes_the_ways_of_torch():
     given = random_heads((12,), (2, 1), 8)
     assert is_native(given)
     assert is_native(given, AttentionOptions(scaling=2.0, sliding_window=3))
-    others = (AttentionOptions(softcap=1.0), AttentionOptions(sinks=torch.zeros(2)), AttentionOptions(dropout=0.1))
+    assert is_native(given, AttentionOptions(softcap=1.0))
+    others = (AttentionOptions(sinks=torch.zeros(2)), AttentionOptions(dropout=0.1))
     assert not any(is_native(given, options) for options in others)
     assert not is_native([each.double() for each in given])
     assert not is_native([given[0], given[1], given[2][..., :4]])

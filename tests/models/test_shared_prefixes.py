@@ -92,9 +92,10 @@ def test_attention_of_torch_is_that_of_whole_sequences(row, window: int | None) 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_attention_in_c_is_that_of_whole_sequences(row, window: int | None) -> None:
-    options = AttentionOptions(sliding_window=window)
-    output = check_attention(row, KernelAttention, options, dtype=torch.float32, tolerance=1e-5)
-    assert type(output.grad_fn).__name__ == "_AttentionBackward"
+    for softcap in (None, 1.5):
+        options = AttentionOptions(sliding_window=window, softcap=softcap)
+        output = check_attention(row, KernelAttention, options, dtype=torch.float32, tolerance=1e-5)
+        assert type(output.grad_fn).__name__ == "_AttentionBackward"
 
 
 @pytest.mark.skipif(library() is None, reason="no kernels in C: no compiler, or PROXIMO_KERNELS is off")

@@ -36,7 +36,7 @@ typedef struct {
     float *scratch;                      /* `attention_scratch` numbers */
     const float *gradient;               /* [T, H, K] of the output */
     float *of_query, *of_key, *of_value; /* [T, H or G, K] */
-    float scaling;
+    float scaling, softcap; /* c: scores become c tanh(score / c); 0 for no cap */
 } Attention;
 
 /* Of one thread. */
@@ -119,6 +119,19 @@ INLINE ivec lanes_between(long at, long begin, long end) {
    weights beyond what a query attends to: these must be written too, as zeros. */
 INLINE long first_read_key(long begin) { return max_long(0, begin - ROWS + 1) / WIDTH * WIDTH; }
 INLINE long last_read_key(const Band *band, long end) { return min_long(band->num_keys, end + ROWS - 1); }
+
+/* tanh, to about 1e-7 of its size: near 0 by the polynomial of Cephes' tanhf, since the other formula subtracts from 1. */
+INLINE vec tanh_of(vec u) {
+    vec square = u * u, sum = square * -5.70498872745e-3f + 2.06390887954e-2f;
+    sum = ((sum * square - 5.37397155531e-2f) * square + 1.33314422036e-1f) * square - 3.33332819422e-1f;
+    return blend((u < 0.625f) & (u > -0.625f), u + u * square * sum, 1 - 2 / (1 + exp_clamped(2 * u)));
+}
+
+/* Caps the scores of one query that are read for it. */
+INLINE void cap_scores(const Band *band, long row, float *scores, float softcap) {
+    long first = first_read_key(first_key(band, row)), last = last_read_key(band, end_key(band, row));
+    for (long i = first; i < last; i += WIDTH) store(scores + i, softcap * tanh_of(load(scores + i) / softcap));
+}
 
 /* Online softmax: turns scores of one query into exp(score - top), and updates the largest score and the sum over all
    blocks so far. Returns the factor by which results of earlier blocks must be multiplied, since their top was lower. */
@@ -215,6 +228,7 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
                     prefetch_row(0, next_values + i * work->value_token, width);
                 }
                 if (!add) prefetch_row(1, work->output + ((from + i) * work->num_heads + head) * width, width);
+                if (work->softcap) cap_scores(&band, i, t->scores + i * BLOCK, work->softcap);
                 float rescaling = softmax_numerators(&band, i, t->scores + i * BLOCK, tops + i, sums + i);
                 if (add && rescaling != 1) scale_row(t->result + i * t->wide, rescaling, t->wide, t->result + i * t->wide, 0);
             }
@@ -229,15 +243,18 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
 }
 
 /* Backward of the softmax. Recomputes the weights p = exp(score - top) * inverse, and turns the gradients dp of the weights
-   into those of the scores, p * (dp - delta), where delta = sum p dp. The top and the inverse are kept as two numbers: a
+   into those of the scores, p * (dp - delta), where delta = sum p dp; before the cap c, of a score that it has made s, times
+   1 - (s / c)^2. The top and the inverse are kept as two numbers: a
    single log-sum-exp would lose as many digits as the top has before the point. */
 static void recompute_softmax(const Band *band, long row, float *scores, float *score_gradients, const float *normaliser,
-                              float delta) {
+                              float delta, float softcap) {
+    if (softcap) cap_scores(band, row, scores, softcap);
     long begin = first_key(band, row), end = end_key(band, row);
     long first = first_read_key(begin), last = last_read_key(band, end);
     for (long i = first; i < last; i += WIDTH) {
-        vec weight = exp_clamped(load(scores + i) - normaliser[0]) * normaliser[1];
+        vec score = load(scores + i), weight = exp_clamped(score - normaliser[0]) * normaliser[1];
         vec score_gradient = weight * (load(score_gradients + i) - delta);
+        if (softcap) score_gradient *= 1 - (score / softcap) * (score / softcap);
         if (i < begin || i + WIDTH > end) {
             ivec seen = lanes_between(i, begin, end);
             weight = blend(seen, weight, (vec){0}), score_gradient = blend(seen, score_gradient, (vec){0});
@@ -278,7 +295,7 @@ static void backward_of_block(const Attention *work, const Tiles *t, const Band 
         /* sum p dp = dO . o: the dot product with the output needs no pass over all keys. */
         recompute_softmax(band, i, t->scores + i * BLOCK, t->score_gradients + i * BLOCK,
                     work->normalisers + 2 * ((from + i) * work->num_heads + head),
-                    dot(gradient + i * row, output + i * row, width));
+                    dot(gradient + i * row, output + i * row, width), work->softcap);
     }
     /* dV += p' dO, dK += dS' q, dQ += dS k. Scaling is applied once to each sum, not to each weight. */
     sum_over_queries(band, t->scores, t->gradients, width, t->of_values, t->wide, add);

@@ -48,7 +48,7 @@ class AttentionOptions:
 
     @property
     def is_plain(self) -> bool:
-        """True without soft-cap, sinks and dropout: fused kernels compute only this case."""
+        """True without soft-cap, sinks and dropout: torch's fused kernels compute only this case."""
         return self.softcap is None and self.sinks is None and self.dropout == 0
 
 
@@ -243,7 +243,7 @@ def explicit_attention(
     mask: Bool[Tensor, "#batch #heads #queries keys"] | Bool[Tensor, "#queries keys"],
     options: AttentionOptions,
 ) -> Float[Tensor, "batch heads queries value_width"]:
-    """Attention with a soft-cap or sinks, which no fused kernel on a CPU supports. Softmax is in at least float32.
+    """Attention with a soft-cap or sinks, which no fused kernel of torch supports. Softmax is in at least float32.
 
     query [B, H, L, K], key and value [B, H_kv, M, K], mask bool broadcastable to [B, H, L, M] -> [B, H, L, K].
     """

@@ -74,7 +74,7 @@ class _Work(ctypes.Structure):
         *((f"{name}_{dim}", ctypes.c_int64) for name in ("query", "key", "value") for dim in ("head", "token")),
         *((name, ctypes.c_void_p) for name in ("output", "normalisers", "scratch", "gradient")),
         *((name, ctypes.c_void_p) for name in ("of_query", "of_key", "of_value")),
-        ("scaling", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
     )
 
 
@@ -114,11 +114,16 @@ class KernelAttention:
         self._known: dict[tuple[type, torch.dtype, int, int], bool] = {}
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-        """True for float32 on a CPU if the kernels could be built, and without dropout, soft-cap or sinks.
+        """True for float32 on a CPU if the kernels could be built, and without dropout or sinks.
 
         False under autocast, where attention is computed in half precision, and while torch.compile traces.
         """
-        if not options.is_plain or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        if (
+            options.sinks is not None
+            or options.dropout
+            or torch.compiler.is_compiling()
+            or torch.is_autocast_enabled("cpu")
+        ):
             return False
         key_of_call = type(query), query.dtype, query.shape[3], value.shape[3]
         # The answer is cached: it also depends on profilers and other modes of this thread, but a checkpointed layer
@@ -131,7 +136,7 @@ class KernelAttention:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
         self._pieces = self._pieces or Pieces(self._lengths, self._prefixes)
-        return _Attention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
+        return _Attention.apply(query, key, value, self._pieces, options)
 
 
 def _contiguous_heads(packed: Tensor) -> Tensor:
@@ -140,7 +145,7 @@ def _contiguous_heads(packed: Tensor) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scaling * q k' + mask) v within each sequence, and over the prefix that it shares."""
+    """softmax(cap(scaling * q k') + mask) v within each sequence, and over the prefix that it shares."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -149,16 +154,15 @@ class _Attention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         pieces: Pieces,
-        window: int | None,
-        scaling: float | None,
+        options: AttentionOptions,
     ) -> Tensor:
         """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
         query, key, value = map(_contiguous_heads, (query, key, value))
         _, num_heads, num_tokens, width = query.shape
         output = query.new_empty(1, num_tokens, num_heads, width)
         normalisers = query.new_empty(num_tokens, num_heads, 2)
-        ctx.pieces, ctx.window = pieces, window or 0
-        ctx.scaling = 1 / math.sqrt(width) if scaling is None else scaling
+        ctx.pieces, ctx.window, ctx.softcap = pieces, options.sliding_window or 0, options.softcap or 0.0
+        ctx.scaling = 1 / math.sqrt(width) if options.scaling is None else options.scaling
         work = _work(ctx, query, key, value, output, normalisers, pieces.blocks)
         _kernels().attention_forward(work)
         ctx.save_for_backward(query, key, value, output, normalisers)
@@ -177,7 +181,7 @@ class _Attention(torch.autograd.Function):
         work.gradient = pointer(gradient)
         work.of_query, work.of_key, work.of_value = map(pointer, gradients)
         _kernels().attention_backward(work)
-        return *(tensor.transpose(0, 1)[None] for tensor in gradients), None, None, None
+        return *(tensor.transpose(0, 1)[None] for tensor in gradients), None, None
 
 
 def _work(  # noqa: PLR0917
@@ -194,5 +198,5 @@ def _work(  # noqa: PLR0917
         setattr(work, f"{name}_token", tensor.stride(2))
     work.output, work.normalisers = pointer(output), pointer(normalisers)
     work.scratch = _scratch_of(width, num_threads)
-    work.scaling = ctx.scaling
+    work.scaling, work.softcap = ctx.scaling, ctx.softcap
     return work
