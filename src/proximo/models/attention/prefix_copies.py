@@ -8,6 +8,7 @@ from itertools import accumulate
 from operator import add
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -23,18 +24,20 @@ class PrefixCopies:
         before = prefix_lengths(lengths, prefixes)
         self.lengths = tuple(map(add, before, lengths))
         """[S] tokens of each segment with its prefix."""
-        starts, placed = [0, *accumulate(lengths)], [0, *accumulate(self.lengths)]
-        sources: list[Tensor] = []
         self.sums: dict[tuple[int, int], list[int]] = {}
         """First token and tokens of a prefix -> where it begins among C: first itself, then its copies in order."""
+        if not prefixes:
+            return
+        starts, placed = [0, *accumulate(lengths)], [0, *accumulate(self.lengths)]
+        sources, own = [], []
         for segment, prefix in enumerate(prefixes):
             if prefix is not None:
                 where = starts[prefix], lengths[prefix]
                 self.sums.setdefault(where, [placed[prefix]]).append(placed[segment])
-                sources.append(torch.arange(starts[prefix], starts[prefix + 1]))
-            sources.append(torch.arange(starts[segment], starts[segment + 1]))
-        own = [torch.arange(placed[i] + before[i], placed[i + 1]) for i in range(len(lengths))] if sources else []
-        self._indices = [torch.cat(each) for each in (sources, own) if each]
+                sources.append(np.arange(starts[prefix], starts[prefix + 1]))
+            sources.append(np.arange(starts[segment], starts[segment + 1]))
+            own.append(np.arange(placed[segment] + before[segment], placed[segment + 1]))
+        self._indices = [torch.from_numpy(np.concatenate(each)) for each in (sources, own)]
 
     def added(self, row: Tensor, *, dim: int) -> Tensor:
         """[..., T, ...] -> [..., C, ...], along `dim`."""

@@ -32,7 +32,9 @@ class VarlenAttention:
     """A `PackedKernel` for CUDA in half precision. It gives the kernel a copy of its prefix for every segment."""
 
     def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int | None, ...] = ()) -> None:
-        self._lengths, self._shares = lengths, bool(prefixes)
+        self._lengths = lengths
+        # Asked here, since a recomputed layer must find the same answer.
+        self._is_right = not prefixes or not torch.cuda.is_available() or ends_together(torch.device("cuda"))
         self._copies = PrefixCopies(lengths, prefixes)
         self._bounds: list[Tensor] = []
         """[S + 1] int32 cumulative lengths of queries and of keys, copied to the device once for all layers."""
@@ -48,7 +50,7 @@ class VarlenAttention:
         one_width = head_width == key.shape[-1] == value.shape[-1]
         if not (options.is_plain and one_width and head_width <= 256 and head_width % 8 == 0):
             return False
-        return not self._shares or ends_together(query.device, query.dtype)
+        return self._is_right
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
@@ -90,16 +92,17 @@ def _attend(
 
 
 @cache
-def ends_together(device: torch.device, dtype: torch.dtype) -> bool:
+def ends_together(device: torch.device) -> bool:
     """Whether the kernel aligns the last query with the last key where a sequence has fewer queries than keys.
 
-    FlashAttention does so since version 2.1, and aligned the first ones before. It is tried out: a test with made-up
-    rows, once per process.
+    FlashAttention does so since version 2.1, and aligned the first ones before. It is tried out, once per process.
     """
+    if varlen_kernel() is None:
+        return False
     lengths, prefixes = (5, 3, 4), (None, 0, 0)
     copies = PrefixCopies(lengths, prefixes)
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(sum(lengths), 2, 16, generator=generator).to(device, dtype) for _ in range(3)]
+    given = [torch.randn(sum(lengths), 2, 16, generator=generator).to(device, torch.bfloat16) for _ in range(3)]
     bounds = [cumulative_lengths(each, device) for each in (lengths, copies.lengths)]
     longest = max(lengths), max(copies.lengths)
     for window in (None, 3):
