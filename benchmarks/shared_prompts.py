@@ -1,7 +1,7 @@
 """What a group of responses to one prompt costs, beside one response and beside the same group without sharing.
 
     python benchmarks/shared_prompts.py                 size S, 16 responses of 64 tokens to a prompt of 1,024
-    python benchmarks/shared_prompts.py --size M --prompt 256
+    python benchmarks/shared_prompts.py --size M --threads 1
 
 Random models in memory; a pass without gradients (log-probs, values) and one with its backward pass, on all rows in one
 micro-batch. Times are medians of interleaved rounds; memory is the growth of a process in one training pass.
@@ -62,13 +62,14 @@ def passes(role: str, size: Size) -> tuple[torch.nn.Module, Callable[[PackedResp
 
 
 def take(run: Callable[[PackedResponses], torch.Tensor], batch: PackedResponses, *, train: bool) -> float:
-    """Seconds of one pass."""
-    begin = time.perf_counter()
+    """Seconds of one pass; of CPU time where torch has one thread, which other processes do not lengthen by waiting."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
     with torch.set_grad_enabled(train):
         result = run(batch)
         if train:
             result.sum().backward()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def megabytes(role: str, kind: str, given: argparse.Namespace) -> float:
@@ -101,11 +102,13 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--measure", nargs=2, metavar=("ROLE", "KIND"))
     given = parser.parse_args()
     if given.measure:
         measure(*given.measure, given)
         return
+    torch.set_num_threads(given.threads)
     size = SIZES[given.size]
     print("| role | pass | rows | operations, by one response's | seconds | by one response's | MiB |")
     print("|---|---|---|---|---|---|---|")
