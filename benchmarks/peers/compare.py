@@ -48,6 +48,7 @@ def cases(size: str) -> dict[str, tuple[Job, tuple[str, ...]]]:
         made[f"{size}-{regime}-trunk"] = replace(plain, shared_trunk=True), SHARED
         groups = replace(plain, num_prompts=8, group=8, prompt_tokens=256)
         made[f"{size}-{regime}-groups"] = groups, SEPARATE
+        made[f"{size}-{regime}-lora"] = replace(plain, adapter_rank=16), ("proximo", "trl-1.12")
     return made
 
 

@@ -1,6 +1,7 @@
 """Proximo on a job: `PPOTrainer` as a library, a reward model, nothing else."""
 
 import sys
+from typing import Any
 
 import torch
 from stopwatch import Stopwatch
@@ -8,7 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from work import Job
 
 from proximo import PPOConfig, PPOTrainer
+from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import resolve_precision
 from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt
@@ -50,15 +53,19 @@ def make_trainer(job: Job, *, config: PPOConfig | None = None) -> tuple[PPOTrain
         model = AutoModelForCausalLM.from_pretrained(f"{job.models}/policy", dtype=torch.float32)
         return LanguageModel(model.to(job.device), precision=precision)
 
+    def trained(model: Any) -> Any:
+        disable_dropout(model.model)
+        return model.with_adapter(LoRAOptions(rank=job.adapter_rank)) if job.adapter_rank else model
+
     def classifier(name: str) -> ScalarModel:
         model = AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}", dtype=torch.float32)
         return ScalarModel(model.to(job.device), precision=precision)
 
     trainer = PPOTrainer(
-        causal(),
+        trained(causal()),
         AutoTokenizer.from_pretrained(f"{job.models}/tokenizer"),
-        reference=causal(),
-        value="trunk" if job.shared_trunk else classifier("value"),
+        reference=None if job.adapter_rank else causal(),
+        value="trunk" if job.shared_trunk else trained(classifier("value")),
         reward=ModelReward(classifier("reward")),
         config=config or config_of(job),
         seed=job.seed,

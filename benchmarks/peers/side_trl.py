@@ -10,6 +10,7 @@ import tempfile
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from stopwatch import Stopwatch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer
@@ -71,6 +72,11 @@ def main() -> None:
     value, reward = (
         AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}") for name in ("value", "reward")
     )
+    adapter = None
+    if job.adapter_rank:
+        reference = None  # the base below the adapter
+        lora = {"r": job.adapter_rank, "lora_alpha": 32, "target_modules": "all-linear"}
+        adapter = LoraConfig(task_type="CAUSAL_LM", **lora)
     with tempfile.TemporaryDirectory() as folder:
         trainer = PPOTrainer(
             args=config_of(job, folder),
@@ -79,10 +85,12 @@ def main() -> None:
             ref_model=reference,
             reward_model=reward,
             value_model=value,
+            peft_config=adapter,
             train_dataset=Dataset.from_dict({"input_ids": prompts}),
             callbacks=[StepEnds(watch)],
         )
-        reference.register_forward_pre_hook(lambda *_: watch.mark("rollout"))
+        if reference is not None:
+            reference.register_forward_pre_hook(lambda *_: watch.mark("rollout"))
         reward.score.register_forward_hook(lambda *_: watch.mark("scoring"))
         reward.model.register_forward_pre_hook(
             lambda _, __, given: watch.count(given["attention_mask"][:, longest:].sum(dim=1).tolist()), with_kwargs=True

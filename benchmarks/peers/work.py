@@ -43,10 +43,13 @@ class Size:
         return self.width // self.heads * (self.key_value_heads or self.heads)
 
 
+_S: dict[str, Any] = {"vocabulary": 2048, "width": 256, "layers": 4, "heads": 4}
 QWEN = {"vocabulary": 151_936, "key_value_heads": 2, "model_type": "qwen2", "tied": True}
 SIZES = {
     "tiny": Size(vocabulary=256, width=128, layers=2, heads=2, mlp=128),  # for a smoke test; no row of any table
-    "S": Size(vocabulary=2048, width=256, layers=4, heads=4, mlp=688),
+    "S": Size(**_S, mlp=688),
+    # Other architectures of the same shape.
+    **{f"S-{kind}": Size(**_S, mlp=688, model_type=kind) for kind in ("qwen2", "qwen3", "gemma2", "gpt2")},
     "M": Size(vocabulary=8192, width=512, layers=8, heads=8, mlp=1376),
     "M-150k": Size(vocabulary=150_000, width=512, layers=8, heads=8, mlp=1376),
     "tiny-qwen": Size(**{**QWEN, "vocabulary": 256}, width=128, layers=2, heads=4, mlp=128),
@@ -82,6 +85,8 @@ class Job:
     threads: int = 2
     seed: int = 0
     device: str = "cpu"
+    adapter_rank: int = 0
+    """Of LoRA on all linear layers of policy and value model; 0 trains them in full. TRL's value model has none."""
 
     @property
     def num_responses(self) -> int:
@@ -131,6 +136,13 @@ def model_config(size: Size, **more: Any) -> Any:
     """What transformers makes the model from."""
     from transformers import AutoConfig
 
+    head_width = size.width // size.heads
+    more |= {
+        "gemma2": {"head_dim": head_width, "query_pre_attn_scalar": head_width},
+        "qwen3": {"head_dim": head_width},
+        # Two matrices after attention instead of three, with as many weights.
+        "gpt2": {"n_inner": size.mlp * 3 // 2},
+    }.get(size.model_type, {})
     return AutoConfig.for_model(
         size.model_type,
         vocab_size=size.vocabulary,
@@ -172,7 +184,8 @@ def make_models(
     }
     for name, model in {"policy": policy, **scalars}.items():
         model.save_pretrained(folder / name)
-        _write_plain_config(folder / name, size, type(model).__name__)
+        if size.model_type in ("llama", "qwen2"):  # the others are read by the newest versions alone
+            _write_plain_config(folder / name, size, type(model).__name__)
     _write_tokenizer(folder / "tokenizer", size)
 
 
