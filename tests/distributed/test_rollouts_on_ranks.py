@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import run_through_modules, tiny_language_model, tiny_tokenizer
 from distributed.ranks import Ranks
 from foreign_engine import ForeignEngine, RemoteEngine
 from proximo.config.devices import DevicesConfig
@@ -137,9 +137,11 @@ def test_the_ranks_meet_at_no_token(two: Ranks) -> None:
 
 
 def in_bf16(shard: str) -> list[tuple[Any, ...]]:
+    """Through the modules on one rank too, as sharded models run."""
     model = policy(shard, Precision.BF16)
     engine = on_ranks(built_in(model))
-    with sampling_with(engine, model):
+    with pytest.MonkeyPatch.context() as patch, sampling_with(engine, model):
+        run_through_modules(patch)
         push_to(engine, model, version=0)
         return plain(engine.generate(PROMPTS, num_samples=2, options=SamplingOptions(max_new_tokens=8), key=KEY))
 

@@ -86,7 +86,8 @@ class FusedLayers:
                 # Without kernels the modules decode, in the type of products.
                 kept = key.dtype if kernels_for(key) is not None else layer.inputs.dtype
                 key, value = (states.to(kept, copy=True).contiguous() for states in (key, value))
-                key, value = cache.update(key, value, layer.attention.layer_idx)
+                captured = cache.update(key, value, layer.attention.layer_idx)
+                key, value = (states.to(query.dtype) for states in captured)
             layout.num_calls += 1
             return layout.attend(query, key, value, layer.options)[0].flatten(1)
 
