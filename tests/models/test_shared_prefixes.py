@@ -200,6 +200,22 @@ def test_a_varlen_kernel_that_aligns_the_first_tokens_is_not_used(kernel_that, m
         check_attention(row, OnCPU, AttentionOptions(), dtype=torch.float64, tolerance=1e-12)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the varlen kernel needs a CUDA device")
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("window", [None, 3, 100])
+def test_the_varlen_kernel_of_a_gpu_agrees_with_whole_sequences(row, window: int | None) -> None:
+    options = AttentionOptions(sliding_window=window)
+    given = [each.detach().cuda().requires_grad_() for each in random_heads(row[0], torch.bfloat16, width=16)]
+    assert VarlenAttention(*row).fits(given[0], given[1], given[2], options)
+    output = PackedLayout(row[0], VarlenAttention, prefixes=row[1]).attend(given[0], given[1], given[2], options)
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+    found = [output.detach(), *torch.autograd.grad(output, given, gradient)]
+    on_host = [each.detach().cpu() for each in given]
+    for ours, exact in zip(found, by_definition(on_host, row, options, gradient.cpu()), strict=True):
+        torch.testing.assert_close(ours.double().cpu(), exact, rtol=0, atol=0.02 * max(1.0, exact.abs().max().item()))
+
+
 def test_gradients_of_copies_in_half_precision_are_summed_in_single() -> None:
     """Of 16 copies with 1 and with 1/256 in turn, a sum in bf16 keeps none of the small ones."""
     lengths, prefixes = (1, *[1] * 16), (None, *[0] * 16)

@@ -74,6 +74,7 @@ def cost_of_updates(model: LanguageModel | ScalarModel, experience: Experience) 
 
     Counts a forward pass, gradients of inputs, gradients of trained matrices, and a second forward pass for
     checkpointed layers. The output layer processes response tokens only, and its forward pass is also computed twice.
+    Each response counts with its prompt, as if none were shared.
     """
     layers = model.backbone.layers
     embedding = {id(weight) for weight in layers.get_input_embeddings().parameters()}
