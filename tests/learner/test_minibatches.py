@@ -1,5 +1,7 @@
 """Which responses share an update: every one once per epoch, in an order that position alone decides."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 import torch
@@ -58,3 +60,23 @@ def test_every_member_can_come_first() -> None:
     """A shuffle that left a part in place would favour some responses; 400 draws miss one of 8 once in 10^22 runs."""
     first = {plan_minibatches(range(8), size=8, num_epochs=1, seed=0, step=step)[0][0][0] for step in range(400)}
     assert first == set(range(8))
+
+
+def test_members_of_a_group_follow_one_another_and_groups_are_permuted() -> None:
+    """Cut as ever: a group that a minibatch has no room for goes on in the next one."""
+    members, groups = [3, 5, 6, 7, 9, 11, 12], ["a", "b", "a", "c", "b", "a", "d"]
+    whole = {(3, 6, 11), (5, 9), (7,), (12,)}
+    orders = set()
+    for step in range(20):
+        for epoch in plan_minibatches(members, size=4, num_epochs=2, seed=0, step=step, groups=groups):
+            assert [len(minibatch) for minibatch in epoch] == [4, 3]
+            order, group_of = flat(epoch), dict(zip(members, groups, strict=True))
+            runs = [tuple(run) for _, run in groupby(order, key=group_of.__getitem__)]
+            assert set(runs) == whole
+            orders.add(tuple(runs))
+    assert len(orders) > 10
+
+
+def test_groups_of_one_are_drawn_as_members_are() -> None:
+    plan = plan_minibatches(range(9), size=4, num_epochs=2, seed=3, step=1)
+    assert plan_minibatches(range(9), size=4, num_epochs=2, seed=3, step=1, groups=list("abcdefghi")) == plan
