@@ -42,7 +42,6 @@ class KernelDecoder:
         parts = fused.parts
         self._otherwise = otherwise
         self._parts = parts
-        self._kinds = sorted({layer.angles for layer in parts.layers if layer.angles is not None})
         self._kept: list[Tensor] = []
         """Keeps alive the memory that the kernel reads."""
         self._layers = (native.LayerPointers * len(parts.layers))(*map(self._layer, parts.layers))
@@ -96,7 +95,7 @@ class KernelDecoder:
         hidden = self._parts.embed(token_ids, position_ids)
         assert kernels_for(hidden) is not None, "a hook on the embedding made another kind of tensor"
         found = self._parts.angles(hidden, position_ids)
-        angles = [_columns(*found[kind]) for kind in self._kinds]
+        angles = [_columns(*found[kind]) for kind in self._parts.kinds]
         # The kernel overwrites it, and a hook may have kept the embedding.
         result = hidden.clone(memory_format=torch.contiguous_format)
         native.decode(kernels, self._model, result, layout.positions, angles=angles, cache=cache.pointers())
@@ -122,7 +121,7 @@ class KernelDecoder:
             scaling=1 / math.sqrt(inputs.head_width) if options.scaling is None else options.scaling,
             softcap=options.softcap or 0.0,
             window=options.sliding_window or 0,
-            angles=-1 if layer.angles is None else self._kinds.index(layer.angles),
+            angles=-1 if layer.angles is None else self._parts.kinds.index(layer.angles),
             activation=_ACTIVATIONS.index(rest.activation.name),
             norms_each_head=inputs.head_norms is not None and len(inputs.head_norms[0].weight) == inputs.head_width,
         )

@@ -8,6 +8,7 @@ To add an architecture, add its row: the names of its modules where they differ 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -154,6 +155,11 @@ class LayerParts:
     """The key of its angles in `ModelParts.angles`; None without rotary embeddings."""
     options: AttentionOptions
 
+    @cached_property
+    def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The tensors before and after attention."""
+        return self.inputs.tensors, self.rest.tensors
+
     @property
     def norm_tensors(self) -> tuple[Tensor, ...]:
         """The tensors of its norms."""
@@ -175,10 +181,15 @@ class ModelParts:
     finish: nn.Linear | None
     """Applied after the last norm, by a few models of OPT."""
 
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of angles that its layers take."""
+        return tuple(sorted({layer.angles for layer in self.layers if layer.angles is not None}))
+
     def angles(self, hidden: Tensor, position_ids: Tensor) -> dict[str | None, tuple[Tensor | None, Tensor | None]]:
         """Cosines and sines [T, 1, K / 2] by the type of a layer; the same ones rotate both halves of a head."""
         found: dict[str | None, tuple[Tensor | None, Tensor | None]] = {None: (None, None)}
-        for kind in {layer.angles for layer in self.layers if layer.angles is not None}:
+        for kind in self.kinds:
             which = (kind,) if self.angles_by_type else ()
             factors = self.rotary(hidden[None], position_ids[None], *which)
             cosines, sines = (each[0, :, None].chunk(2, dim=-1)[0] for each in factors)

@@ -109,11 +109,11 @@ def _run_layer(
     attend: Callable[[Sequence[Tensor]], Tensor],
     rows: Tensor | None,
 ) -> Tensor:
-    attribute_to = PART_SCOPE.get()
+    attribute_to, (of_inputs, of_rest) = PART_SCOPE.get(), layer.tensors
     with attribute_to("attention"):
-        attended = attend(Projections.apply(layer.inputs, hidden, *angles, *layer.inputs.tensors))
+        attended = attend(Projections.apply(layer.inputs, hidden, *angles, *of_inputs))
     with attribute_to("mlp"):
-        return Rest.apply(layer.rest, hidden, attended, rows, *layer.rest.tensors)
+        return Rest.apply(layer.rest, hidden, attended, rows, *of_rest)
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], ModelParts | None]] = WeakKeyDictionary()
