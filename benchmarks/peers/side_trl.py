@@ -89,10 +89,11 @@ def main() -> None:
             train_dataset=Dataset.from_dict({"input_ids": prompts}),
             callbacks=[StepEnds(watch)],
         )
-        if reference is not None:
-            reference.register_forward_pre_hook(lambda *_: watch.mark("rollout"))
+        # With an adapter the reference is the policy without it, and counts as rollout, as do the values.
+        marks = reward.base_model if reference is None else reference
+        marks.register_forward_pre_hook(lambda *_: watch.mark("rollout"))
         reward.score.register_forward_hook(lambda *_: watch.mark("scoring"))
-        reward.model.register_forward_pre_hook(
+        reward.base_model.register_forward_pre_hook(
             lambda _, __, given: watch.count(given["attention_mask"][:, longest:].sum(dim=1).tolist()), with_kwargs=True
         )
         trainer.train()

@@ -69,6 +69,19 @@ def swiglu_gradients(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tenso
     return all_of(*mine, product, *again)
 
 
+def plain(name: str) -> Callable[[Tensor], list[Tensor]]:
+    return lambda values: [Activation(name).run((values,))]
+
+
+def gradients_of(name: str, *, gated: bool) -> Callable[..., list[Tensor]]:
+    def run(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tensor]:
+        opened = (gates, ups) if gated else (gates,)
+        found, product = Activation(name).backward(gradient.clone(), opened, recompute=True)
+        return all_of(*found, product)
+
+    return run
+
+
 def judged(scores: Tensor, *, entropy: bool) -> list[Tensor]:
     normalisers, logprobs, entropies = (torch.zeros_like(scores[:, 0]) for _ in range(3))
     targets = (torch.arange(len(scores)) * 7) % scores.shape[1]
@@ -112,6 +125,11 @@ def inputs(rows: int, width: int) -> dict[str, tuple[Callable[..., list[Tensor]]
         "turned": (turned, [drawn(rows, 6 * half + 5), drawn(rows, half, seed=6)]),
         "swiglu": (swiglu, [gates, ups]),
         "swiglu_gradients": (swiglu_gradients, [gates, ups, gradient]),
+        "gelu": (plain("gelu_tanh"), [gates]),
+        "relu": (plain("relu"), [gates]),
+        "gelu gradients": (gradients_of("gelu_tanh", gated=False), [gates, ups, gradient]),
+        "gated gelu gradients": (gradients_of("gelu_tanh", gated=True), [gates, ups, gradient]),
+        "relu gradients": (gradients_of("relu", gated=False), [gates, ups, gradient]),
         "judged": (lambda *given: judged(*given, entropy=False), [scores]),
         "judged with entropy": (lambda *given: judged(*given, entropy=True), [scores]),
         "score_gradient": (lambda *given: score_gradient(*given, entropy=False), [scores, gradient]),
@@ -161,6 +179,8 @@ def assert_rounded_only(run: Callable[[torch.dtype], list[Tensor]], *, longest_s
 def test_a_kernel_costs_no_more_than_rounding(name: str, rows: int, width: int) -> None:
     run, given = inputs(rows, width)[name]
     sums = {"normed": width, "norm_gradients": max(rows, width), "judged": width, "judged with entropy": width}
+    # The slope of GELU is one operator, and so one rounding, for torch, and a dozen for the kernel.
+    sums |= dict.fromkeys(("gelu gradients", "gated gelu gradients"), 150)
     assert_rounded_only(lambda dtype: run(*[each.to(dtype) for each in given]), longest_sum=sums.get(name, 1))
 
 

@@ -7,7 +7,6 @@
 #include "rowwise.h"
 
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
-enum { SILU, GELU_TANH, RELU };
 
 /* RMS: (weight + offset) * x / rms(x). Layer: weight * (x - mean) / std + bias; null for a weight of 1 or a bias of 0. */
 typedef struct {
@@ -120,23 +119,6 @@ static void add_linear(const float *x, long num_rows, const Matrix *matrix, long
         for (long row = 0; row < num_rows; row++)
             for (long i = first; i < last; i++) y[row * y_row + i] += matrix->bias[i];
     add_product(x, inputs, num_rows, matrix->weight, inputs, first, last, y, y_row);
-}
-
-INLINE vec activated(int64_t activation, vec x) {
-    if (activation == SILU) return x * sigmoid(x);
-    if (activation == RELU) return blend(x < 0, (vec){0}, x); /* NaN stays NaN */
-    /* x / 2 * (1 + tanh(u)) = x * sigmoid(2 u). */
-    return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
-}
-
-/* a(gates) * ups, or a(gates) where there are no ups, in place. */
-static void activate(int64_t activation, float *gates, const float *ups, long first, long last) {
-    for (long i = first; i < last; i += WIDTH) {
-        long left = last - i < WIDTH ? last - i : WIDTH;
-        vec found = activated(activation, load_masked(gates + i, left));
-        if (ups) found *= load_masked(ups + i, left);
-        store_masked(gates + i, found, left);
-    }
 }
 
 /* c tanh(x / c), where tanh(u) = 1 - 2 / (1 + exp(2 u)). The numbers up to the end of the last vector are overwritten. */
@@ -256,7 +238,7 @@ static void run(const Model *model, const Pass *pass, int thread, int num_thread
         linear(inputs, width, rows, &layer->gate, width, SHARE(inner), s.gates, inner);
         if (layer->up.weight) linear(inputs, width, rows, &layer->up, width, SHARE(inner), s.ups, inner);
         for (long at = 0; at < rows * inner; at += inner)
-            activate(layer->activation, s.gates + at, layer->up.weight ? s.ups + at : 0, SHARE(inner));
+            activate(layer->activation, s.gates + at, layer->up.weight ? s.ups + at : 0, s.gates + at, SHARE(inner));
         GOMP_barrier();
         if (layer->after_mlp.kind)
             linear(s.gates, inner, rows, &layer->down, inner, SHARE(width), s.result, width);

@@ -27,12 +27,16 @@ _SIGNATURES = {
         *(None, _FLOATS, _COUNT, _COUNT, _FLOATS, _COUNT, _COUNT, _FLOATS, _FLOATS),
         *(_COUNT, _NUMBER, _COUNT, _COUNT, _COUNT, _COUNT),
     ),
-    "swiglu": (None, *[_FLOATS] * 3, *[_COUNT] * 2),
-    "swiglu_backward": (None, *[_FLOATS] * 5, *[_COUNT] * 2),
+    "activate_rows": (None, _COUNT, *[_FLOATS] * 3, *[_COUNT] * 2),
+    "activate_rows_backward": (None, _COUNT, *[_FLOATS] * 5, *[_COUNT] * 2),
     "token_statistics": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 3, *[_COUNT] * 3),
     "token_statistics_backward": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 4, *[_COUNT] * 3),
 }
 """Function -> type of its result, then types of its arguments."""
+
+
+ACTIVATIONS = ("silu", "gelu_tanh", "relu")
+"""Those of the kernels, in the order of the enumeration in rowwise.h."""
 
 
 class RowKernels:
@@ -98,25 +102,28 @@ class RowKernels:
             *(num_rows, num_heads, width // 2, torch.get_num_threads()),
         )
 
-    def swiglu(self, gates: Tensor, ups: Tensor) -> Tensor:
-        """SwiGLU: silu(gates) * ups."""
-        gates, ups = gates.contiguous(), ups.contiguous()
+    def activate(self, name: str, gates: Tensor, ups: Tensor | None) -> Tensor:
+        """a(gates) * ups, or a(gates) without ups. `name`: one of `ACTIVATIONS`."""
+        gates, ups = gates.contiguous(), None if ups is None else ups.contiguous()
         result = torch.empty_like(gates)
-        self._library.swiglu(
-            gates.data_ptr(), ups.data_ptr(), result.data_ptr(), gates.numel(), torch.get_num_threads()
+        self._library.activate_rows(
+            *(ACTIVATIONS.index(name), gates.data_ptr(), pointer(ups), result.data_ptr()),
+            *(gates.numel(), torch.get_num_threads()),
         )
         return result
 
-    def swiglu_backward(self, gates: Tensor, ups: Tensor, for_gates: Tensor, opened: Tensor | None) -> Tensor:
-        """Backward of `swiglu`, whose gradient is in `for_gates`: overwrites it with that of the gates.
+    def activate_backward(
+        self, name: str, gates: Tensor, ups: Tensor | None, for_gates: Tensor, opened: Tensor | None
+    ) -> Tensor | None:
+        """Backward of `activate`, whose gradient is in `for_gates`: overwrites it with that of the gates.
 
-        Returns the gradient of ups. Writes the product silu(gates) * ups to `opened`, if given.
+        Returns the gradient of ups, if there are any. Writes a(gates) * ups to `opened`, if given.
         """
-        gates, ups = gates.contiguous(), ups.contiguous()
-        for_ups = torch.empty_like(ups)
-        self._library.swiglu_backward(
-            *(gates.data_ptr(), ups.data_ptr(), pointer(for_gates), for_ups.data_ptr(), pointer(opened)),
-            *(gates.numel(), torch.get_num_threads()),
+        gates, ups = gates.contiguous(), None if ups is None else ups.contiguous()
+        for_ups = None if ups is None else torch.empty_like(ups)
+        self._library.activate_rows_backward(
+            *(ACTIVATIONS.index(name), gates.data_ptr(), pointer(ups), pointer(for_gates), pointer(for_ups)),
+            *(pointer(opened), gates.numel(), torch.get_num_threads()),
         )
         return for_ups
 

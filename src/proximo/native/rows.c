@@ -152,47 +152,77 @@ EXPORT void rotate_rows(const float *from, int64_t from_row, int64_t from_head, 
 }
 
 typedef struct {
+    long kind;
     const float *gates, *ups;
     float *opened;
-} Swiglu;
+} Activate;
 
-static void swiglu_range(void *work, long first, long last) {
-    const Swiglu *g = work;
-    swiglu_row(g->gates, g->ups, g->opened, first, last);
+static void activate_range(void *work, long first, long last) {
+    const Activate *a = work;
+    activate(a->kind, a->gates, a->ups, a->opened, first, last);
 }
 
-/* SwiGLU: silu(gates) * ups, of `count` numbers. */
-EXPORT void swiglu(const float *gates, const float *ups, float *opened, int64_t count, int64_t num_threads) {
-    Swiglu all = {gates, ups, opened};
-    parallel_for(swiglu_range, &all, count, WIDTH, threads_for(count, num_threads));
+/* a(gates) * ups, or a(gates) where `ups` is null, of `count` numbers. `kind`: an activation of rowwise.h. */
+EXPORT void activate_rows(int64_t kind, const float *gates, const float *ups, float *opened, int64_t count,
+                          int64_t num_threads) {
+    Activate all = {kind, gates, ups, opened};
+    parallel_for(activate_range, &all, count, WIDTH, threads_for(count, num_threads));
 }
 
-/* With s = sigmoid(g): silu(g)' = s (1 + g (1 - s)). */
-INLINE void swiglu_vector_backward(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
-                           long left) {
-    vec gate = load_masked(gates, left), up = load_masked(ups, left), gradient = load_masked(for_gates, left);
-    vec share = sigmoid(gate), open = gate * share;
-    store_masked(for_ups, open * gradient, left);
-    store_masked(for_gates, gradient * up * (share * (1 + gate * (1 - share))), left);
-    if (opened) store_masked(opened, open * up, left);
+/* a(x), and its derivative. With s = sigmoid: (x s(x))' = s (1 + x (1 - s)), and of GELU, whose s is that of 2 u,
+   s + x s (1 - s) (2 u)'. */
+INLINE vec activated_with_slope(const int kind, vec x, vec *slope) {
+    if (kind == RELU) {
+        *slope = blend(x > 0, broadcast(1), x * 0); /* NaN stays NaN */
+        return blend(x < 0, (vec){0}, x);
+    }
+    vec inner = x;
+    if (kind == GELU_TANH) inner = GELU_SCALE * (x + GELU_CUBE * x * x * x);
+    vec share = sigmoid(inner), open = x * share;
+    if (kind == SILU)
+        *slope = share * (1 + x * (1 - share));
+    else
+        *slope = share + open * (1 - share) * (GELU_SCALE * (1 + 3 * GELU_CUBE * x * x));
+    return open;
 }
 
 typedef struct {
+    long kind;
     const float *gates, *ups;
     float *for_gates, *for_ups, *opened;
-} SwigluBackward;
+} ActivateBackward;
 
-static void swiglu_range_backward(void *work, long i, long last) {
-    const SwigluBackward *g = work;
-    for (; i < last; i += WIDTH)
-        swiglu_vector_backward(g->gates + i, g->ups + i, g->for_gates + i, g->for_ups + i, g->opened ? g->opened + i : 0,
-                       last - i < WIDTH ? last - i : WIDTH);
+INLINE void activate_vector_backward(const int kind, const ActivateBackward *a, long i, long left) {
+    vec slope, gradient = load_masked(a->for_gates + i, left);
+    vec open = activated_with_slope(kind, load_masked(a->gates + i, left), &slope);
+    if (a->ups) {
+        vec up = load_masked(a->ups + i, left);
+        store_masked(a->for_ups + i, open * gradient, left);
+        gradient *= up;
+        open *= up;
+    }
+    store_masked(a->for_gates + i, gradient * slope, left);
+    if (a->opened) store_masked(a->opened + i, open, left);
 }
 
-/* Takes the gradient of silu(gates) * ups in `for_gates`, and overwrites it with that of the gates. Also writes the
-   gradient of ups and, unless `opened` is null, the product itself. */
-EXPORT void swiglu_backward(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
-                            int64_t count, int64_t num_threads) {
-    SwigluBackward all = {gates, ups, for_gates, for_ups, opened};
-    parallel_for(swiglu_range_backward, &all, count, WIDTH, threads_for(count, num_threads));
+INLINE void activate_kind_backward(const int kind, const ActivateBackward *a, long i, long last) {
+    for (; i < last; i += WIDTH) activate_vector_backward(kind, a, i, last - i < WIDTH ? last - i : WIDTH);
+}
+
+static void activate_range_backward(void *work, long first, long last) {
+    const ActivateBackward *a = work;
+    if (a->kind == SILU)
+        activate_kind_backward(SILU, a, first, last);
+    else if (a->kind == GELU_TANH)
+        activate_kind_backward(GELU_TANH, a, first, last);
+    else
+        activate_kind_backward(RELU, a, first, last);
+}
+
+/* Takes the gradient of a(gates) * ups in `for_gates`, and overwrites it with that of the gates. Also writes the gradient
+   of ups, unless they are null, and the product itself, unless `opened` is null. */
+EXPORT void activate_rows_backward(int64_t kind, const float *gates, const float *ups, float *for_gates, float *for_ups,
+                                   float *opened, int64_t count, int64_t num_threads) {
+    ActivateBackward all = {kind, gates, ups, for_gates, for_ups, opened};
+    parallel_for(activate_range_backward, &all, count, WIDTH, threads_for(count, num_threads));
 }

@@ -60,15 +60,46 @@ INLINE void rotate(const float *x, float *y, const float *cosines, const float *
 
 INLINE vec sigmoid(vec x) { return 1 / (1 + exp_clamped(-x)); }
 
-/* SwiGLU, silu(gates) * ups, of a whole vector or of the last `left` numbers. */
-INLINE void swiglu_vector(const float *gates, const float *ups, float *opened, long left) {
-    vec gate = load_masked(gates, left);
-    store_masked(opened, gate * sigmoid(gate) * load_masked(ups, left), left);
+/* Activations: x * sigmoid(x), the tanh form of GELU, max(x, 0). */
+enum { SILU, GELU_TANH, RELU };
+
+/* x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), with 2 u = GELU_SCALE * (x + GELU_CUBE * x^3). */
+#define GELU_SCALE 1.5957691216f
+#define GELU_CUBE 0.044715f
+
+/* `kind` is a constant of each call. NaN stays NaN. */
+INLINE vec activated(const int kind, vec x) {
+    if (kind == SILU) return x * sigmoid(x);
+    if (kind == RELU) return blend(x < 0, (vec){0}, x);
+    return x * sigmoid(GELU_SCALE * (x + GELU_CUBE * x * x * x));
 }
 
-INLINE void swiglu_row(const float *gates, const float *ups, float *opened, long first, long last) {
-    for (; first + WIDTH <= last; first += WIDTH) swiglu_vector(gates + first, ups + first, opened + first, WIDTH);
-    if (first < last) swiglu_vector(gates + first, ups + first, opened + first, last - first);
+/* a(gates) * ups, or a(gates) without ups, of a whole vector or of the last `left` numbers. */
+INLINE void activate_vector(const int kind, const int has_ups, const float *gates, const float *ups, float *to, long left) {
+    vec found = activated(kind, load_masked(gates, left));
+    if (has_ups) found *= load_masked(ups, left);
+    store_masked(to, found, left);
+}
+
+INLINE void activate_kind(const int kind, const int has_ups, const float *gates, const float *ups, float *to, long first,
+                          long last) {
+    for (; first + WIDTH <= last; first += WIDTH)
+        activate_vector(kind, has_ups, gates + first, has_ups ? ups + first : 0, to + first, WIDTH);
+    if (first < last)
+        activate_vector(kind, has_ups, gates + first, has_ups ? ups + first : 0, to + first, last - first);
+}
+
+/* The same of the numbers from `first` to `last`; `ups` may be null, and `to` may be `gates`. */
+static void activate(long kind, const float *gates, const float *ups, float *to, long first, long last) {
+#define OF_KIND(kind) \
+    ups ? activate_kind(kind, 1, gates, ups, to, first, last) : activate_kind(kind, 0, gates, ups, to, first, last)
+    if (kind == SILU)
+        OF_KIND(SILU);
+    else if (kind == GELU_TANH)
+        OF_KIND(GELU_TANH);
+    else
+        OF_KIND(RELU);
+#undef OF_KIND
 }
 
 #endif

@@ -23,9 +23,7 @@ from proximo.models.cpu.fused_layers import FusedLayers
 from proximo.models.cpu.parts import Linear, Norm, RMSNorm
 from proximo.native import decoding as native
 from proximo.native.library import kernels_for, pointer
-
-_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
-"""Those of the kernel, in the order of its enumeration."""
+from proximo.native.row_kernels import ACTIVATIONS
 
 
 class KernelDecoder:
@@ -73,7 +71,7 @@ class KernelDecoder:
             weight.is_contiguous() and type(weight) is torch.nn.Parameter and kernels_for(weight) is not None
             for weight in fused.model.parameters()
         )
-        known = all(layer.rest.activation.name in _ACTIVATIONS for layer in layers)
+        known = all(layer.rest.activation.name in ACTIVATIONS for layer in layers)
         return cls(fused, otherwise) if readable and known and indices == list(range(len(indices))) else None
 
     @torch.no_grad()
@@ -122,7 +120,7 @@ class KernelDecoder:
             softcap=options.softcap or 0.0,
             window=options.sliding_window or 0,
             angles=-1 if layer.angles is None else self._parts.kinds.index(layer.angles),
-            activation=_ACTIVATIONS.index(rest.activation.name),
+            activation=ACTIVATIONS.index(rest.activation.name),
             norms_each_head=inputs.head_norms is not None and len(inputs.head_norms[0].weight) == inputs.head_width,
         )
 

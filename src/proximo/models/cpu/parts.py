@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from proximo.models.precision.compute import cast_weight
-from proximo.native.row_kernels import row_kernels_for
+from proximo.native.row_kernels import ACTIVATIONS, row_kernels_for
 
 aten = torch.ops.aten
 
@@ -303,26 +303,25 @@ class Activation:
 
     def run(self, opened: Sequence[Tensor]) -> Tensor:
         """`opened`: x, or gates and ups, [T, F] each -> [T, F]."""
-        if self._is_swiglu(opened) and (kernels := row_kernels_for(opened[0])) is not None:
-            return kernels.swiglu(*opened)
-        activated = _ACTIVATIONS[self.name][0](opened[0])
-        return activated if len(opened) == 1 else activated.mul_(opened[1])
+        gates, ups = opened[0], opened[1] if len(opened) == 2 else None
+        if self.name in ACTIVATIONS and (kernels := row_kernels_for(gates)) is not None:
+            return kernels.activate(self.name, gates, ups)
+        activated = _ACTIVATIONS[self.name][0](gates)
+        return activated if ups is None else activated.mul_(ups)
 
     def backward(
         self, gradient: Tensor, opened: Sequence[Tensor], *, recompute: bool
     ) -> tuple[list[Tensor], Tensor | None]:
         """The gradients of `opened`, and the output once more if `recompute`. May overwrite `gradient`."""
-        if self._is_swiglu(opened) and (kernels := row_kernels_for(opened[0])) is not None:
-            product = torch.empty_like(opened[0]) if recompute else None
-            return [gradient, kernels.swiglu_backward(*opened, gradient, product)], product
+        gates, ups = opened[0], opened[1] if len(opened) == 2 else None
+        if self.name in ACTIVATIONS and (kernels := row_kernels_for(gates)) is not None:
+            product = torch.empty_like(gates) if recompute else None
+            for_ups = kernels.activate_backward(self.name, gates, ups, gradient, product)
+            return [gradient] if for_ups is None else [gradient, for_ups], product
         function, of_argument = _ACTIVATIONS[self.name]
-        if len(opened) == 1:
-            return [of_argument(gradient, opened[0])], function(opened[0]) if recompute else None
-        gates, ups = opened
+        if ups is None:
+            return [of_argument(gradient, gates)], function(gates) if recompute else None
         activated = function(gates)
         product = activated * ups if recompute else None
         for_ups = activated.mul_(gradient)
         return [of_argument(gradient.mul_(ups), gates), for_ups], product
-
-    def _is_swiglu(self, opened: Sequence[Tensor]) -> bool:
-        return self.name == "silu" and len(opened) == 2
