@@ -10,7 +10,7 @@ from architectures import build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.cpu.decoding import KernelDecoder
-from proximo.models.cpu.families import LayerParts
+from proximo.models.cpu.model_parts import LayerParts
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.probe import probe_language_model

@@ -18,8 +18,8 @@ from transformers.cache_utils import Cache
 
 from proximo.models.attention.cache import RowCache, RowLayout
 from proximo.models.attention.packed import AttentionLayout
-from proximo.models.cpu.families import LayerParts
 from proximo.models.cpu.fused_layers import FusedLayers
+from proximo.models.cpu.model_parts import LayerParts
 from proximo.models.cpu.parts import Linear, Norm, RMSNorm
 from proximo.native import decoding as native
 from proximo.native.library import kernels_for, pointer

@@ -4,7 +4,7 @@ They compute what the modules of a transformers layer compute, with fewer operat
 that are cheap to recompute (norm outputs, activations) are not saved for the backward pass, and many operations are in
 place.
 
-`parts.py` has the parts and their gradients, `families.py` says of which parts the layers of a model consist, and
+`parts.py` has the parts and their gradients, `model_parts.py` says of which parts the layers of a model consist, and
 `fused_layers.py` decides which models run this way. `LastNorm` is the norm after the last layer.
 
 The tensors of the parts are arguments of the functions only so that autograd knows of them.

@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from proximo.models.attention.packed import AttentionLayout
-from proximo.models.cpu.families import LayerParts, ModelParts, bypassed_modules, family_of, read_parts
+from proximo.models.cpu.families import family_of
 from proximo.models.cpu.fused import LastNorm, Projections, Rest, distinct_tensors
+from proximo.models.cpu.model_parts import LayerParts, ModelParts, bypassed_modules, read_parts
 from proximo.models.packing import Packed
 from proximo.native.library import kernels_for
 
