@@ -118,6 +118,12 @@ def test_a_frozen_model_whose_matrices_are_stored_so_gives_the_same_bits() -> No
     assert torch.equal(narrow.hidden_states(sequences()), model.hidden_states(sequences()))
 
 
+def test_a_model_with_a_norm_in_bfloat16_runs_as_modules() -> None:
+    model = build("llama", adapter=False, precision=Precision.BF16)
+    model.backbone.layers.get_submodule("norm").bfloat16()
+    assert FusedLayers.of(model.backbone.layers, half=True) is None
+
+
 def test_two_roles_on_one_base_keep_adapters_of_their_own() -> None:
     """Within one `casting`."""
     first = build("llama", adapter=True, precision=Precision.BF16)

@@ -240,6 +240,18 @@ def test_an_adapter_in_another_state_runs_as_modules(change: Callable[[LanguageM
     assert FusedLayers.of(model.backbone.layers) is None
 
 
+def test_attributes_that_a_layer_reads_are_noticed_when_they_change() -> None:
+    model, packed = model_of("gemma2"), sequences()
+    before = model.hidden_states(packed)
+    layers: Any = model.backbone.layers
+    for layer in layers.layers:
+        layer.self_attn.attn_logit_softcapping = None
+        layer.input_layernorm.eps = 0.5
+    after = model.hidden_states(packed)
+    assert (after - before).abs().max() > 0.01
+    assert (after - as_modules(model, packed)).abs().max() <= 1e-5 * after.abs().max()
+
+
 def test_an_adapter_that_is_switched_off_or_scaled_is_noticed() -> None:
     model, packed = model_of("llama", adapter=True), sequences()
     assert isinstance(model.model, PeftModel)

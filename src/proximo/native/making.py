@@ -15,6 +15,8 @@ SWITCH = "PROXIMO_KERNELS"
 
 _BEGUN: dict[Command, Future[Path]] = {}
 """Compiler -> the file that it was begun to make ahead of its use."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_BEGUN.clear)  # the thread that makes it does not exist in a child
 
 
 def are_wanted() -> bool:

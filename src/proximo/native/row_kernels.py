@@ -180,6 +180,7 @@ def _tokens(targets: Tensor, scores: Tensor) -> Tensor:
 
 def _weight(weight: Tensor, hidden: Tensor) -> int | None:
     assert weight.shape == hidden.shape[1:], "one weight for each number of a row"
+    assert weight.dtype is hidden.dtype, "weights in the type of the rows"
     return pointer(weight)
 
 

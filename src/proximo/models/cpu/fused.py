@@ -156,7 +156,7 @@ class Projections(torch.autograd.Function):
         if cosines is not None and sines is not None:
             for each in rotating:
                 rotate_(each.unflatten(1, (-1, part.head_width))[..., : 2 * cosines.shape[-1]], cosines, sines)
-        ctx.part, ctx.tensors = part, tensors
+        ctx.part = part
         ctx.save_for_backward(hidden, statistics, cosines, sines, *(raw or ()), *of_heads, *tensors)
         return tuple(piece.unflatten(1, (-1, part.head_width)) for piece in pieces)
 

@@ -1,7 +1,7 @@
 """Runs the layers of a model through the functions of `fused.py`, and decides when that is possible.
 
 The functions read the weights of the model's own modules. A model with any change to its modules (a hook, a class or
-`forward` of the user's, quantised weights, half precision, dropout) runs as modules. When a model is loaded, the probe
+`forward` of the user's, quantised weights, dropout) runs as modules. When a model is loaded, the probe
 compares the results with the model's own code.
 """
 
@@ -138,14 +138,19 @@ def _state(model: nn.Module) -> list[Any]:
             state += [own.get(name) for name in _OF_ATTENTION]
         elif "lora_A" in own["_modules"]:
             state += (*module.active_adapters, module.merged, module.disable_adapters, *module.scaling.values())
-        elif "p" in own or "dropout" in own:
-            state += (own.get("p"), own.get("dropout"))
+        elif _OF_OTHERS & own.keys():
+            state += [own.get(name) for name in sorted(_OF_OTHERS)]
         pending += own["_modules"].values()
     return state
 
 
-_OF_ATTENTION = ("layer_idx", "attention_dropout", "dropout", "scaling", "sliding_window", "use_rope")
+_OF_ATTENTION = (
+    *("layer_idx", "attention_dropout", "dropout", "scaling", "sliding_window", "use_rope"),
+    *("attn_logit_softcapping", "head_dim"),
+)
 """Attributes of attention modules that parts are made of."""
+_OF_OTHERS = {"p", "dropout", "layerdrop", "eps", "variance_epsilon"}
+"""Attributes of dropouts, norms and containers that parts depend on."""
 
 
 def _parts_of(model: PreTrainedModel, *, half: bool, profiled: bool) -> ModelParts | None:
@@ -155,7 +160,7 @@ def _parts_of(model: PreTrainedModel, *, half: bool, profiled: bool) -> ModelPar
     parts = read_parts(model, torch.bfloat16) if narrow else read_parts(model, next(iter(dtypes)))
     if parts is None or not (narrow or dtypes in WIDE):
         return None
-    if any(norm.dtype is torch.bfloat16 for layer in parts.layers for norm in layer.norm_tensors):
+    if any(tensor.dtype is torch.bfloat16 for tensor in parts.norm_tensors):
         return None
     bypassed = bypassed_modules(model)
     if not profiled and (_has_any_global_hook() or any(map(_is_hooked, bypassed))):

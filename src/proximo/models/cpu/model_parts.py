@@ -75,6 +75,12 @@ class ModelParts:
         """The kinds of angles that its layers take."""
         return tuple(sorted({layer.angles for layer in self.layers if layer.angles is not None}))
 
+    @property
+    def norm_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of all norms."""
+        of_layers = (tensor for layer in self.layers for tensor in layer.norm_tensors)
+        return *of_layers, *distinct_tensors(self.last_norm)
+
     def angles(self, hidden: Tensor, position_ids: Tensor) -> dict[str | None, tuple[Tensor | None, Tensor | None]]:
         """Cosines and sines [T, 1, K / 2] by the type of a layer; the same ones rotate both halves of a head."""
         found: dict[str | None, tuple[Tensor | None, Tensor | None]] = {None: (None, None)}
