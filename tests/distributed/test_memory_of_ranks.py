@@ -1,6 +1,7 @@
 """What a rank holds and exchanges, measured on two ranks, is what `proximo plan` says by its formulas."""
 
 import gc
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -105,6 +106,13 @@ def live_bytes() -> int:
     return sum(found.values())
 
 
+def live_bytes_soon() -> Iterator[int]:
+    """`live_bytes` at ten moments of the next fifth of a second."""
+    for _ in range(10):
+        time.sleep(0.02)
+        yield live_bytes()
+
+
 COLLECTIVES = {
     "_allgather_base_": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
@@ -150,6 +158,10 @@ class Run:
     def note(self, moment: str) -> None:
         self.at.setdefault(moment, []).append(live_bytes())
 
+    def note_soon(self, moment: str) -> None:
+        """After gradients were summed: a thread of gloo frees the sum a moment after the main thread has it."""
+        self.at.setdefault(moment, []).append(min(live_bytes_soon()))
+
     def update(self, rounds: int) -> None:
         def loss(batch: PackedResponses) -> tuple[Tensor, None]:
             self.note("start of a micro-batch")
@@ -159,10 +171,10 @@ class Run:
             return value, None
 
         def guard(_: Any) -> None:
-            self.note("end of backward")
+            self.note_soon("end of backward")
 
         self.learner.update(self.batches[:rounds], loss, guard=guard)
-        self.note("idle")
+        self.note_soon("idle")
 
     @contextmanager
     def watched_layers(self) -> Iterator[None]:
