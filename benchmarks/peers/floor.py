@@ -5,7 +5,7 @@
 A product of the model is timed at its own shapes: as many rows as a minibatch has tokens, for decoding as many as there
 are responses; forward, and both of the backward pass. Attention counts the pairs that a causal mask leaves, at the best
 of those rates. Nothing else counts: no norm, no softmax, no optimizer, no sampling, no Python. Nothing is computed
-twice: a backward pass costs two forward passes.
+twice: a backward pass costs two forward passes, or one where an adapter is trained; its own products are left out.
 """
 
 import json
@@ -90,7 +90,10 @@ def floor_seconds(job: Job, lengths: Lengths, rates: Rates) -> dict[str, float]:
         + head_seconds(size, rates, "decode", responses)
     )
     models = 1 if job.shared_trunk else 2
-    trained = models * (forward + backward) + head + head_seconds(size, rates, "backward", responses)
+    head_backward = head_seconds(size, rates, "backward", responses)
+    if job.adapter_rank:  # of frozen matrices there is no gradient, which is half of a backward pass
+        backward, head_backward = backward / 2, head_backward / 2
+    trained = models * (forward + backward) + head + head_backward
     return {
         "rollout": rollout,
         "scoring": 3 * forward + head,  # reference, value model, reward model

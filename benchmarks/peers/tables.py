@@ -44,7 +44,7 @@ def rows(case: Case) -> list[list[str]]:
                 *(f"{seconds[phase]:.2f}" for phase in PHASES),
                 f"{seconds['step']:.2f}",
                 f"{seconds['step'] / whole:.2f}",
-                f"{tokens / seconds['rollout']:.0f}",
+                f"{tokens / seconds['rollout']:.0f}" if seconds["rollout"] else "",
                 f"{statistics.median(taken[side]['peak_mib'] for taken in case['rounds']):.0f}",
                 "" if ours is None else f"{seconds['step'] / ours:.2f}",
             ]
@@ -64,10 +64,10 @@ def steps(case: Case, side: str) -> list[Mapping[str, Any]]:
 
 
 def medians(case: Case, side: str) -> dict[str, float]:
-    """Seconds of each phase, and of the whole step."""
-    taken = steps(case, side)
+    """Seconds of each phase, and of the whole step. A phase that a side did not tell apart is in the next one."""
+    taken = [{phase: step.get(phase, 0.0) for phase in PHASES} for step in steps(case, side)]
     found = {phase: statistics.median(step[phase] for step in taken) for phase in PHASES}
-    return found | {"step": statistics.median(sum(step[phase] for phase in PHASES) for step in taken)}
+    return found | {"step": statistics.median(sum(step.values()) for step in taken)}
 
 
 def lengths_of(case: Case) -> Lengths:
