@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from architectures import build_architecture, random_sequences
-from models.test_fused_layers import FUSED, as_modules, bytes_kept
+from architectures import random_sequences
+from models.test_fused_layers import FUSED, as_modules, bytes_kept, model_of
 from proximo.models.cpu.fused import operand, result
 from proximo.models.cpu.fused_layers import FusedLayers
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import Packed, pack, pack_responses
 from proximo.models.precision.compute import casting
@@ -25,13 +24,8 @@ def sequences() -> Packed:
 
 
 def build(name: str, *, adapter: bool, precision: Precision, dtype: torch.dtype = torch.float32) -> LanguageModel:
-    model = LanguageModel(build_architecture(name), precision=precision)
-    if adapter:
-        model = model.with_adapter(LoRAOptions(rank=4, alpha=8.0))
-        random = torch.Generator().manual_seed(1)
-        for path, weight in model.trainable_parameters():
-            if "lora_B" in path:
-                weight.data.copy_(0.1 * torch.randn(weight.shape, generator=random))
+    """The same weights in every type."""
+    model = model_of(name, adapter=adapter, precision=precision)
     model.model.to(dtype)
     return model
 

@@ -30,9 +30,15 @@ def sequences() -> Packed:
     return pack([[(5 * i + n) % 50 + 3 for i in range(n)] for n in (9, 7)])
 
 
-def model_of(name: str, *, adapter: bool = False, dtype: torch.dtype = torch.float32) -> LanguageModel:
+def model_of(
+    name: str,
+    *,
+    adapter: bool = False,
+    dtype: torch.dtype = torch.float32,
+    precision: Precision = Precision.FLOAT32,
+) -> LanguageModel:
     """With an adapter that does something: B, which is 0 at first, is drawn at random."""
-    model = LanguageModel(build_architecture(name, dtype=dtype))
+    model = LanguageModel(build_architecture(name, dtype=dtype), precision=precision)
     if not adapter:
         return model
     model = model.with_adapter(LoRAOptions(rank=4, alpha=8.0))

@@ -85,7 +85,7 @@ class TextEncoder:
 
     @cached_property
     def end_id(self) -> int | None:
-        """The end-of-sequence id."""
+        """The id of the end-of-sequence token; None for a tokenizer without one."""
         return self.tokenizer.eos_token_id
 
     @cached_property

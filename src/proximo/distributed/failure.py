@@ -28,7 +28,7 @@ class Failure:
     """Whether that rank still runs, and can say itself what happened to it."""
 
     def encode(self) -> str:
-        """As JSON."""
+        """This failure as JSON, its message cut to `MOST_CHARACTERS`."""
         return json.dumps(asdict(self) | {"message": self.message[:MOST_CHARACTERS]})
 
     @classmethod

@@ -112,7 +112,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where passes run."""
+        """The device that passes run on."""
         return self.layers.device if self.home is None else self.home
 
     @property

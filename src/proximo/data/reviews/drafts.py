@@ -55,7 +55,7 @@ class Draft:
 
     @property
     def text(self) -> str:
-        """The review."""
+        """The sentences of the review, with a space between them."""
         return " ".join(self.sentences)
 
 

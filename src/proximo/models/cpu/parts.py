@@ -192,7 +192,7 @@ class Linear:
 
     @property
     def num_outputs(self) -> int:
-        """O."""
+        """The number O of outputs."""
         return self.own_rows(self.weight.t() if self.transposed else self.weight).shape[0]
 
     def own_rows(self, tensor: Tensor) -> Tensor:
