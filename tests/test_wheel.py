@@ -7,9 +7,11 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -64,6 +66,16 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel) -> Non
     assert any(name.startswith("proximo/metrics/report/templates/") for name in held)
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
     assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proximo"}
+
+
+def test_the_wheel_and_the_citation_say_the_same_of_the_package(wheel) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    citation = yaml.safe_load((SOURCE.parent / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == metadata["Version"]
+    assert citation["license"] == metadata["License-Expression"]
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
 def test_the_installed_command_works_from_an_empty_folder(environment, empty) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 COMING_FROM = ROOT / "docs" / "coming-from"
 PAGES = (
-    *(ROOT / "README.md", ROOT / "CHANGELOG.md"),
+    *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(COMING_FROM.glob("*.md")),
 )
