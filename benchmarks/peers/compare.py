@@ -48,7 +48,10 @@ def cases(size: str) -> dict[str, tuple[Job, tuple[str, ...]]]:
         made[f"{size}-{regime}-trunk"] = replace(plain, shared_trunk=True), SHARED
         groups = replace(plain, num_prompts=8, group=8, prompt_tokens=256)
         made[f"{size}-{regime}-groups"] = groups, SEPARATE
-        made[f"{size}-{regime}-lora"] = replace(plain, adapter_rank=16), ("proximo", "trl-1.12")
+        lora = replace(plain, adapter_rank=16)
+        made[f"{size}-{regime}-lora"] = lora, ("proximo", "trl-1.12")
+        few = replace(lora, num_prompts=8, minibatch=8, epochs=1, prompt_tokens=128, new_tokens=128)
+        made[f"{size}-{regime}-lora-few"] = few, ("proximo", "trl-1.12")
     return made
 
 

@@ -65,17 +65,23 @@ def forbid_ends(policy: Any) -> None:
     """Never draw the stop token, nor the padding token, which a peer takes for the end of a response.
 
     Every input embedding gets the same large number in its first place. The residual stream carries it to the output
-    layer, where the rows of these two tokens read that place alone, as a bias would.
+    layer, where the rows of these two tokens read that place alone, as a bias would. No layer writes to that place:
+    the sum of many would turn its sign.
     """
     import torch
 
     with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight[0] = 0.0
+            elif name.endswith("c_proj.weight"):  # GPT-2 keeps [in, out]
+                weight[:, 0] = 0.0
         inputs, outputs = policy.get_input_embeddings().weight, policy.get_output_embeddings().weight
         inputs[:, 0] = 0.5
         if inputs is not outputs:
             outputs[:, 0] = 0.0  # where they are tied, all other tokens read that place alike
         outputs[[PAD_ID, EOS_ID]] = 0.0
-        outputs[[PAD_ID, EOS_ID], 0] = -10.0
+        outputs[[PAD_ID, EOS_ID], 0] = -100.0
 
 
 def set_stop_probability(policy: Any, wanted: float) -> None:

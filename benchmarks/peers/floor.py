@@ -5,7 +5,8 @@
 A product of the model is timed at its own shapes: as many rows as a minibatch has tokens, for decoding as many as there
 are responses; forward, and both of the backward pass. Attention counts the pairs that a causal mask leaves, at the best
 of those rates. Nothing else counts: no norm, no softmax, no optimizer, no sampling, no Python. Nothing is computed
-twice: a backward pass costs two forward passes, or one where an adapter is trained; its own products are left out.
+twice: the products of a backward pass cost two forward passes, or one where an adapter is trained, whose own products
+are left out.
 """
 
 import json
@@ -62,9 +63,9 @@ class Rates:
         return self.seconds[f"{kind} {width_in}x{width_out}"] * rows
 
 
-def backbone_seconds(size: Size, rates: Rates, kind: str, tokens: int, pairs: int) -> float:
-    """All layers, once."""
-    products = sum(count * rates.of(kind, tokens, a, b) for count, a, b in layer_products(size))
+def backbone_seconds(size: Size, rates: Rates, kind: str, tokens: int, pairs: int, *, frozen: bool = False) -> float:
+    """All layers, once. Of frozen matrices a backward pass makes no gradient, which is half of its products."""
+    products = sum(count * rates.of(kind, tokens, a, b) for count, a, b in layer_products(size)) / (1 + frozen)
     attention = 4 * size.width * pairs / rates.best * (2 if kind == "backward" else 1)
     return size.layers * (products + attention)
 
@@ -82,7 +83,8 @@ def floor_seconds(job: Job, lengths: Lengths, rates: Rates) -> dict[str, float]:
     once = list(lengths.prompts)[:: job.group]
     decoded = responses - len(whole)  # the last token of a response goes through no layer
     forward = backbone_seconds(size, rates, "forward", tokens, pairs)
-    backward = backbone_seconds(size, rates, "backward", tokens, pairs)
+    frozen = job.adapter_rank > 0
+    backward = backbone_seconds(size, rates, "backward", tokens, pairs, frozen=frozen)
     head = head_seconds(size, rates, "forward", responses)
     rollout = (
         backbone_seconds(size, rates, "forward", sum(once), causal_pairs(once))
@@ -90,9 +92,7 @@ def floor_seconds(job: Job, lengths: Lengths, rates: Rates) -> dict[str, float]:
         + head_seconds(size, rates, "decode", responses)
     )
     models = 1 if job.shared_trunk else 2
-    head_backward = head_seconds(size, rates, "backward", responses)
-    if job.adapter_rank:  # of frozen matrices there is no gradient, which is half of a backward pass
-        backward, head_backward = backward / 2, head_backward / 2
+    head_backward = head_seconds(size, rates, "backward", responses) / (1 + frozen)
     trained = models * (forward + backward) + head + head_backward
     return {
         "rollout": rollout,
@@ -118,8 +118,9 @@ def training_flops(job: Job, lengths: Lengths, *, size: Size | None = None) -> f
     size = size or SIZES[job.size]
     whole = lengths.whole
     head = 2 * size.width * size.vocabulary * sum(lengths.responses)
-    models = 1 if job.shared_trunk else 2
-    return job.epochs * 3 * (models * backbone_flops(size, sum(whole), causal_pairs(whole)) + head)
+    products, pairs = backbone_flops(size, sum(whole), 0), backbone_flops(size, 0, causal_pairs(whole))
+    models, passes = 1 if job.shared_trunk else 2, 2 if job.adapter_rank else 3
+    return job.epochs * (passes * (models * products + head) + 3 * models * pairs)
 
 
 def backbone_flops(size: Size, tokens: int, pairs: int) -> float:

@@ -41,7 +41,7 @@ def rows(case: Case) -> list[list[str]]:
         lines.append(
             [
                 side,
-                *(f"{seconds[phase]:.2f}" for phase in PHASES),
+                *(f"{seconds[phase]:.2f}" if seconds[phase] else "" for phase in PHASES),
                 f"{seconds['step']:.2f}",
                 f"{seconds['step'] / whole:.2f}",
                 f"{tokens / seconds['rollout']:.0f}" if seconds["rollout"] else "",

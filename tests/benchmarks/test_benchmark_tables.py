@@ -40,6 +40,15 @@ def test_a_ratio_is_of_the_medians_of_whole_steps():
     assert [found[name][-1] for name in ("proximo", "trl-1.12")] == ["1.00", "2.50"]
 
 
+def test_a_phase_that_a_side_does_not_tell_apart_is_left_blank():
+    joined = side((1, 3, 2))
+    del joined["steps"][0]["rollout"]
+    taken = {"rates": {**RATES, "best": 1e9}, "load": 0.0, "proximo": side((1, 1, 1)), "trl-1.12": joined}
+    (found,) = (row for row in rows({"job": asdict(JOB), "rounds": [taken]}) if row[0] == "trl-1.12")
+    assert found[1:5] == ["", "3.00", "2.00", "5.00"]
+    assert found[6] == ""
+
+
 def test_a_side_that_wrote_other_lengths_is_refused():
     check_lengths(JOB, side((1, 1, 1)), side="proximo")
     other = side((1, 1, 1))

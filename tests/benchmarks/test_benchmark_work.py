@@ -1,9 +1,11 @@
 """The work of the benchmarks: responses end where the job says, and the floor counts what a model does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from endings import EOS_ID, FIRST_ID, PAD_ID, count_down, forbid_ends, geometric_lengths, set_stop_probability
-from floor import Lengths, backbone_flops, flops, training_flops
+from floor import Lengths, Rates, backbone_flops, floor_seconds, flops, training_flops
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForCausalLM
 from work import SIZES, Job, model_config
@@ -70,6 +72,16 @@ def test_where_ends_are_forbidden_stop_and_padding_are_never_drawn(size):
     assert policy(contexts).logits.softmax(dim=2)[..., [PAD_ID, EOS_ID]].max() < 1e-9
 
 
+def test_stop_tokens_are_not_drawn_from_a_deep_model():
+    torch.manual_seed(0)
+    deep = replace(SIZES["tiny-qwen"], layers=24)
+    policy = AutoModelForCausalLM.from_config(model_config(deep)).eval()
+    forbid_ends(policy)
+    contexts = torch.randint(FIRST_ID, 256, (16, 60), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert policy(contexts).logits.softmax(dim=2)[..., [PAD_ID, EOS_ID]].max() < 1e-9
+
+
 @pytest.mark.parametrize("size", ["tiny", "tiny-qwen"])
 @torch.no_grad()
 def test_a_stop_probability_is_that_of_contexts_it_was_not_set_on(size):
@@ -104,3 +116,17 @@ def test_the_operations_of_a_step_are_those_of_its_definition():
     trained = 3 * 3 * (2 * whole + head)
     assert training_flops(job, lengths) == trained
     assert flops(job, lengths) == rollout + 3 * whole + head + trained
+
+
+def test_the_floor_of_an_adapter_has_no_gradients_of_frozen_matrices_but_all_of_attention():
+    size = SIZES["tiny"]
+    job = Job(models="", size="tiny", regime="none", num_prompts=1, epochs=1)
+    adapted = replace(job, adapter_rank=16)
+    lengths = Lengths(prompts=[5], responses=[4])
+    matrices = 2 * size.layers * (2 * 4 * 128 * 128 + 2 * 3 * 128 * 128) * 9 + 2 * 128 * 256 * 4
+    assert training_flops(job, lengths) - training_flops(adapted, lengths) == matrices
+    seconds = {f"{kind} 128x{out}": 1.0 for kind in ("decode", "forward", "backward") for out in (128, 256)}
+    rates = Rates(seconds=seconds, best=1.0)
+    whole, of_adapter = (floor_seconds(each, lengths, rates) for each in (job, adapted))
+    assert whole["training"] - of_adapter["training"] == (2 * size.layers * 7 * 9 + 4) / 2
+    assert (whole["rollout"], whole["scoring"]) == (of_adapter["rollout"], of_adapter["scoring"])

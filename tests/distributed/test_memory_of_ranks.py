@@ -4,7 +4,7 @@ import gc
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -106,11 +106,16 @@ def live_bytes() -> int:
     return sum(found.values())
 
 
-def live_bytes_soon() -> Iterator[int]:
-    """`live_bytes` at ten moments of the next fifth of a second."""
+def settled_bytes() -> int:
+    """The least of `live_bytes` within a fifth of a second.
+
+    A thread of gloo frees the sum of the gradients a moment after the main thread has it.
+    """
+    found = []
     for _ in range(10):
         time.sleep(0.02)
-        yield live_bytes()
+        found.append(live_bytes())
+    return min(found)
 
 
 COLLECTIVES = {
@@ -155,12 +160,8 @@ class Run:
         self.batches = [pack_responses([[1, 2]], [[3, 4]]) for _ in range(2)]
         self.at: dict[str, list[int]] = {}
 
-    def note(self, moment: str) -> None:
-        self.at.setdefault(moment, []).append(live_bytes())
-
-    def note_soon(self, moment: str) -> None:
-        """After gradients were summed: a thread of gloo frees the sum a moment after the main thread has it."""
-        self.at.setdefault(moment, []).append(min(live_bytes_soon()))
+    def note(self, moment: str, count: Callable[[], int] = live_bytes) -> None:
+        self.at.setdefault(moment, []).append(count())
 
     def update(self, rounds: int) -> None:
         def loss(batch: PackedResponses) -> tuple[Tensor, None]:
@@ -171,10 +172,10 @@ class Run:
             return value, None
 
         def guard(_: Any) -> None:
-            self.note_soon("end of backward")
+            self.note("end of backward", settled_bytes)
 
         self.learner.update(self.batches[:rounds], loss, guard=guard)
-        self.note_soon("idle")
+        self.note("idle", settled_bytes)
 
     @contextmanager
     def watched_layers(self) -> Iterator[None]:

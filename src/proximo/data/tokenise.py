@@ -49,7 +49,7 @@ class Tokens:
         return Tokens(self.ids + other.ids, self.written + other.written)
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """The number of token ids, special ones included."""
         return len(self.ids)
 
     def first(self, count: int) -> "Tokens":

@@ -33,7 +33,7 @@ class Failure:
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
-        """What `encode` wrote."""
+        """The failure that `encode` wrote as JSON."""
         return cls(**json.loads(text))
 
 

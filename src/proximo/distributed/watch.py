@@ -125,7 +125,7 @@ class Watch:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread that watches the other ranks."""
         if self.failure is not None:
             with suppress(dist.DistError, RuntimeError), self._lock:
                 self._store.set(f"ends/{self.rank}", "")

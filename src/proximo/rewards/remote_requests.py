@@ -42,7 +42,7 @@ class Requests:
         return self._post(CHECK_PATH, body, read_checked, seconds=seconds)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections that are kept open between requests."""
         self._client.close()
 
     def _post(self, path: str, body: bytes, read: Callable[[bytes], Reply], *, seconds: float) -> Reply:

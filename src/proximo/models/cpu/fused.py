@@ -202,7 +202,7 @@ class Rest(torch.autograd.Function):
     def forward(
         ctx: Any, part: OutputAndMLP, hidden: Tensor, attended: Tensor, rows: Tensor | None, *tensors: Tensor
     ) -> Tensor:
-        """`tensors`: `part.tensors`."""
+        """`tensors`: those of the parts, for autograd."""
         ctx.num_tokens = hidden.shape[0]
         if rows is not None:
             hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)

@@ -54,7 +54,7 @@ class Roles:
 
     @property
     def group(self) -> dict[str, RoleWorker | RewardWorker]:
-        """Role -> worker."""
+        """Name of a role -> the worker that has its model."""
         return {worker.role: worker for worker in (*self.workers, self.reward)}
 
     @property

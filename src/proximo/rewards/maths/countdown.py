@@ -67,7 +67,7 @@ class CountdownVerifier:
         return replace(self._fault("grading it took too long"), score=min(self._scores.values()))
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: there is no process to end."""
 
     def _problem(self, metadata: Mapping[str, Any]) -> tuple[list[int], int]:
         numbers, target = (metadata.get(column) for column in self._columns)

@@ -76,18 +76,18 @@ class Arithmetic:
         return self._product(one.top, other.bottom) == self._product(other.top, one.bottom)
 
     def add(self, one: RationalFunction, other: RationalFunction) -> RationalFunction:
-        """The sum."""
+        """The sum of two functions."""
         if one.bottom == other.bottom:
             return RationalFunction(self._sum(one.top, other.top), one.bottom)
         tops = self._product(one.top, other.bottom), self._product(other.top, one.bottom)
         return _reduced(self._sum(*tops), self._product(one.bottom, other.bottom))
 
     def multiply(self, one: RationalFunction, other: RationalFunction) -> RationalFunction:
-        """The product."""
+        """The product of two functions."""
         return _reduced(self._product(one.top, other.top), self._product(one.bottom, other.bottom))
 
     def negate(self, value: RationalFunction) -> RationalFunction:
-        """The negative."""
+        """The function with the opposite sign."""
         return RationalFunction({key: -factor for key, factor in value.top.items()}, value.bottom)
 
     def divide(self, one: RationalFunction, other: RationalFunction) -> RationalFunction:

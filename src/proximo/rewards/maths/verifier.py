@@ -91,7 +91,7 @@ class MathsVerifier:
         return self._fault("grading it took too long", parsed=0.0, score="incorrect")
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: there is no process to end."""
 
     def _references(self, reference: str | None, metadata: Mapping[str, Any]) -> list[str]:
         """The distinct reference answers of a row: its own, and those in its list."""

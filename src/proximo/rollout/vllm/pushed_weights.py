@@ -76,7 +76,7 @@ class PushedWeights:
         return folder
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the folder that the weights go through."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

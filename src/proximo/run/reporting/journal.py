@@ -56,7 +56,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        """Close the files."""
+        """Close metrics, samples and log."""
 
 
 class RunJournal(Journal):
