@@ -225,7 +225,7 @@ class _FusedHead(torch.autograd.Function):
                 for_bias.add_(gradient.sum(dim=0))
             gradient = plan.operand(gradient)
             # Of chunks of one size alone, because a product in bf16 is compiled for each number of rows on a CPU.
-            is_whole = plan.narrow and len(gradient) == plan.chunk_tokens and gradient.dtype is torch.float32
+            is_whole = plan.narrow and len(gradient) == plan.chunk_tokens and gradient.device.type == "cpu"
             multiply = gradient_product if is_whole else product
             if for_hidden is not None:
                 for_hidden[rows] = multiply(gradient, weight)

@@ -93,12 +93,13 @@ static void pack(const float *from, long row, long count, long width, float *to)
     }
 }
 
-/* Transposes 8 x 8 numbers, times `factor`, in registers. Rows from `count` on are zeros. */
-INLINE void transpose_8x8(const float *from, long row, long count, float factor, float *to) {
+/* Transposes 8 x 8 numbers in registers, times `factor` if SCALED. Rows from `count` on are zeros. */
+INLINE void transpose_8x8(const int SCALED, const float *from, long row, long count, float factor, float *to) {
     vec8 a[8], b[8];
     for (int i = 0; i < 8; i++) {
         a[i] = (vec8){0};
-        if (i < count) a[i] = *(const vec8 *)(from + i * row) * factor;
+        if (i < count) a[i] = *(const vec8 *)(from + i * row);
+        if (SCALED) a[i] *= factor;
     }
     for (int i = 0; i < 8; i += 2) {
         b[i] = SHUFFLED(ivec8, a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
@@ -115,20 +116,28 @@ INLINE void transpose_8x8(const float *from, long row, long count, float factor,
     }
 }
 
-/* Copies rows [count, width], times `factor`, transposed into panels [width, PANEL]; the last vector is padded with
-   zeros. */
-static void pack_transposed(const float *from, long row, long count, long width, float factor, float *to) {
+INLINE void pack_transposed_or_scaled(const int SCALED, const float *from, long row, long count, long width,
+                                      float factor, float *to) {
     for (long i = 0; i < (count + WIDTH - 1) / WIDTH * WIDTH; i += 8) {
         float *panel = to + i / PANEL * width * PANEL + i % PANEL;
         const float *rows = from + i * row;
         long k = 0, there = min_long(8, count - i);
         if (there == 8)
-            for (; k + 8 <= width; k += 8) transpose_8x8(rows + k, row, 8, factor, panel + k * PANEL);
+            for (; k + 8 <= width; k += 8) transpose_8x8(SCALED, rows + k, row, 8, factor, panel + k * PANEL);
         else
-            for (; k + 8 <= width; k += 8) transpose_8x8(rows + k, row, there, factor, panel + k * PANEL);
+            for (; k + 8 <= width; k += 8) transpose_8x8(SCALED, rows + k, row, there, factor, panel + k * PANEL);
         for (; k < width; k++)
-            for (long j = 0; j < 8; j++) panel[k * PANEL + j] = j < there ? factor * rows[j * row + k] : 0;
+            for (long j = 0; j < 8; j++) {
+                float number = j < there ? rows[j * row + k] : 0;
+                panel[k * PANEL + j] = SCALED ? factor * number : number;
+            }
     }
+}
+
+/* Copies rows [count, width], times `factor`, transposed into panels [width, PANEL]; the last vector is padded with
+   zeros. */
+static void pack_transposed(const float *from, long row, long count, long width, float factor, float *to) {
+    pack_transposed_or_scaled(1, from, row, count, width, factor, to);
 }
 
 /* to = factor * from, or to += factor * from. */

@@ -1,10 +1,11 @@
 """Products whose operands are bf16 and whose results are float32: those of an output layer under bf16.
 
-Sums and results are float32 on every device. On CUDA one kernel does it; elsewhere operands are rounded to bf16 and
-multiplied in float32, which means the same. Backwards all operands are rounded too: the gradient of the scores, and
-the weight or the hidden states that it is multiplied with. What the products give, a gradient of hidden states or of a
-weight, is float32 and is not rounded; nor is the gradient of a bias. On a CPU that multiplies bf16, these gradients are
-rounded to bf16 chunk by chunk, as those of the layers are: it has no product of bf16 operands with float32 results.
+Sums and results are float32 on every device. CUDA has kernels for it, and so have processors with bf16 instructions for
+the product x W' (native/halves.c); elsewhere operands are rounded to bf16 and multiplied in float32, which means the
+same. Backwards all operands are rounded too: the gradient of the scores, and the weight or the hidden states that it is
+multiplied with. What the products give, a gradient of hidden states or of a weight, is float32 and is not rounded; nor
+is the gradient of a bias. On a CPU that multiplies bf16, these gradients are rounded to bf16 chunk by chunk, as those
+of the layers are: torch's product rounds its results.
 """
 
 from functools import cache
@@ -18,12 +19,13 @@ from torch.autograd.function import once_differentiable
 
 from proximo.models.precision.compute import cast_weight, remembered
 from proximo.native.decoding import linear
+from proximo.native.halves import half_product, multiplies_halves
 
 
 def operand(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Rounded to bf16, in the type that `product` takes on this device."""
     half = tensor.to(torch.bfloat16)
-    return half if _multiplies_halves(tensor) else half.float()
+    return half if _takes_halves(tensor) else half.float()
 
 
 def weight_operand(weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -36,23 +38,29 @@ def product(
     first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
     """[N, D] and [D, V], operands both -> [N, V] float32."""
-    if first.dtype is torch.bfloat16:
+    if first.dtype is not torch.bfloat16:
+        return first @ second
+    if _has_kernels_for_all(first):
         return torch.mm(first, second, out_dtype=torch.float32)
-    return first @ second
+    if second.stride(0) == 1 and len(second) % 2 == 0:
+        return half_product(first, second.t())
+    return first.float() @ second.float()
 
 
 def add_product(
     total: Float[Tensor, "rows columns"], first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
     """total [V, D] float32 plus the product of two operands; perhaps in `total` itself."""
-    if first.dtype is torch.bfloat16:
+    if first.dtype is not torch.bfloat16:
+        return total.addmm_(first, second)
+    if _has_kernels_for_all(first):
         return torch.addmm(total, first, second, out_dtype=torch.float32)
-    return total.addmm_(first, second)
+    return total.addmm_(first.float(), second.float())
 
 
 def gradient_product(first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]) -> Tensor:
     """As `product`, for gradients. `second` may be a weight, which is cast once within `casting`."""
-    if first.dtype is torch.bfloat16 or not _cpu_multiplies_halves():
+    if _has_kernels_for_all(first) or not _cpu_multiplies_halves():
         return product(first, second)
     return torch.mm(first.to(torch.bfloat16), cast_weight(second, torch.bfloat16)).float()
 
@@ -67,14 +75,23 @@ def narrow_linear(
     rows: Float[Tensor, "*batch hidden"], weight: Float[Tensor, "vocab hidden"], bias: Float[Tensor, "vocab"] | None
 ) -> Float[Tensor, "*batch vocab"]:
     """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
-    if torch.is_inference_mode_enabled() and not _multiplies_halves(rows):
-        return linear(operand(rows), weight_operand(weight), bias)
+    if torch.is_inference_mode_enabled() and not _has_kernels_for_all(rows):
+        return linear(_rounded(rows), remembered(weight, "rounded", _rounded), bias)
     flat: Tensor = _NarrowLinear.apply(rows.flatten(0, -2), weight, weight_operand(weight), bias)
     return flat.view(*rows.shape[:-1], -1)
 
 
-def _multiplies_halves(tensor: Tensor) -> bool:
-    """Under fake tensors, which have no device, the memory is that of CUDA, which has bf16 kernels."""
+def _rounded(tensor: Tensor) -> Tensor:
+    """bf16 numbers in float32. The kernel for few rows takes them so."""
+    return tensor.to(torch.bfloat16).float()
+
+
+def _takes_halves(tensor: Tensor) -> bool:
+    return _has_kernels_for_all(tensor) or (tensor.device.type == "cpu" and multiplies_halves())
+
+
+def _has_kernels_for_all(tensor: Tensor) -> bool:
+    """Whether torch has such products here. Under fake tensors, which have no device, the memory is that of CUDA."""
     return tensor.is_cuda or isinstance(tensor, FakeTensor)
 
 

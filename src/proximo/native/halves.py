@@ -1,0 +1,44 @@
+"""The product of `halves.c` as a function of tensors."""
+
+import ctypes
+from functools import cache
+
+import torch
+from jaxtyping import BFloat16, Float
+from torch import Tensor
+
+from proximo.native.library import declare, library
+
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+
+
+@cache
+def multiplies_halves() -> bool:
+    """Whether the kernels are there, and the processor has the instruction that they need."""
+    return (kernels := _kernels()) is not None and kernels.half_product(None, None, None, 0, 0, 0, 1) == 0
+
+
+def half_product(
+    rows: BFloat16[Tensor, "rows inner"], matrix: BFloat16[Tensor, "columns inner"]
+) -> Float[Tensor, "rows columns"]:
+    """rows [N, D], matrix [V, D] -> rows matrix' [N, V] float32. D is even, and `multiplies_halves()` is true."""
+    rows, matrix = rows.contiguous(), matrix.contiguous()
+    (num_rows, depth), num_columns = rows.shape, len(matrix)
+    result = torch.empty(num_rows, num_columns)
+    kernels = _kernels()
+    assert kernels is not None, "multiplies_halves() says whether there are kernels"
+    assert depth % 2 == 0, "two numbers of a row are one word"
+    assert matrix.shape[1] == depth, "rows and matrix of one width"
+    kernels.half_product(
+        *(rows.data_ptr(), matrix.data_ptr(), result.data_ptr()),
+        *(num_rows, num_columns, depth, torch.get_num_threads()),
+    )
+    return result
+
+
+@cache
+def _kernels() -> ctypes.CDLL | None:
+    kernels = library()
+    if kernels is not None:
+        declare(kernels, {"half_product": (ctypes.c_int, *[_POINTER] * 3, *[_COUNT] * 4)})
+    return kernels
