@@ -23,6 +23,7 @@ from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo.models.precision.products import (
     add_product,
     gradient_product,
+    has_kernels_for_all,
     narrow_linear,
     operand,
     product,
@@ -225,7 +226,7 @@ class _FusedHead(torch.autograd.Function):
                 for_bias.add_(gradient.sum(dim=0))
             gradient = plan.operand(gradient)
             # Of chunks of one size alone, because a product in bf16 is compiled for each number of rows on a CPU.
-            is_whole = plan.narrow and len(gradient) == plan.chunk_tokens and gradient.device.type == "cpu"
+            is_whole = plan.narrow and len(gradient) == plan.chunk_tokens and not has_kernels_for_all(gradient)
             multiply = gradient_product if is_whole else product
             if for_hidden is not None:
                 for_hidden[rows] = multiply(gradient, weight)

@@ -30,8 +30,13 @@ LOG = logging.getLogger("proximo.native")
 def kernels_for(like: Tensor) -> ctypes.CDLL | None:
     """The kernels, if they can compute with a tensor like this one: plain float32 on a CPU, and no dispatch mode that
     records the operators of this thread. The caller is responsible for the other tensors of a call."""
-    plain = type(like) in (Tensor, torch.nn.Parameter) and like.dtype is torch.float32 and like.device.type == "cpu"
-    return library() if plain and _get_current_dispatch_mode() is None else None
+    return library() if like.dtype is torch.float32 and is_plain(like) else None
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether kernels may read it: no subclass, on a CPU, and nothing records the operators of this thread."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+    return plain and _get_current_dispatch_mode() is None
 
 
 @cache

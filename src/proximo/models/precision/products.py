@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from proximo.models.precision.compute import cast_weight, remembered
 from proximo.native.decoding import linear
 from proximo.native.halves import half_product, multiplies_halves
+from proximo.native.library import is_plain
 
 
 def operand(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -40,7 +41,7 @@ def product(
     """[N, D] and [D, V], operands both -> [N, V] float32."""
     if first.dtype is not torch.bfloat16:
         return first @ second
-    if _has_kernels_for_all(first):
+    if has_kernels_for_all(first):
         return torch.mm(first, second, out_dtype=torch.float32)
     if second.stride(0) == 1 and len(second) % 2 == 0:
         return half_product(first, second.t())
@@ -53,14 +54,14 @@ def add_product(
     """total [V, D] float32 plus the product of two operands; perhaps in `total` itself."""
     if first.dtype is not torch.bfloat16:
         return total.addmm_(first, second)
-    if _has_kernels_for_all(first):
+    if has_kernels_for_all(first):
         return torch.addmm(total, first, second, out_dtype=torch.float32)
     return total.addmm_(first.float(), second.float())
 
 
 def gradient_product(first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]) -> Tensor:
     """As `product`, for gradients. `second` may be a weight, which is cast once within `casting`."""
-    if _has_kernels_for_all(first) or not _cpu_multiplies_halves():
+    if has_kernels_for_all(first) or not _cpu_multiplies_halves():
         return product(first, second)
     return torch.mm(first.to(torch.bfloat16), cast_weight(second, torch.bfloat16)).float()
 
@@ -75,7 +76,7 @@ def narrow_linear(
     rows: Float[Tensor, "*batch hidden"], weight: Float[Tensor, "vocab hidden"], bias: Float[Tensor, "vocab"] | None
 ) -> Float[Tensor, "*batch vocab"]:
     """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
-    if torch.is_inference_mode_enabled() and not _has_kernels_for_all(rows):
+    if torch.is_inference_mode_enabled() and not has_kernels_for_all(rows):
         return linear(_rounded(rows), remembered(weight, "rounded", _rounded), bias)
     flat: Tensor = _NarrowLinear.apply(rows.flatten(0, -2), weight, weight_operand(weight), bias)
     return flat.view(*rows.shape[:-1], -1)
@@ -87,10 +88,10 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 
 def _takes_halves(tensor: Tensor) -> bool:
-    return _has_kernels_for_all(tensor) or (tensor.device.type == "cpu" and multiplies_halves())
+    return has_kernels_for_all(tensor) or (is_plain(tensor) and multiplies_halves())
 
 
-def _has_kernels_for_all(tensor: Tensor) -> bool:
+def has_kernels_for_all(tensor: Tensor) -> bool:
     """Whether torch has such products here. Under fake tensors, which have no device, the memory is that of CUDA."""
     return tensor.is_cuda or isinstance(tensor, FakeTensor)
 
