@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from architectures import build_architecture
 from dtype_traces import DtypeTrace, aten
@@ -16,6 +17,7 @@ from proximo.models.precision import products
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.precision.products import narrow_linear
+from proximo.native.halves import multiplies_halves
 
 N, D, V = 9, 16, 40
 
@@ -48,9 +50,14 @@ TARGETS = torch.arange(N) % V
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("chunk_tokens", [4, 256])
+@pytest.mark.parametrize("has_kernel", [False, True])
 def test_logprobs_entropy_and_gradients_are_those_of_rounded_operands(
-    bias: bool, softcap: float | None, chunk_tokens: int
+    monkeypatch: pytest.MonkeyPatch, *, has_kernel: bool, bias: bool, softcap: float | None, chunk_tokens: int
 ) -> None:
+    if has_kernel and not multiplies_halves():
+        pytest.skip("the processor has no product of bf16 operands with float32 results")
+    monkeypatch.setattr(products, "multiplies_halves", lambda: has_kernel)
+
     def parameters() -> tuple[Tensor, Tensor, Tensor | None]:
         hidden, weight = drawn(N, D).requires_grad_(), drawn(V, D, seed=1).requires_grad_()
         return hidden, weight, drawn(V, seed=2).requires_grad_() if bias else None
@@ -78,10 +85,14 @@ def test_logprobs_entropy_and_gradients_are_those_of_rounded_operands(
 
 
 def test_no_operand_is_wider_than_bf16_and_float32_products_differ() -> None:
-    hidden, weight = drawn(N, D), drawn(V, D, seed=1)
+    # A little beside whole numbers of sixteenths, to which they are rounded: sums of their products are exact, in any
+    # order.
+    hidden, weight = (
+        (drawn(*shape, seed=seed) * 16).round() / 16 * 1.0005 for seed, shape in enumerate([(N, D), (V, D)])
+    )
     narrow, wide = (token_logprobs(hidden, OutputHead(weight=weight, narrow=each), TARGETS) for each in (True, False))
     same = token_logprobs(rounded(hidden), OutputHead(weight=rounded(weight)), TARGETS)
-    torch.testing.assert_close(narrow.logprobs, same.logprobs, rtol=1e-6, atol=2e-6)
+    assert narrow.logprobs.equal(same.logprobs)
     assert 0 < (narrow.logprobs - wide.logprobs).abs().max() < 0.1
 
 
@@ -129,6 +140,17 @@ def test_on_cuda_one_kernel_multiplies_halves_and_gives_float32() -> None:
         logprobs = model.response_logprobs(batch).logprobs
     assert raw.dtype == logprobs.dtype == torch.float32
     assert trace.types[aten.mm] == {("bf16", "bf16")}
+
+
+def test_wide_operands_are_multiplied_as_they_are_on_every_device() -> None:
+    """A head in float32 or float64 comes through the same functions in its backward pass."""
+    for dtype in (torch.float32, torch.float64):
+        with FakeTensorMode():
+            first, second, total = (torch.ones(*shape, dtype=dtype) for shape in ((5, 8), (8, 7), (5, 7)))
+            with DtypeTrace() as trace:
+                found = products.product(first, second), products.add_product(total, first, second)
+        assert [each.dtype for each in found] == [dtype, dtype]
+        assert set(trace.types) == {aten.mm, aten.addmm_}
 
 
 @pytest.mark.parametrize(

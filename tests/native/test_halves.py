@@ -57,3 +57,12 @@ def test_operands_stay_halves_and_odd_widths_are_multiplied_too() -> None:
         torch.testing.assert_close(product(first, second.t()), expected, rtol=1e-5, atol=1e-5)
         back = product(first.t().contiguous().t(), second.t().contiguous())
         torch.testing.assert_close(back, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operands_of_two_types_are_multiplied_by_value() -> None:
+    """A weight whose type the kernel does not take is rounded to float32 numbers, beside hidden states in bf16."""
+    first, second = drawn(4, 8), drawn(6, 8, seed=1)
+    expected = first.float() @ second.float().t()
+    torch.testing.assert_close(product(first, second.float().t()), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError, match="16 bits"):
+        half_product(first, second.float())

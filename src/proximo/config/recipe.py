@@ -1,5 +1,6 @@
 """Base classes of recipes. The recipe of a trainer is declared beside it."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -27,12 +28,12 @@ class Recipe(Section):
             raise ValueError(problem)
         return self
 
+    @abstractmethod
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         """Key of a stage -> its trainer recipe, in the order of execution; None for a stage that is left out.
 
         The recipe of a single trainer has one stage, itself, under the key "".
         """
-        raise NotImplementedError
 
     def given_stages(self) -> "Iterator[tuple[str, TrainerRecipe]]":
         """The stages that are not left out, each with the prefix of its keys: `sft.`, or "" for a single trainer."""

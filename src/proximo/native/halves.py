@@ -27,6 +27,7 @@ def half_product(
     result = torch.empty(num_rows, num_columns)
     kernels = _kernels()
     assert kernels is not None, "multiplies_halves() says whether there are kernels"
+    assert rows.dtype is matrix.dtype is torch.bfloat16, "the kernel reads 16 bits a number"
     assert depth % 2 == 0, "two numbers of a row are one word"
     assert matrix.shape[1] == depth, "rows and matrix of one width"
     kernels.half_product(

@@ -33,7 +33,7 @@ from proximo.errors import UserError
 
 
 class PPORecipe(TrainerRecipe):
-    """`proximo ppo`."""
+    """What `proximo ppo` reads: the roles, the rewards, the prompts, and how PPO trains on them."""
 
     memory_settings: ClassVar[str] = PPOConfig.memory_settings
     # A larger number of steps also stretches a decaying learning rate.

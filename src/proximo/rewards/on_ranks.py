@@ -64,11 +64,11 @@ class AbsentSource:
     is_eager: bool
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Never called."""
+        """Never called: rank 0 scores for all ranks."""
         raise AssertionError(f"{self.name} scores {len(responses)} responses on rank 0")
 
     def begin(self, response: Response) -> None:
-        """Never called."""
+        """Never called: rank 0 begins the scoring of all responses."""
         raise AssertionError(f"{self.name} begins response {response.sample_index} on rank 0")
 
 

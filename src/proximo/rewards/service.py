@@ -83,7 +83,7 @@ class RewardService:
         self._admitted = 0
 
     def application(self) -> Starlette:
-        """The ASGI application."""
+        """The ASGI application, which a server such as uvicorn runs."""
         return Starlette(
             routes=[
                 Route(SCORE_PATH, self.score, methods=["POST"]),

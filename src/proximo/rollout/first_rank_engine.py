@@ -43,7 +43,7 @@ class FirstRankEngine:
         return current().once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
 
     def holds(self) -> Holding | None:
-        """See `Engine.holds`."""
+        """The weights that the engine of rank 0 holds; every rank has to ask."""
         return current().once(self.own.holds, what="what the engine holds")
 
     def statistics(self) -> dict[str, MetricValue]:

@@ -45,12 +45,12 @@ class RanksEngine:
 
     @property
     def logprobs_are_the_learners(self) -> bool:
-        """See `Engine.logprobs_are_the_learners`."""
+        """As of the engine of this rank, which is alike on all ranks."""
         return self.own.logprobs_are_the_learners
 
     @property
     def max_logprob_error(self) -> float | None:
-        """See `Engine.max_logprob_error`."""
+        """As of the engine of this rank, which is alike on all ranks."""
         return self.own.max_logprob_error
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:

@@ -38,25 +38,22 @@ def weight_operand(weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def product(
     first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
-    """[N, D] and [D, V], operands both -> [N, V] float32."""
-    if first.dtype is not torch.bfloat16:
-        return first @ second
-    if has_kernels_for_all(first):
-        return torch.mm(first, second, out_dtype=torch.float32)
-    if second.stride(0) == 1 and len(second) % 2 == 0:
-        return half_product(first, second.t())
-    return first.float() @ second.float()
+    """[N, D] and [D, V], operands both -> [N, V] float32; float64 of a head that is not narrow."""
+    if first.dtype is second.dtype is torch.bfloat16:
+        if has_kernels_for_all(first):
+            return torch.mm(first, second, out_dtype=torch.float32)
+        if second.stride(0) == 1 and len(second) % 2 == 0:
+            return half_product(first, second.t())
+    return _widened(first) @ _widened(second)
 
 
 def add_product(
     total: Float[Tensor, "rows columns"], first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
     """total [V, D] float32 plus the product of two operands; perhaps in `total` itself."""
-    if first.dtype is not torch.bfloat16:
-        return total.addmm_(first, second)
-    if has_kernels_for_all(first):
+    if first.dtype is torch.bfloat16 and has_kernels_for_all(first):
         return torch.addmm(total, first, second, out_dtype=torch.float32)
-    return total.addmm_(first.float(), second.float())
+    return total.addmm_(_widened(first), _widened(second))
 
 
 def gradient_product(first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]) -> Tensor:
@@ -85,6 +82,11 @@ def narrow_linear(
 def _rounded(tensor: Tensor) -> Tensor:
     """bf16 numbers in float32. The kernel for few rows takes them so."""
     return tensor.to(torch.bfloat16).float()
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """bf16 numbers in float32; others as they are, which may be float64."""
+    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
 
 def _takes_halves(tensor: Tensor) -> bool:

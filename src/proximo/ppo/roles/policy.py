@@ -212,7 +212,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return {} if self.ahead is None else {"rollouts": self.ahead.state()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """See `RoleWorker.restore`."""
+        """As `RoleWorker.restore`, and the responses that were sampled ahead."""
         super().restore(checkpoint)
         if self.ahead is not None:
             self.ahead.restore(checkpoint.state["task"]["rollouts"], checkpoint.path("rollouts"))

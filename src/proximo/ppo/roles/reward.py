@@ -31,7 +31,7 @@ class RewardWorker:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """See `dataflow/executor.py::Worker`."""
+        """Name of a call -> its handler: this role scores responses."""
         return {"score": self.score}
 
     def score(

@@ -44,7 +44,7 @@ class RoleWorker(ABC, Generic[Model]):
     @property
     @abstractmethod
     def handlers(self) -> Mapping[str, Handler]:
-        """See `dataflow/executor.py::Worker`."""
+        """Name of a call of a step -> the method of this role that does it."""
 
     @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:

@@ -43,7 +43,7 @@ class VLLMOptions:
     dtype: torch.dtype | None = None
     """Type in which weights travel; None for that of the trainer."""
     max_logprob_error: float = 0.5
-    """See `Engine.max_logprob_error`."""
+    """The setting `max_logprob_error` of the engine in the recipe."""
     sleeps: bool = False
     """Servers give up the memory of their GPU between two calls."""
 
@@ -116,7 +116,7 @@ class VLLMEngine:
 
     @property
     def max_logprob_error(self) -> float:
-        """See `Engine.max_logprob_error`."""
+        """The setting `max_logprob_error` of the engine in the recipe."""
         return self.options.max_logprob_error
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -217,7 +217,7 @@ class VLLMEngine:
                 ) from None
 
     def statistics(self) -> dict[str, MetricValue]:
-        """See `MeasuredEngine.statistics`."""
+        """Requests that were repeated and responses of older weights, since the last call."""
         with self._counting:
             counts, self.counts = self.counts, Counter()
         return {"engine/retries": Sum(counts["retries"]), "engine/stale_responses": Sum(counts["stale"])}

@@ -143,7 +143,7 @@ class VLLMServer:
         return True
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server, which goes on running."""
         self._client.close()
 
     def _ask(

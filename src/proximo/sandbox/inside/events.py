@@ -61,7 +61,7 @@ class EventLoopFinder:
 
 
 def _make_self_pipe(loop: Any) -> None:
-    """Replaces `BaseSelectorEventLoop._make_self_pipe`."""
+    """Wakes the loop through a pipe, in place of asyncio's pair of sockets, which the sandbox refuses."""
     loop._ssock, loop._csock = map(PipeEnd, os.pipe())
     loop._internal_fds += 1
     loop._add_reader(loop._ssock.fileno(), loop._read_from_self)

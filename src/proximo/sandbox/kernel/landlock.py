@@ -36,7 +36,7 @@ class RulesetAttributes(ctypes.Structure):
 
 
 class PathBeneath(ctypes.Structure):
-    """struct landlock_path_beneath_attr."""
+    """Rights below an open folder: the struct landlock_path_beneath_attr of Linux."""
 
     _pack_ = 1
     _fields_ = (("rights", ctypes.c_uint64), ("parent", ctypes.c_int32))

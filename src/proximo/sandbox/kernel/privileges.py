@@ -14,7 +14,7 @@ CAPABILITY_VERSION = 0x20080522
 
 
 class CapabilityHeader(ctypes.Structure):
-    """struct __user_cap_header_struct."""
+    """Whose capabilities are meant: the struct __user_cap_header_struct of Linux."""
 
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 

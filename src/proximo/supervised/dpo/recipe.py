@@ -44,12 +44,12 @@ class DPOConfig(Section):
 
     @property
     def rows_per_update(self) -> int:
-        """Pairs per update."""
+        """Preference pairs that each update learns from, over all micro-batches and ranks."""
         return self.pairs_per_step
 
 
 class DPORecipe(TrainerRecipe):
-    """`proximo dpo`."""
+    """What `proximo dpo` reads: the policy, the preference pairs, and how it trains on them."""
 
     memory_settings: ClassVar[str] = "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing"
 

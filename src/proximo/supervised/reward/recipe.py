@@ -37,12 +37,12 @@ class RewardTrainingConfig(Section):
 
     @property
     def rows_per_update(self) -> int:
-        """Pairs per update."""
+        """Preference pairs that each update learns from, over all micro-batches and ranks."""
         return self.pairs_per_step
 
 
 class RewardRecipe(TrainerRecipe):
-    """`proximo reward`."""
+    """What `proximo reward` reads: the model, the preference pairs, and how it trains on them."""
 
     memory_settings: ClassVar[str] = "lower reward.tokens_per_microbatch, or set model.activation_checkpointing"
 

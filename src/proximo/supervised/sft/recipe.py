@@ -11,7 +11,7 @@ from proximo.config.schema.base import Section
 
 
 class SFTConfig(Section):
-    """Supervised fine-tuning."""
+    """How often and in which portions supervised fine-tuning goes through the examples."""
 
     num_epochs: float = Field(1.0, gt=0)
     """Epochs over the data; may be fractional."""
@@ -26,12 +26,12 @@ class SFTConfig(Section):
 
     @property
     def rows_per_update(self) -> int:
-        """Examples per update."""
+        """Examples that each update learns from, over all micro-batches and ranks."""
         return self.examples_per_step
 
 
 class SFTRecipe(TrainerRecipe):
-    """`proximo sft`."""
+    """What `proximo sft` reads: the model, the examples, and how it trains on them."""
 
     memory_settings: ClassVar[str] = "lower sft.tokens_per_microbatch, or set model.activation_checkpointing"
 

@@ -41,7 +41,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to do."""
+        """Does nothing: files need no connection."""
 
     def start_weight_update(self) -> None:
         """Nothing to do. Layers are opened once the files have proved good, and closed in the same call."""
@@ -92,7 +92,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         }
 
     def finish_weight_update(self) -> None:
-        """Nothing to do."""
+        """Does nothing: `receive_weights` has closed the layers."""
 
     def _pack_heads(self) -> None:
         """Pack the heads that share the weights of an embedding, which vLLM leaves out."""
@@ -104,7 +104,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
                 head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
-        """Nothing to do."""
+        """Does nothing: no connection is open."""
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
