@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test soak test-vllm lint clean
+.PHONY: demo test soak test-vllm docs clean
 
 demo:
 	@start=$$(date +%s); $(MAKE) --no-print-directory $(VENV)/.installed && \
@@ -21,6 +21,11 @@ test: $(VENV)/.installed-test
 
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m soak -s
+
+# The documentation as a site, in site/index.html. No page of it needs a network.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/theme/stage.py build/docs
+	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/mkdocs build
 
 # Against vLLM itself, in the environment of `proximo engine install`, or the one that PROXIMO_TEST_VLLM names.
 test-vllm: $(VENV)/.installed-test
@@ -43,5 +48,9 @@ $(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) -e ".[test]"
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) -e ".[docs]"
+	@touch $@ $(VENV)/.installed
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build site

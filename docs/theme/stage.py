@@ -1,0 +1,160 @@
+"""Lays the pages of the site out below one folder: those of docs/, those beside it, the public names, and llms.txt.
+
+`make docs` runs it before the generator. Pages stay as they are but for links: a link that leaves docs/ is led to where
+its target lies on the site. Nothing of Proximo is imported, so that no torch is needed.
+"""
+
+import ast
+import os
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[2]
+MOVED = {
+    "README.md": "index.md",
+    "docs/README.md": "pages.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "license.txt",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""Files of the project, by where they go on the site; what lies below docs/ keeps its place."""
+COPIED = (
+    "docs/**/*.md",
+    "docs/**/*.svg",
+    "docs/theme/*.css",
+    "docs/theme/*.js",
+    "benchmarks/results/*.svg",
+    "examples/*",
+)
+LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+GROUPS = {
+    "Training": ("ppo", "learner", "distributed"),
+    "Settings": ("config",),
+    "Models": ("models",),
+    "Rewards": ("rewards",),
+    "Sampling": ("rollout",),
+    "Records": ("records",),
+    "KL controllers": ("algorithms",),
+    "Logging": ("metrics",),
+    "Errors": ("errors",),
+}
+"""Sections of the page of public names, by the folder or module of proximo that defines the name."""
+
+
+API_HEAD = "Everything that `import proximo` offers. [library.md](library.md) shows how the parts work together."
+INDEX_ROW = re.compile(r"^\| \[[^]]*\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
+
+
+def main(folder: Path) -> None:
+    """Write everything that the generator reads into an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    places = {path: place(path) for path in sources()}
+    for path, target in places.items():
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith(".md"):
+            text = (ROOT / path).read_text(encoding="utf-8")
+            (folder / target).write_text(with_moved_links(text, PurePosixPath(path), places), encoding="utf-8")
+        else:
+            shutil.copyfile(ROOT / path, folder / target)
+    (folder / "api.md").write_text(api_page(), encoding="utf-8")
+    (folder / "llms.txt").write_text(llms_index(), encoding="utf-8")
+    (folder / "llms-full.txt").write_text(llms_full(places), encoding="utf-8")
+
+
+def sources() -> Iterator[str]:
+    """Paths of what is on the site, from the top of the project."""
+    yield from MOVED
+    for pattern in COPIED:
+        for path in sorted(ROOT.glob(pattern)):
+            name = path.relative_to(ROOT).as_posix()
+            if path.is_file() and name not in MOVED:
+                yield name
+
+
+def place(path: str) -> str:
+    """Where a file of the project goes on the site."""
+    return MOVED.get(path) or path.removeprefix("docs/")
+
+
+def with_moved_links(text: str, page: PurePosixPath, places: dict[str, str]) -> str:
+    """A page whose relative links lead to where their targets are now."""
+
+    def moved(match: re.Match[str]) -> str:
+        target = os.path.normpath(page.parent / match["target"])
+        if target == "examples":
+            target = "examples/ppo_from_scratch.py"
+        if (ROOT / target).is_dir() and f"{target}/README.md" in places:
+            target = f"{target}/README.md"
+        if target not in places:
+            raise SystemExit(f"{page}: {match['target']} is not on the site; see COPIED in docs/theme/stage.py")
+        here = PurePosixPath(places[str(page)]).parent
+        return match["before"] + os.path.relpath(places[target], here) + (match["anchor"] or "")
+
+    parts = FENCE.split(text)
+    return "".join(part if part.startswith("```") else LINK.sub(moved, part) for part in parts)
+
+
+def public_names() -> dict[str, str]:
+    """The names of `import proximo`, by the top folder or module that defines each."""
+    tree = ast.parse((ROOT / "src/proximo/api.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module).split(".")[1] for node in imports for alias in node.names}
+
+
+def api_page() -> str:
+    """A page of directives, from which mkdocstrings makes the reference."""
+    names = public_names()
+    lines = ["# Public names", "", API_HEAD, ""]
+    for title, tops in GROUPS.items():
+        lines += [f"## {title}", ""]
+        for name in sorted(name for name, top in names.items() if top in tops):
+            lines += [f"::: proximo.api.{name}", ""]
+    if unplaced := set(names.values()) - {top for tops in GROUPS.values() for top in tops}:
+        raise SystemExit(f"no section of the page of public names has {unplaced}; see GROUPS in docs/theme/stage.py")
+    return "\n".join(lines)
+
+
+def questions() -> dict[str, str]:
+    """The question that each page answers, from the index of docs/, by the name of the page's file there."""
+    text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    return dict(INDEX_ROW.findall(text))
+
+
+def llms_index() -> str:
+    """llms.txt: each page with one line, for programs that read documentation."""
+    lines = [
+        "# Proximo",
+        "",
+        f"> {described()}",
+        "",
+        "All pages in one file: [llms-full.txt](llms-full.txt)",
+        "",
+        "## Pages",
+        "",
+    ]
+    for path, question in questions().items():
+        title = (ROOT / "docs" / path).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+        lines.append(f"- [{title}]({path.removesuffix('.md')}.html): {question}")
+    return "\n".join(lines) + "\n"
+
+
+def llms_full(places: dict[str, str]) -> str:
+    """llms-full.txt: the README and the pages that the index of docs/ lists, one after the other."""
+    wanted = ["README.md", *(f"docs/{path}" for path in questions())]
+    return "\n".join(f"<!-- {places[path]} -->\n\n{(ROOT / path).read_text(encoding='utf-8')}" for path in wanted)
+
+
+def described() -> str:
+    """What Proximo is, in the words of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["description"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
