@@ -1,7 +1,8 @@
 """Lays the pages of the site out below one folder: those of docs/, those beside it, the public names, and llms.txt.
 
 `make docs` runs it before the generator. Pages stay as they are but for links: a link that leaves docs/ is led to where
-its target lies on the site. Nothing of Proximo is imported, so that no torch is needed.
+its target lies on the site, and one that shows the name of a file shows the title of the page. Nothing of Proximo is
+imported, so that no torch is needed.
 """
 
 import ast
@@ -22,6 +23,7 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.txt",
     "benchmarks/README.md": "benchmarks.md",
+    "examples": "examples.md",
 }
 """Files of the project, by where they go on the site; what lies below docs/ keeps its place."""
 COPIED = (
@@ -32,7 +34,7 @@ COPIED = (
     "benchmarks/results/*.svg",
     "examples/*",
 )
-LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?(?=\))")
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 GROUPS = {
     "Training": ("ppo", "learner", "distributed"),
@@ -48,7 +50,7 @@ GROUPS = {
 """Sections of the page of public names, by the folder or module of proximo that defines the name."""
 
 
-API_HEAD = "Everything that `import proximo` offers. [library.md](library.md) shows how the parts work together."
+API_HEAD = "Everything that `import proximo` offers. [As a library](library.md) shows how the parts work together."
 INDEX_ROW = re.compile(r"^\| \[[^]]*\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 
 
@@ -58,12 +60,15 @@ def main(folder: Path) -> None:
     places = {path: place(path) for path in sources()}
     for path, target in places.items():
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / path).is_dir():
+            continue
         if path.endswith(".md"):
             text = (ROOT / path).read_text(encoding="utf-8")
             (folder / target).write_text(with_moved_links(text, PurePosixPath(path), places), encoding="utf-8")
         else:
             shutil.copyfile(ROOT / path, folder / target)
     (folder / "api.md").write_text(api_page(), encoding="utf-8")
+    (folder / "examples.md").write_text(examples_page(), encoding="utf-8")
     (folder / "llms.txt").write_text(llms_index(), encoding="utf-8")
     (folder / "llms-full.txt").write_text(llms_full(places), encoding="utf-8")
 
@@ -88,17 +93,21 @@ def with_moved_links(text: str, page: PurePosixPath, places: dict[str, str]) -> 
 
     def moved(match: re.Match[str]) -> str:
         target = os.path.normpath(page.parent / match["target"])
-        if target == "examples":
-            target = "examples/ppo_from_scratch.py"
         if (ROOT / target).is_dir() and f"{target}/README.md" in places:
             target = f"{target}/README.md"
         if target not in places:
             raise SystemExit(f"{page}: {match['target']} is not on the site; see COPIED in docs/theme/stage.py")
-        here = PurePosixPath(places[str(page)]).parent
-        return match["before"] + os.path.relpath(places[target], here) + (match["anchor"] or "")
+        words = title(target) if re.fullmatch(r"[\w/-]+\.md", match["text"]) else match["text"]
+        to = os.path.relpath(places[target], PurePosixPath(places[str(page)]).parent)
+        return f"[{words}]({to}{match['anchor'] or ''})"
 
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else LINK.sub(moved, part) for part in parts)
+
+
+def title(path: str) -> str:
+    """The first heading of a page."""
+    return (ROOT / path).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
 
 
 def public_names() -> dict[str, str]:
@@ -112,12 +121,20 @@ def api_page() -> str:
     """A page of directives, from which mkdocstrings makes the reference."""
     names = public_names()
     lines = ["# Public names", "", API_HEAD, ""]
-    for title, tops in GROUPS.items():
-        lines += [f"## {title}", ""]
+    for heading, tops in GROUPS.items():
+        lines += [f"## {heading}", ""]
         for name in sorted(name for name, top in names.items() if top in tops):
             lines += [f"::: proximo.api.{name}", ""]
     if unplaced := set(names.values()) - {top for tops in GROUPS.values() for top in tops}:
         raise SystemExit(f"no section of the page of public names has {unplaced}; see GROUPS in docs/theme/stage.py")
+    return "\n".join(lines)
+
+
+def examples_page() -> str:
+    """A page with every file of examples/."""
+    lines = ["# Examples", "", "The files of `examples/`.", ""]
+    for path in sorted((ROOT / "examples").glob("*.*")):
+        lines += [f"## {path.name}", "", f"```{path.suffix[1:]}", path.read_text(encoding="utf-8").rstrip(), "```", ""]
     return "\n".join(lines)
 
 
@@ -140,8 +157,7 @@ def llms_index() -> str:
         "",
     ]
     for path, question in questions().items():
-        title = (ROOT / "docs" / path).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
-        lines.append(f"- [{title}]({path.removesuffix('.md')}.html): {question}")
+        lines.append(f"- [{title(f'docs/{path}')}]({path.removesuffix('.md')}.html): {question}")
     return "\n".join(lines) + "\n"
 
 

@@ -49,6 +49,13 @@ def test_every_page_of_the_documentation_is_on_the_site(pages: Path) -> None:
     assert {page.read_text(encoding="utf-8").splitlines()[0] for page in PAGES} <= heads
 
 
+def test_links_show_titles_of_pages_and_lead_to_where_these_are(pages: Path) -> None:
+    shown = re.findall(r"\[([^]]*)\]\(([^)#]*)", (pages / "choosing.md").read_text(encoding="utf-8"))
+    assert ("How PPO works here", "ppo.md") in shown
+    assert ("Benchmarks", "benchmarks.md") in shown
+    assert not [words for words, _ in shown if words.endswith(".md")]
+
+
 def test_the_index_for_programs_leads_to_every_page(pages: Path) -> None:
     index = (pages / "llms.txt").read_text(encoding="utf-8")
     linked = {target.removesuffix(".html") for target in re.findall(r"^- \[.+\]\((\S+)\): .", index, re.MULTILINE)}
