@@ -81,14 +81,33 @@ def plain_loss(policy: PreTrainedModel, reference: PreTrainedModel, smoothing: f
     return total / len(seen), seen
 
 
-def test_the_loss_of_ipo_is_over_the_log_ratios_of_whole_answers() -> None:
+def plain_ipo_loss(policy: PreTrainedModel, reference: PreTrainedModel) -> tuple[torch.Tensor, list[float]]:
+    """The mean of (h - 1 / (2 beta))^2 over the pairs, one sequence at a time; and h of each pair."""
+    losses, gaps = [], []
+    for pair in pairs():
+        start = len(pair.prompt_token_ids)
+        chosen, rejected = (
+            plain_logprob(policy, sequence, start) - plain_logprob(reference, sequence, start).detach()
+            for sequence in pair_sequences(pair)
+        )
+        losses.append((chosen - rejected - 0.5 / BETA) ** 2)
+        gaps.append((chosen - rejected).item())
+    return torch.stack(losses).mean(), gaps
+
+
+def test_loss_and_gradient_of_ipo_are_those_of_one_sequence_at_a_time() -> None:
+    """Log-ratios are sums over whole answers, as in the paper, not means over tokens."""
     plain, plain_reference = (tiny_language_model(seed=seed, dtype=torch.float64) for seed in (1, 2))
-    _, seen = plain_loss(plain, plain_reference, 0.0)
-    gaps = [(rewards[0] - rewards[1]) / BETA for rewards, _ in seen]
+    loss, gaps = plain_ipo_loss(plain, plain_reference)
+    loss.backward()
     made = task(*two_models(), loss="ipo")
+    gathered = Gathered(made.model.model)
+    made.learners["policy"] = gathered
     metrics = {name: metric.value for name, metric in made.step(1).metrics.items()}
-    assert metrics["dpo/loss"] == pytest.approx(sum((gap - 1 / (2 * BETA)) ** 2 for gap in gaps) / len(gaps), rel=1e-9)
+    assert metrics["dpo/loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert metrics["dpo/margin"] == pytest.approx(BETA * sum(gaps) / len(gaps), rel=1e-9)
+    expected = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
+    assert worst_difference(expected, gathered.gradients[0]) < 1e-9
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -121,9 +140,10 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing
         assert [sample["score_chosen"], sample["score_rejected"]] == pytest.approx(rewards, rel=1e-9)
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
 @pytest.mark.parametrize("budget", [1, 20, 40])
-def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
-    whole, cut = (gradients(task(*two_models(), tokens_per_microbatch=size)) for size in (8192, budget))
+def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int, loss: str) -> None:
+    whole, cut = (gradients(task(*two_models(), loss=loss, tokens_per_microbatch=size)) for size in (8192, budget))
     assert worst_difference(whole, cut) < 1e-10
 
 
@@ -203,6 +223,14 @@ def test_label_smoothing_holds_the_margin_back() -> None:
     )
     assert plain > 2.0
     assert smoothed == pytest.approx(math.log(0.7 / 0.3), abs=0.2)
+
+
+def test_ipo_draws_the_margin_to_one_half() -> None:
+    """h goes to 1 / (2 beta) whatever beta is, so the margin of implicit rewards, beta h, goes to 0.5."""
+    start, after = (trained(steps, on_training_pairs=True, loss="ipo").metrics for steps in (0, 40))
+    assert start["evaluation/loss"].value == pytest.approx(1 / (4 * BETA**2), rel=1e-5)
+    assert after["evaluation/margin_mean"].value == pytest.approx(0.5, abs=0.1)
+    assert after["evaluation/pair_accuracy"].value == 1.0
 
 
 def test_an_update_that_is_skipped_leaves_no_loss() -> None:

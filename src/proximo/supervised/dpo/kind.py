@@ -30,6 +30,7 @@ class DPOKind(TrainerKind["DPORecipe"]):
     card_settings = (
         "dpo.num_epochs",
         "dpo.pairs_per_step",
+        "dpo.loss",
         "dpo.beta",
         "dpo.label_smoothing",
         "dpo.optimizer.learning_rate",

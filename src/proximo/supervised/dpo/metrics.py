@@ -26,7 +26,8 @@ METRICS = (
         name="dpo/loss",
         reduction=Mean,
         unit="nats per pair",
-        definition="The DPO loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of the reference.",
+        definition="The DPO loss, mean over the pairs of the step. The reference has ln 2 = 0.693, or 1 / (4 beta^2) "
+        "with dpo.loss: ipo.",
         better=Better.DOWN,
     ),
     Metric(
@@ -129,7 +130,8 @@ CURVES = (
         title="Loss",
         unit="nats per pair",
         traces=(Trace("dpo/loss", "training"), held_out("evaluation/loss")),
-        healthy="Starts at ln 2 = 0.69 and falls. Held-out loss rising: use the lowest point.",
+        healthy="Starts at ln 2 = 0.69, or at 1 / (4 beta^2) with dpo.loss: ipo, and falls. Held-out loss rising: use "
+        "the lowest point.",
         guide=0.6931471805599453,
     ),
     Curve(
