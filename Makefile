@@ -45,8 +45,8 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
-	$(PIP) -e ".[test]"
-	@touch $@ $(VENV)/.installed
+	$(PIP) -e ".[test,docs]"
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-docs
 
 $(VENV)/.installed-docs: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) -e ".[docs]"
