@@ -48,5 +48,5 @@ def _hint(name: str, known: list[str]) -> str:
     close = get_close_matches(name, known, n=2)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     if name.endswith("Trainer"):
-        hint += " (PPO alone is trained from Python; `proximo sft`, `reward` and `dpo` run the others from a recipe)"
+        hint += " (Training(recipe).fit() runs every trainer of a recipe)"
     return hint

@@ -1,6 +1,8 @@
 """What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
 
 from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
+from proximo.commands.library.saved_run import SavedRun
+from proximo.commands.library.training import Training
 from proximo.config.ppo.options import KLConfig, PPOConfig, RolloutConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import OptimizerConfig
@@ -62,11 +64,13 @@ __all__ = [
     "RolloutConfig",
     "RunFolderError",
     "SamplingOptions",
+    "SavedRun",
     "ScalarModel",
     "ScoreState",
     "Scored",
     "Sink",
     "TrackedRun",
+    "Training",
     "TrainingError",
     "UserError",
     "WeightedReward",

@@ -1,6 +1,7 @@
-"""Keeps the working directory, from which the relative paths of a recipe are read, whatever a user's function does."""
+"""Keeps the working directory, which relative paths of a recipe are read from; imports user-defined modules from it."""
 
 import os
+import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -33,3 +34,14 @@ def _now() -> str | None:
         return os.getcwd()
     except OSError:
         return None
+
+
+@contextmanager
+def functions_of_the_working_directory() -> Generator[None]:
+    """Append the working directory to the import path. It comes last, so that a stray file cannot shadow a package."""
+    added = os.getcwd()
+    sys.path.append(added)
+    try:
+        yield
+    finally:
+        sys.path.remove(added)

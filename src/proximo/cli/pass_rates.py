@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from proximo.cli.training import Overrides, RecipeName, checked
+from proximo.cli.training import Overrides, RecipeName
 from proximo.cli.using import check_new_file
-from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.commands.checked_recipe import checked
 from proximo.ppo.kind import PPO
+from proximo.working_directory import functions_of_the_working_directory
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.ppo.recipe import PPORecipe

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from proximo.cli.training import Overrides, RecipeName
-from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.working_directory import functions_of_the_working_directory
 
 
 def add_to(app: typer.Typer) -> None:

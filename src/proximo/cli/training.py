@@ -2,21 +2,21 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from proximo.cli.collection import imports_without_collection
 from proximo.cli.ranks import check_ranks, num_ranks, run_rank
-from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
+from proximo.working_directory import functions_of_the_working_directory
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
-    from proximo.config.loader import LoadedRecipe
     from proximo.config.recipe import Recipe
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
@@ -81,7 +81,7 @@ def _command(kind: str) -> Callable[..., int]:
             )
             check_ranks(loaded.recipe, place)
             if not dry_run:
-                _check_start(loaded.recipe, options)
+                check_start(loaded.recipe, options)
             return loaded.recipe, options
 
         with functions_of_the_working_directory():
@@ -97,15 +97,6 @@ def _command(kind: str) -> Callable[..., int]:
             return _run(given, options)
 
     return command
-
-
-def _check_start(recipe: "Recipe", options: RunOptions) -> None:
-    from proximo.commands.preflight_warnings import device_problem
-    from proximo.run.folders import check_folders
-
-    if problem := device_problem(recipe.run.device):
-        raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: say auto or cpu")
-    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
 
 
 def _describe(recipe: "Recipe") -> int:
@@ -127,24 +118,6 @@ def _run(recipe: "Recipe", options: RunOptions) -> int:
     with imports_without_collection():
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)
-
-
-def checked(kind: str, recipe: str, overrides: Sequence[str], *, quiet: bool = False) -> "LoadedRecipe":
-    """Load a recipe and run all checks that need no model and no data set.
-
-    Prints notes about ineffective keys, unless `quiet`.
-    """
-    from proximo.config.ineffective_keys import ineffective_keys
-    from proximo.config.loader import load_recipe
-    from proximo.run.optional_dependencies import check_extras_of
-    from proximo.run.preflight import check_inputs
-
-    loaded = load_recipe(kind, recipe, overrides)
-    check_inputs(loaded.recipe)
-    check_extras_of(loaded.recipe)
-    for sentence in () if quiet else ineffective_keys(loaded.recipe):
-        print(f"note: {sentence}", file=sys.stderr)
-    return loaded
 
 
 def _resume(value: str, *, overwrite: bool) -> Literal["never", "must", "auto"]:

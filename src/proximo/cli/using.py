@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Annotated, Literal
@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from proximo.callables import IMPORT_PATH
-from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
 from proximo.local_or_hub import is_hub_name, is_local, not_there
+from proximo.working_directory import functions_of_the_working_directory
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; for a pipeline, its last stage is used.")]
 CheckpointName = Annotated[
@@ -261,36 +261,12 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     proximo report runs/demo                  of a pipeline: all stages on one page
     """
     _check_run_folder(run)
-    from proximo.checkpoint.run_folder import settle_run
-    from proximo.metrics.report.page import stage_folders, write_pipeline_report, write_report
-    from proximo.metrics.report.views import run_alarms
-    from proximo.metrics.run_files import read_run
+    from proximo.commands.report import make_report
 
-    for folder in (run, *stage_folders(run)):
-        settle_run(folder)
-    stages = [stage for stage in stage_folders(run) if (stage / "metrics.jsonl").is_file()]
-    alone = (run / "metrics.jsonl").is_file()
-    stages = [run] if alone else stages
-    if not stages:
-        raise RunFolderError(f"{run} holds no run: there is no file metrics.jsonl in it or in a stage below it")
-    _refuse_nothing_to_report(stages)
-    print(write_report(run) if alone else write_pipeline_report(run))
-    for stage in stages:
-        for alarm in run_alarms(read_run(stage)):
-            print(f"{stage.name}: {alarm.severity}: {alarm.text}", file=sys.stderr)
-
-
-def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:
-    """Raises RunFolderError if no stage has a metrics line or an outcome. A run that failed at once has an outcome."""
-    from proximo.metrics.run_files import read_run
-
-    runs = [read_run(stage) for stage in stages]
-    if any(run.lines or run.outcome is not None for run in runs):
-        return
-    log, unreadable = stages[0] / "metrics.jsonl", runs[0].num_unreadable
-    if unreadable:
-        raise RunFolderError(f"{log} is not a metrics file: none of its {unreadable} lines can be read")
-    raise RunFolderError(f"the run in {stages[0]} has no line yet to report: {log} is empty")
+    made = make_report(run)
+    print(made.page)
+    for line in made.alarms:
+        print(line, file=sys.stderr)
 
 
 def _check_run_folder(run: Path) -> None:

@@ -1,8 +1,9 @@
 """`proximo evaluate`: evaluates a checkpoint of a run on the run's held-out data."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,21 @@ from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, verify_models
-from proximo.run.logs import Record
 from proximo.run.preflight import inputs_of
 from proximo.run.resolved_config import saved_recipe
 from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """The evaluation of a checkpoint on held-out data."""
+
+    run: Path
+    step: int
+    metrics: Mapping[str, float]
+    samples: Sequence[Mapping[str, Any]]
 
 
 def run_evaluate(
@@ -32,7 +42,24 @@ def run_evaluate(
     output: Path | None,
     settings: Mapping[str, Any] | None = None,
 ) -> int:
-    """Evaluate as the run did, print the metrics, and write every sample to `output` if given.
+    """Evaluate, print the metrics, and write every sample to `output` if given. Raises what `evaluate` raises."""
+    evaluation = evaluate(folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
+    _print(evaluation)
+    if output is not None:
+        with JsonLines(output) as lines:
+            for sample in evaluation.samples:
+                lines.append({"step": evaluation.step, **sample})
+    return 0
+
+
+def evaluate(
+    folder: Path,
+    *,
+    checkpoint: str = "latest",
+    num_prompts: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Evaluate a checkpoint as the run did.
 
     `settings`: rollout settings of the evaluation, and the engine, that differ from the run's.
 
@@ -51,12 +78,9 @@ def run_evaluate(
             record = task.evaluate(num_prompts)
     if record is None:
         raise UserError(f"the run in {run} held out no data: set data.held_out_rows or data.evaluation_sources")
-    _print(record, title=f"{run}, step {found.step}")
-    if output is not None:
-        with JsonLines(output) as lines:
-            for sample in record.samples:
-                lines.append({"step": found.step, **sample})
-    return 0
+    recorder = Recorder()
+    recorder.record_all(record.metrics)
+    return Evaluation(run=run, step=found.step, metrics=recorder.line(), samples=tuple(record.samples))
 
 
 def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
@@ -71,10 +95,8 @@ def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
     return trainer_of(recipe).build(recipe)
 
 
-def _print(record: Record, *, title: str) -> None:
-    recorder = Recorder()
-    recorder.record_all(record.metrics)
-    table = Table("metric", "value", title=title)
-    for name, number in recorder.line().items():
+def _print(evaluation: Evaluation) -> None:
+    table = Table("metric", "value", title=f"{evaluation.run}, step {evaluation.step}")
+    for name, number in evaluation.metrics.items():
         table.add_row(name, format_number(number, catalogue().find(name).unit))
     Console().print(table)

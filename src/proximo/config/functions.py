@@ -6,6 +6,8 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from proximo import given
+
 IMPORT_PATH_HINT = "a function is named as package.module:function"
 
 
@@ -14,6 +16,10 @@ def function_problem(import_path: str) -> str | None:
     module_name, colon, function = import_path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
         return f"{IMPORT_PATH_HINT}, got {import_path!r}"
+    return given.problem(function) if module_name == given.MODULE else _problem_in_module(module_name, function)
+
+
+def _problem_in_module(module_name: str, function: str) -> str | None:
     exists, source = _module_file(module_name)
     if not exists:
         return f"there is no module {module_name} among the installed packages or in the working directory {Path.cwd()}"
@@ -25,12 +31,19 @@ def function_problem(import_path: str) -> str | None:
     if function not in names:
         public = sorted(name for name in names if not name.startswith("_"))
         return f"{source} defines no {function}" + (f"; it defines {', '.join(public[:8])}" if public else "")
-    return f"{import_path} is async, and nobody would wait for it: write it with def" if names[function] else None
+    return (
+        f"{module_name}:{function} is async, and nobody would wait for it: write it with def"
+        if names[function]
+        else None
+    )
 
 
 def source_digest(import_path: str) -> str | None:
     """Text with the first 16 hex digits of the SHA-256 of the function's source file; None if there is no file."""
-    _, source = _module_file(import_path.partition(":")[0])
+    module_name, _, name = import_path.partition(":")
+    if module_name == given.MODULE:
+        return given.digest(name)
+    _, source = _module_file(module_name)
     return None if source is None else f"source with sha256 {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
 
 

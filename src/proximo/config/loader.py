@@ -4,7 +4,7 @@ Relative paths in a recipe are relative to the working directory, not to the fil
 expanded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,14 @@ class LoadedRecipe:
     """The file's path, or the shipped recipe's name."""
 
 
-def load_recipe(kind: str, path_or_name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Read the recipe at a path, or the shipped recipe of that name, and apply the overrides.
+def load_recipe(kind: str, given: str | Document, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read the recipe at a path, the shipped recipe of that name, or a parsed document, and apply the overrides.
 
     Raises ConfigError. Its message lists all mistakes with file, line, key, given value and expected value.
     """
     schema = recipe_kind(kind).schema
-    source = _source(read_document(path_or_name), overrides, schema)
+    document = given if isinstance(given, Document) else read_document(given)
+    source = _source(document, overrides, schema)
     try:
         recipe = schema.model_validate(source.tree)
     except ValidationError as error:
@@ -117,9 +118,12 @@ def resolved_json(recipe: Recipe) -> str:
 
 def resolved_yaml(recipe: Section) -> str:
     """The resolved recipe as YAML, which can be loaded as a recipe."""
-    return yaml.dump(
-        recipe.model_dump(mode="json"), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120
-    )
+    return as_yaml(recipe.model_dump(mode="json"))
+
+
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """Plain values as YAML that is read back as the same values. Raises yaml.YAMLError for other objects."""
+    return yaml.dump(dict(tree), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _PlainDumper(yaml.SafeDumper):

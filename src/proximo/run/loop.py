@@ -260,6 +260,8 @@ class _Loop:
         given = [record for record in records if record is not None]
         with kept_working_directory():  # user-defined sinks run here
             line = journal.write(step, given)
+            if self.options.on_step is not None and self.world.leads and given:
+                self.options.on_step(step, line)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
     def _save(self, journal: Journal, step: int, metric: float | None) -> None:

@@ -1,7 +1,8 @@
-"""Options of one start of a run, from the command line. None of them changes a result."""
+"""Options of one start of a run, from the command line or a program. None of them changes a result."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,3 +22,6 @@ class RunOptions:
     """The pipeline's folder, for a stage: paths below it stay valid when the pipeline is moved."""
     recipe_text: str = ""
     """The text of the recipe, saved in the run folder as config.yaml."""
+    on_step: Callable[[int, Mapping[str, float]], Any] | None = None
+    """Called on rank 0 with the number and the metrics of each step after its line was written; of step 0 too, the
+    evaluation before training."""

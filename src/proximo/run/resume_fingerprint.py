@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from proximo import given
 from proximo.config.functions import source_digest
 from proximo.config.recipe import Recipe
 from proximo.run.build.data import SplitRows
@@ -31,7 +32,9 @@ def function_sources(recipe: Recipe) -> dict[str, str | None]:
     """
     scoring = [each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.")) and ":" in each.name]
     names = sorted({each.name for each in scoring if each.kind in ("function", "verifier")})
-    return {name: source_digest(name) for name in names if not name.startswith("proximo.")}
+    return {
+        name: source_digest(name) for name in names if not name.startswith("proximo.") or name.startswith(given.MODULE)
+    }
 
 
 @torch.no_grad()

@@ -1,0 +1,41 @@
+"""What is checked of a recipe before a run: all that needs no model and no data set. Imports little at once."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from proximo.errors import ConfigError
+
+if TYPE_CHECKING:  # importing the schemas would slow down --help
+    from proximo.config.loader import LoadedRecipe
+    from proximo.config.recipe import Recipe
+    from proximo.config.schema.positioned_yaml import Document
+    from proximo.run.options import RunOptions
+
+
+def checked(kind: str, recipe: "str | Document", overrides: Sequence[str], *, quiet: bool = False) -> "LoadedRecipe":
+    """Load a recipe and run all checks that need no model and no data set.
+
+    Prints notes about ineffective keys, unless `quiet`.
+    """
+    from proximo.config.ineffective_keys import ineffective_keys
+    from proximo.config.loader import load_recipe
+    from proximo.run.optional_dependencies import check_extras_of
+    from proximo.run.preflight import check_inputs
+
+    loaded = load_recipe(kind, recipe, overrides)
+    check_inputs(loaded.recipe)
+    check_extras_of(loaded.recipe)
+    for sentence in () if quiet else ineffective_keys(loaded.recipe):
+        print(f"note: {sentence}", file=sys.stderr)
+    return loaded
+
+
+def check_start(recipe: "Recipe", options: "RunOptions") -> None:
+    """Raises ConfigError for a device that is not there, and RunFolderError for a folder that holds another run."""
+    from proximo.commands.preflight_warnings import device_problem
+    from proximo.run.folders import check_folders
+
+    if problem := device_problem(recipe.run.device):
+        raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: say auto or cpu")
+    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)

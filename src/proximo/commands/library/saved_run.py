@@ -1,0 +1,107 @@
+"""A run folder as an object: its metrics and samples, and what the commands do with a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from proximo import given
+from proximo.working_directory import functions_of_the_working_directory
+
+if TYPE_CHECKING:
+    from proximo.commands.evaluate import Evaluation
+    from proximo.metrics.run_files import Run
+    from proximo.records import Response
+
+
+class SavedRun:
+    """A run in its folder, finished or not. Of a pipeline it is the last stage that has run, as for the commands."""
+
+    def __init__(self, folder: str | Path, *, functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        """`functions`: those that the run was given in Python, by name; `Training.run` passes them on.
+
+        Raises RunFolderError if there is no run in the folder.
+        """
+        from proximo.run.checkpoint_lookup import find_run
+
+        self.folder = find_run(Path(folder))
+        self._whole = Path(folder)
+        self._functions = dict(functions or {})
+
+    def __repr__(self) -> str:
+        read = self.read()
+        state = "unfinished" if read.outcome is None else read.outcome.state
+        return f"SavedRun({str(self.folder)!r}, step {read.last_step} of {read.total_steps}, {state})"
+
+    def read(self) -> "Run":
+        """The files of the run: metrics, samples, configuration, outcome."""
+        from proximo.metrics.run_files import read_run
+
+        return read_run(self.folder)
+
+    @property
+    def metrics(self) -> list[Mapping[str, float]]:
+        """The metrics of each step, with `step`. docs/metrics.md explains them."""
+        return list(self.read().lines)
+
+    def evaluate(
+        self, *, checkpoint: str = "latest", num_prompts: int | None = None, **settings: bool | int | float | str
+    ) -> "Evaluation":
+        """The metrics and samples of a checkpoint on held-out data.
+
+        `settings`: `evaluation_samples_per_prompt`, `solved_score`, `evaluate_greedy` and `engine`, where the
+        evaluation is to differ from the run's.
+
+        Raises UserError if the run has no held-out data.
+        """
+        from proximo.commands.evaluate import evaluate
+
+        given.publish(self._functions)
+        with functions_of_the_working_directory():
+            return evaluate(self.folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_samples: int = 1,
+        seed: int = 0,
+        chat: bool = False,
+        checkpoint: str = "latest",
+        **sampling: bool | int | float,
+    ) -> "list[Response]":
+        """Responses of the run's policy, grouped by prompt. `sampling`: the fields of `SamplingOptions`.
+
+        `chat`: render each prompt as a user turn with the chat template. `max_new_tokens` is 128 if it is not given.
+        """
+        from proximo.commands.generate import GenerateOptions, generate
+        from proximo.rollout.sampling import SamplingOptions
+
+        asked: dict[str, Any] = {"max_new_tokens": 128, **sampling}
+        options = GenerateOptions(
+            sampling=SamplingOptions(**asked), num_samples=num_samples, seed=seed, chat=chat, checkpoint=checkpoint
+        )
+        return generate(str(self.folder), prompts, options)
+
+    def export(
+        self,
+        out: str | Path,
+        *,
+        role: Literal["policy", "value", "reward", "average", "reference"] | None = None,
+        checkpoint: str = "latest",
+        merge: bool = False,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+    ) -> Path:
+        """Write a model as a Hugging Face folder and return the folder; by default the model that was trained.
+
+        Raises RunFolderError if `out` exists.
+        """
+        from proximo.commands.export import ExportOptions, run_export
+
+        run_export(self.folder, Path(out), ExportOptions(role=role, checkpoint=checkpoint, merge=merge, dtype=dtype))
+        return Path(out)
+
+    def report(self) -> Path:
+        """Write the report page, of a pipeline with all its stages, and return its path."""
+        from proximo.commands.report import make_report
+
+        return make_report(self._whole).page

@@ -1,0 +1,212 @@
+"""Runs a recipe from a Python program, with what `proximo sft`, `reward`, `dpo`, `ppo` and `pipeline` do."""
+
+import json
+import signal
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from proximo import given
+from proximo.commands.checked_recipe import check_start, checked
+from proximo.commands.library.saved_run import SavedRun
+from proximo.errors import ConfigError
+from proximo.run.options import RunOptions
+from proximo.trainer_kinds import recipe_kinds, recognise
+from proximo.working_directory import functions_of_the_working_directory
+
+if TYPE_CHECKING:
+    from proximo.config.recipe import Recipe
+    from proximo.config.schema.positioned_yaml import Document
+    from proximo.plan.record import Plan
+
+ROWS = ("sources", "evaluation_sources")
+"""Keys whose items may be rows."""
+
+
+class Training:
+    """A recipe that is ready to run. The commands run the same code, so a run has the same bits as theirs.
+
+    Training("ppo.yaml", {"run.seed": 1, "reward.0.function": score}).fit()
+    """
+
+    def __init__(
+        self, recipe: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, quiet: bool = False
+    ) -> None:
+        """Check the recipe as the commands do: everything that needs no model and no data set.
+
+        `recipe`: a YAML file, the name of a shipped recipe, or a mapping of the same form. `overrides`: dotted key ->
+        value. In the mapping and in the values, a function may stand where a recipe names one by its import path, and
+        rows (a list of dicts, a `datasets.Dataset`, any iterable that can be read again) where it has a data source.
+        `quiet`: print no notes about keys without effect.
+
+        Raises ConfigError with all mistakes.
+        """
+        self._functions: dict[str, Callable[..., Any]] = {}
+        values = {key: self._plain(value, key.rpartition(".")[2]) for key, value in (overrides or {}).items()}
+        texts = [f"{key}={_override_text(key, value)}" for key, value in values.items()]
+        read = str(recipe) if isinstance(recipe, str | Path) else self._document(recipe)
+        with self._ready():
+            loaded = checked(_kind(read), read, texts, quiet=quiet)
+        self.recipe: Recipe = loaded.recipe
+        self._text = loaded.text
+
+    def __repr__(self) -> str:
+        kind = next((each.name for each in recipe_kinds() if each.schema is type(self.recipe)), "own")
+        return f"Training({kind}, run.folder={self.recipe.run.folder!r})"
+
+    def fit(
+        self,
+        *,
+        resume: Literal["never", "must", "auto"] = "never",
+        overwrite: bool = False,
+        allow_different_environment: bool = False,
+        quiet: bool = False,
+        on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
+    ) -> SavedRun:
+        """Train to the end in the run folder, and return the run.
+
+        `resume="must"` goes on with the run in the folder, `"auto"` also starts one and does nothing if it is finished:
+        what a cell of a notebook wants. `on_step` gets the number and the metrics of each step. An exception in it ends
+        the run; a resume goes on from the last checkpoint.
+
+        Raises KeyboardInterrupt after an interrupt, which ended the step and saved; SystemExit after another signal.
+        """
+        if overwrite and resume != "never":
+            raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")
+        options = RunOptions(
+            resume=resume,
+            overwrite=overwrite,
+            allow_different_environment=allow_different_environment,
+            quiet=quiet,
+            recipe_text=self._text,
+            on_step=on_step,
+        )
+        with self._ready():
+            self._check_ranks()
+            check_start(self.recipe, options)
+            from proximo.commands.pipeline.run import run_recipe
+
+            status = run_recipe(self.recipe, options)
+        if status == 128 + signal.SIGINT:
+            raise KeyboardInterrupt(f"saved in {self.recipe.run.folder}: go on with fit(resume='auto')")
+        if status:
+            raise SystemExit(status)
+        return self.run
+
+    @property
+    def run(self) -> SavedRun:
+        """The run in the folder of the recipe, which may be unfinished. Raises RunFolderError if there is none."""
+        return SavedRun(self.recipe.run.folder, functions=self._functions)
+
+    def plan(self) -> "list[Plan]":
+        """Memory and compute of a step of each stage, on this kind of device."""
+        from proximo.plan.machine import MACHINES, device_kind
+        from proximo.plan.stages import make_plans
+
+        device = device_kind(self.recipe.run)
+        return make_plans(self.recipe, device=device, num_ranks=self._num_ranks(), machine=MACHINES[device])
+
+    def dry_run(self) -> str:
+        """What `--dry-run` prints: what would be loaded, created and counted."""
+        from proximo.commands.dry_run import describe
+
+        with self._ready():
+            return describe(self.recipe)
+
+    @contextmanager
+    def _ready(self) -> Generator[None]:
+        given.publish(self._functions)
+        with functions_of_the_working_directory():
+            yield
+
+    def _num_ranks(self) -> int:
+        return max((stage.devices.num or 1 for _, stage in self.recipe.given_stages()), default=1)
+
+    def _check_ranks(self) -> None:
+        from proximo.distributed.world import current
+
+        wanted, size = self._num_ranks(), current().size
+        if wanted not in (1, size):
+            raise ConfigError(
+                f"devices.num is {wanted}, but this program runs on {size}: start it with torchrun "
+                f"--nproc-per-node={wanted} and call fit inside `with proximo.join():`, or use the command"
+            )
+
+    def _document(self, tree: Mapping[str, Any]) -> "Document":
+        from proximo.config.loader import as_yaml
+        from proximo.config.schema.positioned_yaml import parse_document
+
+        plain = self._plain(tree, "")
+        try:
+            return parse_document(as_yaml(plain), "the recipe")
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the recipe holds an object that is no plain value: {error}") from error
+
+    def _plain(self, value: Any, key: str) -> Any:
+        """The value with functions and rows replaced by import paths."""
+        if isinstance(value, Mapping):
+            return {str(name): self._plain(item, str(name)) for name, item in value.items()}
+        if key in ROWS:
+            items = value if isinstance(value, list | tuple) and not _are_rows(value) else [value]
+            return [self._source(item) for item in items]
+        if isinstance(value, list | tuple):
+            return [self._plain(item, "") for item in value]
+        if isinstance(value, Path):
+            return str(value)
+        return given.import_path(value, self._functions) if callable(value) else value
+
+    def _source(self, source: Any) -> Any:
+        if isinstance(source, Mapping):
+            return self._plain(source, "")
+        if callable(source):
+            return {"function": given.import_path(source, self._functions)}
+        if isinstance(source, str | bytes | Path) or not isinstance(source, Iterable):
+            raise ConfigError(
+                f"a data source is a mapping such as {{'path': 'rows.jsonl'}}, rows, or a function that yields rows; "
+                f"got {source!r:.60}"
+            )
+        if isinstance(source, Iterator):
+            raise ConfigError(
+                "a data source is read again on resume and evaluation, but an iterator or generator can be read once: "
+                "give a list, a datasets.Dataset, or the function that yields the rows"
+            )
+        return {"function": given.import_path(_Rows(source), self._functions)}
+
+
+class _Rows:
+    """Rows as a function that returns them."""
+
+    __name__ = "rows"
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def __call__(self) -> Iterable[Mapping[str, Any]]:
+        return self._rows
+
+
+def _are_rows(values: Sequence[Any]) -> bool:
+    """Whether a list holds rows itself. A list of sources has mappings with `path` or `function`, or rows as items."""
+    return bool(values) and all(isinstance(each, Mapping) and not {"path", "function"} & set(each) for each in values)
+
+
+def _kind(recipe: "str | Document") -> str:
+    """The kind of the recipe, by its sections. Raises ConfigError if they fit none, or several."""
+    from proximo.config.loader import read_document
+
+    document = read_document(recipe) if isinstance(recipe, str) else recipe
+    kind = recognise(document.data if isinstance(document.data, Mapping) else None)
+    if kind is None:
+        names = ", ".join(each.name for each in recipe_kinds())
+        raise ConfigError(f"{document.origin} has no section that shows what it trains: it needs one of {names}")
+    return kind.name
+
+
+def _override_text(key: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the override of {key} is no plain value: {error}") from error

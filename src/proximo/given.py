@@ -1,0 +1,54 @@
+"""Functions that a Python program gives to a training, under import paths that a recipe can hold.
+
+A recipe names a function by its import path. A function of a notebook, a lambda or a callable object has none, so it
+becomes an attribute of this module: `proximo.given:score`. It is known to this process only.
+"""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MODULE = __name__
+
+
+def import_path(function: Callable[..., Any], names: dict[str, Callable[..., Any]]) -> str:
+    """The import path of the function; if it cannot be imported by name, a path of this module, noted in `names`."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
+    if module not in (None, "__main__") and name and getattr(sys.modules.get(module), name, None) is function:
+        return f"{module}:{name}"
+    stem = name if name and name.isidentifier() and not name.startswith("_") else "function"
+    chosen, number = stem, 2
+    while chosen in _OWN_NAMES or names.get(chosen, function) is not function:
+        chosen, number = f"{stem}_{number}", number + 1
+    names[chosen] = function
+    return f"{MODULE}:{chosen}"
+
+
+def publish(names: Mapping[str, Callable[..., Any]]) -> None:
+    """Make the functions importable from this module, in place of earlier ones of the same names."""
+    vars(sys.modules[MODULE]).update(names)
+
+
+def problem(name: str) -> str | None:
+    """Why the import path `proximo.given:NAME` cannot be used in this process; None if it can."""
+    if name not in _OWN_NAMES and callable(vars(sys.modules[MODULE]).get(name)):
+        return None
+    return (
+        f"{name!r} was given to the run in Python and is not known to this process: use the run from a program that "
+        "gives it again, or put the function into a module"
+    )
+
+
+def digest(name: str) -> str | None:
+    """The first 16 hex digits of the SHA-256 of the function's source text, as text; None if Python has no source."""
+    function = vars(sys.modules[MODULE]).get(name)
+    try:
+        source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+    except (OSError, TypeError):
+        return None
+    return f"source with sha256 {hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+_OWN_NAMES = frozenset(vars())
