@@ -114,7 +114,7 @@ def test_a_star_import_gives_the_public_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("PPOTrainr", "did you mean PPOTrainer"), ("SFTTrainer", "`proximo sft`"), ("xyz", "lists them")]
+    ("name", "hint"), [("PPOTrainr", "did you mean PPOTrainer"), ("SFTTrainer", "fit\\(\\)"), ("xyz", "lists them")]
 )
 def test_a_name_that_is_not_there_gets_a_hint(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=hint):

@@ -1,0 +1,199 @@
+"""The library does what the commands do: `Training` runs a recipe, `SavedRun` uses its folder."""
+
+import hashlib
+import json
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from datasets import Dataset
+
+from proximo import SavedRun, Training, given
+from proximo.cli import main
+from proximo.errors import CheckpointError, ConfigError, RunFolderError
+from tiny_runs import Kind, make_inputs, recipe_of, share_of_vowels
+
+CLOCKS = re.compile("^(time|memory|throughput)/|second|cache")
+"""Metrics that differ between two runs of the same bits."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def in_folder(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    return {**recipe, "run": {**recipe["run"], "folder": str(folder)}}
+
+
+def weights_of(folder: Path) -> dict[str, str]:
+    """Role and file of the last checkpoint -> hash of all its bytes."""
+    last = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    files = sorted(last.rglob("*.safetensors"))
+    assert files
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def lines_of(folder: Path) -> list[dict[str, float]]:
+    """Metrics of each step, without times and memory."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not CLOCKS.search(key)} for line in lines]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_training_has_the_bits_of_the_command(kind, inputs, tmp_path, capsys) -> None:
+    recipe = in_folder(recipe_of(kind, inputs), tmp_path / "by_command")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main([kind, str(tmp_path / "recipe.yaml"), "--quiet"]) == 0
+    run = Training(in_folder(recipe, tmp_path / "by_library")).fit(quiet=True)
+    assert weights_of(run.folder) == weights_of(tmp_path / "by_command")
+    assert lines_of(run.folder) == lines_of(tmp_path / "by_command")
+    assert "finished" in repr(run)
+    capsys.readouterr()
+
+
+class _PulledPlug(RuntimeError):
+    pass
+
+
+def test_a_training_that_ended_within_resumes_with_the_same_bits(inputs, tmp_path) -> None:
+    recipe = recipe_of("ppo", inputs)
+    whole = Training(in_folder(recipe, tmp_path / "whole"), {"run.save_every_steps": 1}).fit(quiet=True)
+    seen: list[int] = []
+
+    def pull(step: int, metrics: Mapping[str, float]) -> None:
+        seen.append(step)
+        if step == 2:
+            raise _PulledPlug
+
+    cut = Training(in_folder(recipe, tmp_path / "cut"), {"run.save_every_steps": 1})
+    with pytest.raises(_PulledPlug):
+        cut.fit(quiet=True, on_step=pull)
+    assert seen == [0, 1, 2]
+    with pytest.raises(RunFolderError, match="resume"):
+        cut.fit(quiet=True)
+    run = cut.fit(quiet=True, resume="auto")
+    assert weights_of(run.folder) == weights_of(whole.folder)
+    assert lines_of(run.folder) == lines_of(whole.folder)
+    again = cut.fit(quiet=True, resume="auto")
+    assert weights_of(again.folder) == weights_of(whole.folder)
+
+
+def test_an_interrupt_saves_and_says_how_to_go_on(inputs, tmp_path) -> None:
+    recipe = recipe_of("sft", inputs)
+    whole = Training(in_folder(recipe, tmp_path / "whole")).fit(quiet=True)
+    training = Training(in_folder(recipe, tmp_path / "cut"))
+
+    def interrupt(step: int, metrics: Mapping[str, float]) -> None:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="resume='auto'"):
+        training.fit(quiet=True, on_step=interrupt)
+    assert training.run.metrics[-1]["step"] == 1
+    run = training.fit(quiet=True, resume="must")
+    assert weights_of(run.folder) == weights_of(whole.folder)
+
+
+def test_rewards_and_rows_may_be_objects(inputs, tmp_path) -> None:
+    """A lambda and a data set in place of an import path and a file: the numbers of the recipe with the names."""
+    rows = [json.loads(line) for line in (inputs / "prompts.jsonl").read_text().splitlines()]
+    recipe = recipe_of("ppo", inputs)
+    named = [{"kind": "function", "function": "tiny_runs:share_of_vowels"}]
+    value = {"value": {"init_from": "policy"}}
+    by_name = Training(in_folder({**recipe, **value, "reward": named}, tmp_path / "by_name")).fit(quiet=True)
+
+    class Own:
+        def __call__(self, prompts: Any, responses: Any, metadata: Any) -> list[float]:
+            return share_of_vowels(prompts, responses, metadata)
+
+    given_here = {
+        **in_folder(recipe, tmp_path / "given"),
+        **value,
+        "data": {**recipe["data"], "sources": [Dataset.from_list(rows)]},
+        "reward": [{"kind": "function", "function": Own()}],
+    }
+    training = Training(given_here)
+    run = training.fit(quiet=True)
+    scores = [line["score/mean"] for line in run.metrics if "score/mean" in line]
+    assert scores == [line["score/mean"] for line in by_name.metrics if "score/mean" in line]
+    first, second = (each.evaluate(num_prompts=2).metrics for each in (run, training.run))
+    assert {name for name in first if first[name] != second[name] and not CLOCKS.search(name)} == set()
+
+    changed = Training({**given_here, "reward": [{"kind": "function", "function": lambda p, r, m: [0.0] * len(r)}]})
+    with pytest.raises((ConfigError, CheckpointError, RunFolderError), match="source with sha256"):
+        changed.fit(quiet=True, resume="must")
+
+
+def test_a_function_that_can_be_imported_keeps_its_name_in_the_recipe(inputs, tmp_path) -> None:
+    recipe = in_folder(recipe_of("ppo", inputs), tmp_path / "run")
+    reward = [{"kind": "function", "function": share_of_vowels}]
+    training = Training({**recipe, "value": {"init_from": "policy"}, "reward": reward})
+    assert training.recipe.model_dump()["reward"][0]["function"] == "tiny_runs:share_of_vowels"
+
+
+def test_a_run_is_evaluated_sampled_exported_and_reported(inputs, tmp_path, capsys) -> None:
+    training = Training(in_folder(recipe_of("ppo", inputs), tmp_path / "run"))
+    assert "ppo" in repr(training)
+    assert "policy" in training.dry_run()
+    assert len(training.plan()) == 1
+    training.fit(quiet=True)
+    run = SavedRun(tmp_path / "run")
+    evaluation = run.evaluate(checkpoint="latest")
+    assert evaluation.samples
+    assert evaluation.step == run.metrics[-1]["step"]
+    last = run.metrics[-1]
+    shared = [key for key in evaluation.metrics if key in last and not CLOCKS.search(key)]
+    assert shared
+    assert all(evaluation.metrics[key] == last[key] for key in shared)
+    responses = run.generate(["a b"], num_samples=2, seed=3, max_new_tokens=4)
+    assert len(responses) == 2
+    assert all(len(each.token_ids) <= 4 for each in responses)
+    assert (run.export(tmp_path / "model") / "model.safetensors").is_file()
+    assert run.report().is_file()
+    capsys.readouterr()
+
+
+def test_mistakes_are_found_before_anything_is_loaded(inputs, tmp_path) -> None:
+    recipe = in_folder(recipe_of("sft", inputs), tmp_path / "run")
+    with pytest.raises(ConfigError, match="learning_rat"):
+        Training(recipe, {"sft.optimizer.learning_rat": 1.0})
+    with pytest.raises(ConfigError, match="no section"):
+        Training({"run": recipe["run"]})
+    with pytest.raises(ConfigError, match="can be read once"):
+        Training({**recipe, "data": {"sources": [iter([{"text": "a"}])]}})
+    with pytest.raises(ConfigError, match="a data source is"):
+        Training({**recipe, "data": {"sources": ["texts.jsonl"]}})
+    with pytest.raises(ConfigError, match="plain"):
+        Training({**recipe, "sft": {"num_epochs": object}} | {"model": {"path": {1, 2}}})
+    with pytest.raises(ConfigError, match="choose one"):
+        Training(recipe).fit(overwrite=True, resume="auto")
+    with pytest.raises(RunFolderError):
+        SavedRun(tmp_path / "nothing")
+
+
+def test_a_function_of_another_process_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(given, "scored_elsewhere", share_of_vowels, raising=False)
+    assert given.problem("scored_elsewhere") is None
+    monkeypatch.undo()
+    assert "gives it again" in (given.problem("scored_elsewhere") or "")
+    assert given.problem("import_path") is not None
+
+
+def test_names_of_given_functions_are_distinct() -> None:
+    names: dict[str, Any] = {}
+
+    def score() -> None: ...
+
+    first = score
+
+    def score() -> None: ...
+
+    assert given.import_path(first, names) == "proximo.given:score"
+    assert given.import_path(score, names) == "proximo.given:score_2"
+    assert given.import_path(first, names) == "proximo.given:score"
+    assert given.import_path(lambda: None, names) == "proximo.given:function"
