@@ -37,7 +37,7 @@ COPIED = (
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 GROUPS = {
-    "Training": ("ppo", "learner", "distributed"),
+    "Training": ("commands", "ppo", "learner", "distributed"),
     "Settings": ("config",),
     "Models": ("models",),
     "Rewards": ("rewards",),
