@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from proximo import given
+import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
 from proximo.working_directory import functions_of_the_working_directory
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from proximo import given
+import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.saved_run import SavedRun
 from proximo.errors import ConfigError
