@@ -103,7 +103,9 @@ def test_types_are_named_upwards_in_the_declaration_of_kinds_alone() -> None:
     }
     # What a recipe says about ranks is checked beside the section that it is about.
     allowed = {"trainer_kinds.py", "__init__.py", "data/formats/typed_columns.py", "config/placed_roles.py"}
-    assert not {path for path in found - allowed if not path.startswith("cli/") and not path.endswith("/kind.py")}
+    # Of what is above commands/, cli/ is arguments alone and api.py lists names: neither has a type to name.
+    may = ("cli/", "commands/")
+    assert not {path for path in found - allowed if not path.startswith(may) and not path.endswith("/kind.py")}
 
 
 def test_a_kind_is_found_by_its_name_its_recipe_and_the_keys_of_one() -> None:
