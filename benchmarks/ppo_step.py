@@ -23,7 +23,7 @@ import torch
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import LocalExecutor, Outcome
 from proximo.dataflow.graph import Call
-from proximo.models.cpu.thread_split import side_by_side
+from proximo.models.cpu.thread_split import run_overlapped
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 
@@ -35,7 +35,7 @@ class Watched(LocalExecutor):
     """Notes how long each call takes and how much memory the process has meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__(side_by_side=side_by_side)
+        super().__init__(side_by_side=run_overlapped)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peaks: dict[str, list[float]] = defaultdict(list)
 

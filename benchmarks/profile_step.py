@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--size", choices=[*SIZES], default="S")
     parser.add_argument("--regime", choices=["none", "eos"], default="eos")
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
+    parser.add_argument("--adapter-rank", type=int, default=0, help="of LoRA; 0 trains in full")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=25, help="operators in the table")
     parser.add_argument("--trace", type=Path, help="write the trace there, for chrome://tracing")
@@ -106,10 +107,18 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder), SIZES[options.size], regime=options.regime)
-        job = Job(folder, options.size, options.regime, precision=options.precision, threads=options.threads, steps=3)
+        job = Job(
+            folder,
+            options.size,
+            options.regime,
+            precision=options.precision,
+            threads=options.threads,
+            steps=3,
+            adapter_rank=options.adapter_rank,
+        )
         trainer, prompts = make_trainer(job)
         # The profiler sees one thread, so what it sees runs there, policy before value model.
-        config = config_of(job).model_copy(update={"side_by_side": False})
+        config = config_of(job).model_copy(update={"overlap_updates": False})
         profiled, _ = make_trainer(job, config=config)
         profiled.executor = Marked()
     trainer.run_step(prompts=prompts)
