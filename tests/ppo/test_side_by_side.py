@@ -26,7 +26,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.trainer import PPOTrainer
-from proximo.ppo.update.overlap import best_split, cost_of_updates, overlaps_updates
+from proximo.ppo.update.overlap import MOST_WEIGHTS, best_split, cost_of_updates, overlaps_updates
 from tiny_runs import changed, make_inputs, recipe_of
 
 PROMPTS = ["one", "two", "three", "four"]
@@ -136,6 +136,8 @@ def test_each_condition_stands_against_it_by_itself() -> None:
     for name in ("shares_trunk", "compiled", "quantised", "own_optimizers"):
         assert not overlaps_updates(config, **plain | {name: True}), name
     assert not overlaps_updates(config, **plain | {"device": "cuda"})
+    assert overlaps_updates(config, **plain | {"num_weights": MOST_WEIGHTS})
+    assert not overlaps_updates(config, **plain | {"num_weights": MOST_WEIGHTS + 1})
     assert not overlaps_updates(PPOConfig(advantage="group_standardised", responses_per_prompt=4), **plain)
 
 
@@ -194,6 +196,20 @@ def test_an_extra_call_between_them_finds_the_value_model_as_it_was(two_threads:
     steps(trainer(extra_calls=[look]), count=1)
     assert seen == [{"train_policy"}]
     assert lanes == dict.fromkeys(("train_policy", "train_value"), "MainThread")
+
+
+def test_large_models_train_one_after_the_other_in_a_step_and_in_the_plan(
+    two_threads: None, lanes: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr("proximo.ppo.update.overlap.MOST_WEIGHTS", 1000)
+    steps(trainer(), count=1)
+    assert set(lanes.values()) == {"MainThread"}
+    gradients = {}
+    for threads in (1, 2):
+        recipe = changed(recipe_of("ppo", make_inputs(tmp_path / str(threads))), {"run.num_threads": threads})
+        (plan,) = make_plans(PPORecipe.model_validate(recipe))
+        gradients[threads] = next(p.parts["gradients"] for p in plan.phases if p.name == "train_policy")
+    assert gradients[1] == gradients[2]
 
 
 @pytest.mark.parametrize(("threads", "option", "both"), [(2, True, True), (1, True, False), (2, False, False)])

@@ -143,17 +143,24 @@ static void softmax(float *scores, long count, float scaling) {
 }
 
 INLINE void add_weighted(const int C, const float *weights, const float *values, long count, long row, float *to) {
+    long ahead = rows_ahead(row) * row;
     vec sums[8];
     for (int c = 0; c < C; c++) sums[c] = (vec){0};
     for (long i = 0; i < count; i++)
-        for (int c = 0; c < C; c++) sums[c] += weights[i] * load(values + i * row + c * WIDTH);
+        for (int c = 0; c < C; c++) {
+            const float *from = values + i * row + c * WIDTH;
+            __builtin_prefetch(from + ahead);
+            sums[c] += weights[i] * load(from);
+        }
     for (int c = 0; c < C; c++) store(to + c * WIDTH, sums[c]);
 }
 
-/* weights [count] x values [count, width]. */
+/* weights [count] x values [count, width]. In one pass over the values for the usual widths of a head: a second one would
+   read them from memory again. */
 static void weighted_sum(const float *weights, const float *values, long count, long width, float *to) {
     long d = 0;
     for (; d + 8 * WIDTH <= width; d += 8 * WIDTH) add_weighted(8, weights, values + d, count, width, to + d);
+    for (; d + 4 * WIDTH <= width; d += 4 * WIDTH) add_weighted(4, weights, values + d, count, width, to + d);
     for (; d + 2 * WIDTH <= width; d += 2 * WIDTH) add_weighted(2, weights, values + d, count, width, to + d);
     for (; d < width; d++) {
         float sum = 0;

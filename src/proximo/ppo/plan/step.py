@@ -31,7 +31,7 @@ from proximo.plan.weightless_models import (
 from proximo.ppo.graph import step_graph
 from proximo.ppo.plan import costs
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
+from proximo.ppo.update.overlap import BOTH_UPDATES, num_weights, overlaps_updates
 from proximo.run.build.models import lora_options
 
 SAMPLER = "sampler"
@@ -182,6 +182,7 @@ def ppo_costs(
         device=device,
         shares_trunk=_shares_trunk(models),
         compiled=recipe.run.compile != "none",
+        num_weights=num_weights(models["policy"], models.get("value")),
         num_threads=recipe.run.num_threads,
     )
     if overlapped:

@@ -27,7 +27,7 @@ from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
-from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
+from proximo.ppo.update.overlap import BOTH_UPDATES, num_weights, overlaps_updates
 from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.asynchronous import SamplingPlan
@@ -88,6 +88,7 @@ class Roles:
             compiled=any(worker.model.backbone.is_compiled for worker in trained),
             quantised=any(is_quantised(worker.model.base) for worker in trained),
             own_optimizers=any(w.learner is not None and isinstance(w.learner.options, OwnOptimizer) for w in trained),
+            num_weights=num_weights(*(worker.model for worker in trained)),
         )
         return BOTH_UPDATES if allowed and not operators_are_watched() else ()
 
