@@ -27,9 +27,10 @@ class Interruption:
     """While it is entered, the first signal only asks; the step then has `grace_seconds` to end.
 
     A step that does not end in time, or a second signal, ends the process at once with status 143 (SIGTERM), 130
-    (SIGINT) or 129 (SIGHUP): the last checkpoint redoes the step. Since saves are atomic nothing can break. Outside the
-    main thread, where Python takes no handlers, and for a signal that the parent process chose to ignore (as `nohup`
-    does with SIGHUP), nothing is changed.
+    (SIGINT) or 129 (SIGHUP): the last checkpoint redoes the step. Since saves are atomic nothing can break. With
+    `keeps_process`, SIGINT never ends the process: the step may take as long as it needs, and a second SIGINT raises
+    KeyboardInterrupt. Outside the main thread, where Python takes no handlers, and for a signal that the parent process
+    chose to ignore (as `nohup` does with SIGHUP), nothing is changed.
     """
 
     def __init__(
@@ -38,14 +39,18 @@ class Interruption:
         grace_seconds: float = 25.0,
         repeat_seconds: float = 0.0,
         before_leaving: Callable[[int], None] | None = None,
+        keeps_process: bool = False,
     ) -> None:
         """`repeat_seconds`: a signal that comes again so soon is taken for the same one, from another sender.
+
+        `keeps_process`: SIGINT is from a person whose program goes on afterwards, such as a notebook.
 
         `before_leaving` is called with the exit status before the process ends at once.
         """
         self._grace_seconds = grace_seconds
         self._repeat_seconds = repeat_seconds
         self._before_leaving = before_leaving
+        self._keeps_process = keeps_process
         self._came_at = 0.0
         self._signal: int | None = None
         self._process = os.getpid()
@@ -95,9 +100,14 @@ class Interruption:
         if self._signal is not None:
             if time.monotonic() - self._came_at < self._repeat_seconds:
                 return
+            if self._keeps_process and number == signal.SIGINT:
+                raise KeyboardInterrupt("a second interrupt: the step is given up; the last checkpoint is complete")
             self._leave("a second signal: leaving at once; the last checkpoint is complete")
         self._signal = number
         self._came_at = time.monotonic()
+        if self._keeps_process and number == signal.SIGINT:
+            _say("interrupted: ending this step, then saving. A second interrupt gives the step up")
+            return
         self._signalled.put(True)
         _say(
             f"{signal.Signals(number).name}: ending this step (at most {self._grace_seconds:g} s), then saving and "

@@ -1,7 +1,7 @@
 """`proximo evaluate`: evaluates a checkpoint of a run on the run's held-out data."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,9 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.errors import UserError
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_number
+from proximo.metrics.notebook.html import Card, card_html
 from proximo.metrics.recorder import Recorder
+from proximo.metrics.report.cells import Samples, metrics_table, samples_table
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, verify_models
 from proximo.run.preflight import inputs_of
 from proximo.run.resolved_config import saved_recipe
@@ -31,7 +33,16 @@ class Evaluation:
     run: Path
     step: int
     metrics: Mapping[str, float]
-    samples: Sequence[Mapping[str, Any]]
+    samples: Samples
+
+    def _repr_html_(self) -> str:
+        return card_html(
+            Card(
+                title=f"Evaluation of {self.run.name}, step {self.step}",
+                tables=[metrics_table(self.metrics)],
+                folded=[samples_table(self.samples, title=f"{len(self.samples):,} samples")],
+            )
+        )
 
 
 def run_evaluate(
@@ -80,7 +91,7 @@ def evaluate(
         raise UserError(f"the run in {run} held out no data: set data.held_out_rows or data.evaluation_sources")
     recorder = Recorder()
     recorder.record_all(record.metrics)
-    return Evaluation(run=run, step=found.step, metrics=recorder.line(), samples=tuple(record.samples))
+    return Evaluation(run=run, step=found.step, metrics=recorder.line(), samples=Samples(record.samples))
 
 
 def build_task(run: Path, changes: Mapping[str, Any]) -> Task:

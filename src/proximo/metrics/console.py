@@ -1,12 +1,14 @@
-"""Shows the progress of a run: a live view on a terminal, plain lines elsewhere, or only warnings."""
+"""Shows the progress of a run: a live view on a terminal or in a notebook, plain lines elsewhere, or only warnings."""
 
 import errno
+import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,9 +19,13 @@ from rich.text import Text
 from proximo.errors import redacted
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_duration, format_number
+from proximo.metrics.notebook.display import Pace, UpdatedCell
+from proximo.metrics.notebook.html import Number, progress_html
 from proximo.trainer_kinds import TrainerKind
 
 Clock = Callable[[], float]
+NOTES_SHOWN = 40
+"""How many of the latest notes and warnings a notebook shows; log.txt has all."""
 
 
 class ProgressView(Protocol):
@@ -73,10 +79,15 @@ class ProgressInfo:
 def open_progress(
     info: ProgressInfo, *, console: Console | None = None, quiet: bool = False, every_seconds: float = 0.0
 ) -> ProgressView:
-    """A live view if the console is a terminal, else one line per step, at most one in `every_seconds` seconds."""
+    """A live view if the console is a terminal or in a notebook, else one line per step.
+
+    `every_seconds`: show at most one line in so many seconds.
+    """
     console = console or _ResilientConsole(stderr=True)
     if quiet:
         return QuietProgress(console)
+    if console.is_jupyter:
+        return NotebookProgress(info)
     if console.is_terminal and not console.is_dumb_terminal:
         return TerminalProgress(info, console)
     return PlainProgress(info, console, every_seconds=every_seconds)
@@ -167,7 +178,7 @@ class LoggedProgress:
     def __init__(self, info: ProgressInfo, log: Path, view: ProgressView) -> None:
         self._view = view
         self._file = log.open("a", encoding="utf-8", buffering=1)
-        self._log = PlainProgress(info, Console(file=self._file, force_terminal=False, color_system=None))
+        self._log = PlainProgress(info, _file_console(self._file))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._log.write(step, metrics)
@@ -259,6 +270,75 @@ class TerminalProgress:
             row = shown[start : start + width]
             numbers.add_row(*(_number(watched[name], _shown(name, self._numbers[name])) for name in row))
         return Group(self._bar, numbers)
+
+
+class NotebookProgress:
+    """One output of a cell, updated in place: a bar, the watched metrics with their curves, notes and warnings."""
+
+    def __init__(self, info: ProgressInfo, *, cell: UpdatedCell | None = None) -> None:
+        self._info = info
+        self._cell = cell or UpdatedCell()
+        self._pace = Pace(info.clock)
+        self._started = info.clock()
+        self._step = info.first_step
+        self._phase = "starting"
+        self._history: defaultdict[str, list[float]] = defaultdict(list)
+        self._notes: deque[tuple[str, str]] = deque(maxlen=NOTES_SHOWN)
+        self._warned: set[str] = set()
+        self._draw()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step, self._phase = step, ""
+        for name in self._info.trainer.metrics.watched:
+            if math.isfinite(metrics.get(name, math.nan)):
+                self._history[name].append(metrics[name])
+        self._draw()
+
+    def phase(self, name: str) -> None:
+        self._phase = name
+        self._draw()
+
+    def note(self, message: str) -> None:
+        self._notes.append(("note", redacted(message)))
+        self._draw()
+
+    def warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            self._notes.append(("warning", redacted(message)))
+            self._draw()
+
+    def close(self) -> None:
+        self._phase = ""
+        self._cell.show(*self._contents())
+
+    def _draw(self) -> None:
+        if self._pace.allows():
+            self._cell.show(*self._contents())
+
+    def _contents(self) -> tuple[str, str]:
+        """The view as HTML, and its first line as text."""
+        info, watched = self._info, self._info.trainer.metrics.watched
+        left = info.seconds_left(self._step, self._started)
+        details = [f"{format_duration(left)} left" if left else "", self._phase]
+        label = info.label(self._step)
+        html = progress_html(
+            label=label,
+            details=[detail for detail in details if detail],
+            share=self._step / max(info.total_steps, 1),
+            numbers=[
+                Number(label=watched[name], text=_shown(name, self._history[name][-1]), history=self._history[name])
+                for name in watched
+                if name in self._history
+            ],
+            notes=tuple(self._notes),
+        )
+        return html, label
+
+
+def _file_console(file: TextIO) -> Console:
+    """Plain lines into a file. In a notebook rich would show them in the cell and leave the file empty."""
+    return Console(file=file, force_terminal=False, force_jupyter=False, color_system=None)
 
 
 def _shown(name: str, number: float) -> str:

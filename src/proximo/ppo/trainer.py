@@ -51,6 +51,7 @@ from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
+from proximo.ppo.roles.in_notebook import open_progress, trainer_html
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
@@ -61,6 +62,7 @@ from proximo.rewards.statistics import statistics_of
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
+from proximo.rollout.responses import Responses
 from proximo.run.memory import check_release, memory_advice
 from proximo.run.user_code import call_on_step
 
@@ -146,6 +148,9 @@ class PPOTrainer:
         self.kl_controller = kl_controller
         self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
 
+    def _repr_html_(self) -> str:
+        return trainer_html(self.state, self.roles, num_steps=self.config.num_steps)
+
     @property
     def learners(self) -> dict[str, Learner]:
         """Role -> learner of every trained model."""
@@ -167,12 +172,12 @@ class PPOTrainer:
         exact = self.policy.precision is Precision.FLOAT32 and self.roles.policy.engine.logprobs_are_the_learners
         return exact and not (self.config.rollout.staleness or compared or self.config.rollout.reshapes_distribution)
 
-    def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
+    def generate(self, prompts: Sequence[PromptLike]) -> Responses:
         """Sample responses to each prompt as the next step would, `samples_per_prompt` or else `responses_per_prompt`.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a Prompt.
         """
-        return self.roles.policy.sample(self._prompts(prompts), self.state)
+        return Responses(self.roles.policy.sample(self._prompts(prompts), self.state))
 
     def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
         return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
@@ -208,12 +213,14 @@ class PPOTrainer:
         *,
         reward: RewardSource | RewardFunction | None = None,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
+        quiet: bool = False,
     ) -> list[dict[str, float]]:
         """Run the remaining steps over the prompts, in the order of each epoch, and return the metrics of every step.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
         `on_step(number, metrics)` is called after each step, on rank 0; an exception in it ends the training on every
-        rank. Raises ConfigError if no step is left, and for functions with the wrong signature.
+        rank. A notebook shows the progress, unless `quiet`. Raises ConfigError if no step is left, and for functions
+        with the wrong signature.
         """
         if reward is not None:
             self.roles.reward.source = as_source(reward)
@@ -222,9 +229,11 @@ class PPOTrainer:
         check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
         prompts_of = self.in_order(known)
         history: list[dict[str, float]] = []
-        with closing(self):
-            while self.state.steps_done < self.config.num_steps:
+        first, total = self.state.steps_done, self.config.num_steps
+        with closing(self), closing(open_progress(first_step=first, total_steps=total, quiet=quiet)) as progress:
+            while self.state.steps_done < total:
                 history.append(self._line(self.run_step(prompts_of=prompts_of)))
+                progress.write(self.state.steps_done, history[-1])
                 if on_step is not None:
                     call_on_step(on_step, self.state.steps_done, history[-1])
         return history

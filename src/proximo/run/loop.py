@@ -215,6 +215,7 @@ class _Loop:
             grace_seconds=self.run_config.grace_seconds,
             repeat_seconds=0.0 if alone else REPEAT_SECONDS,
             before_leaving=self.world.leave_at_once,
+            keeps_process=self.options.keeps_process and alone,
         )
 
     def _evaluation_due(self, journal: Journal, step: int) -> Record | None:
@@ -299,5 +300,7 @@ class _Loop:
         self.store.tidy()
         consolidate(self.store)
         finish_interrupted_end(self.folder, total_steps=self.task.num_steps)
-        open_progress(ProgressInfo(trainer=self.trainer, total_steps=step), quiet=self.options.quiet).note(message)
+        info = ProgressInfo(trainer=self.trainer, total_steps=step, first_step=step)
+        with closing(open_progress(info, quiet=self.options.quiet)) as progress:
+            progress.note(message)
         return 0

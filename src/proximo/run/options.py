@@ -25,3 +25,5 @@ class RunOptions:
     on_step: Callable[[int, Mapping[str, float]], Any] | None = None
     """Called on rank 0 with the number and the metrics of each step after its line was written; of step 0 too, the
     evaluation before training."""
+    keeps_process: bool = False
+    """The process goes on after the run, as a notebook does: an interrupt must not end it."""

@@ -9,8 +9,9 @@ from proximo.working_directory import functions_of_the_working_directory
 
 if TYPE_CHECKING:
     from proximo.commands.evaluate import Evaluation
+    from proximo.commands.library.report_page import ReportPage
     from proximo.metrics.run_files import Run
-    from proximo.records import Response
+    from proximo.rollout.responses import Responses
 
 
 class SavedRun:
@@ -28,15 +29,26 @@ class SavedRun:
         self._functions = dict(functions or {})
 
     def __repr__(self) -> str:
-        read = self.read()
-        state = "unfinished" if read.outcome is None else read.outcome.state
-        return f"SavedRun({str(self.folder)!r}, step {read.last_step} of {read.total_steps}, {state})"
+        return f"SavedRun({str(self.folder)!r}, {self.progress})"
+
+    def _repr_html_(self) -> str:
+        from proximo.metrics.notebook.html import card_html
+        from proximo.metrics.report.cells import run_card
+
+        return card_html(run_card(self.read(), folder=str(self.folder)))
 
     def read(self) -> "Run":
         """The files of the run: metrics, samples, configuration, outcome."""
         from proximo.metrics.run_files import read_run
 
         return read_run(self.folder)
+
+    @property
+    def progress(self) -> str:
+        """How far the run has come: `step 3 of 5, unfinished`."""
+        read = self.read()
+        state = "unfinished" if read.outcome is None else read.outcome.state
+        return f"step {read.last_step} of {read.total_steps}, {state}"
 
     @property
     def metrics(self) -> list[Mapping[str, float]]:
@@ -68,19 +80,20 @@ class SavedRun:
         chat: bool = False,
         checkpoint: str = "latest",
         **sampling: bool | int | float,
-    ) -> "list[Response]":
+    ) -> "Responses":
         """Responses of the run's policy, grouped by prompt. `sampling`: the fields of `SamplingOptions`.
 
         `chat`: render each prompt as a user turn with the chat template. `max_new_tokens` is 128 if it is not given.
         """
         from proximo.commands.generate import GenerateOptions, generate
+        from proximo.rollout.responses import Responses
         from proximo.rollout.sampling import SamplingOptions
 
         asked: dict[str, Any] = {"max_new_tokens": 128, **sampling}
         options = GenerateOptions(
             sampling=SamplingOptions(**asked), num_samples=num_samples, seed=seed, chat=chat, checkpoint=checkpoint
         )
-        return generate(str(self.folder), prompts, options)
+        return Responses(generate(str(self.folder), prompts, options))
 
     def export(
         self,
@@ -100,8 +113,9 @@ class SavedRun:
         run_export(self.folder, Path(out), ExportOptions(role=role, checkpoint=checkpoint, merge=merge, dtype=dtype))
         return Path(out)
 
-    def report(self) -> Path:
-        """Write the report page, of a pipeline with all its stages, and return its path."""
+    def report(self) -> "ReportPage":
+        """Write the report page, of a pipeline with all its stages, and return its path; a notebook shows it."""
+        from proximo.commands.library.report_page import ReportPage
         from proximo.commands.report import make_report
 
-        return make_report(self._whole).page
+        return ReportPage(make_report(self._whole).page)

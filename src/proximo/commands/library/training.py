@@ -12,7 +12,7 @@ import yaml
 import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.saved_run import SavedRun
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, RunFolderError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds, recognise
 from proximo.working_directory import functions_of_the_working_directory
@@ -57,6 +57,16 @@ class Training:
         kind = next((each.name for each in recipe_kinds() if each.schema is type(self.recipe)), "own")
         return f"Training({kind}, run.folder={self.recipe.run.folder!r})"
 
+    def _repr_html_(self) -> str:
+        from proximo.commands.library.recipe_card import recipe_card
+        from proximo.metrics.notebook.html import card_html
+
+        try:
+            state = self.run.progress
+        except RunFolderError:
+            state = "not started"
+        return card_html(recipe_card(self.recipe, state=state))
+
     def fit(
         self,
         *,
@@ -72,7 +82,8 @@ class Training:
         what a cell of a notebook wants. `on_step` gets the number and the metrics of each step. An exception in it ends
         the run; a resume goes on from the last checkpoint.
 
-        Raises KeyboardInterrupt after an interrupt, which ended the step and saved; SystemExit after another signal.
+        Raises KeyboardInterrupt after an interrupt, which ended the step and saved, or after a second one, which did
+        not; SystemExit after another signal.
         """
         if overwrite and resume != "never":
             raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")
@@ -83,6 +94,7 @@ class Training:
             quiet=quiet,
             recipe_text=self._text,
             on_step=on_step,
+            keeps_process=True,
         )
         with self._ready():
             self._check_ranks()

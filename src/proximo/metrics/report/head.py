@@ -5,6 +5,7 @@ from typing import Any
 
 from proximo.metrics.formatting import format_duration
 from proximo.metrics.run_files import Run, setting
+from proximo.trainer_kinds import TrainerKind
 
 TIMED = ("time/step_seconds", "time/evaluate_seconds")
 
@@ -12,8 +13,8 @@ TIMED = ("time/step_seconds", "time/evaluate_seconds")
 def facts(run: Run) -> tuple[tuple[str, str], ...]:
     """(label, text) of each fact that the run's files contain."""
     entries = {
-        "Model": _model(setting(run.config, "policy") or setting(run.config, "model")),
-        "Task": _task(run),
+        "Model": model_of(run.config),
+        "Task": task_of(run.config, run.trainer) if run.trainer else "",
         "Device": _device(run),
         "Duration": _duration(run),
         "Outcome": _outcome(run),
@@ -21,7 +22,9 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
     return tuple((label, text) for label, text in entries.items() if text)
 
 
-def _model(model: Mapping[str, Any] | None) -> str:
+def model_of(config: Mapping[str, Any] | None) -> str:
+    """What the trained model starts from; empty if the configuration does not say."""
+    model = setting(config, "policy") or setting(config, "model")
     if model is None:
         return ""
     start = model.get("path") or f"a random {setting(model, 'config', 'model_type')}"
@@ -29,13 +32,12 @@ def _model(model: Mapping[str, Any] | None) -> str:
     return f"{start}, with LoRA of rank {rank}" if rank else str(start)
 
 
-def _task(run: Run) -> str:
-    if run.trainer is None:
-        return ""
-    data = _named(setting(run.config, "data", "sources"))
-    rewards = _named(setting(run.config, "reward"))
-    estimator = setting(run.config, run.trainer.name, "advantage", "estimator")
-    task = run.trainer.task
+def task_of(config: Mapping[str, Any] | None, trainer: TrainerKind) -> str:
+    """What is trained on which data, and what rewards it."""
+    data = _named(setting(config, "data", "sources"))
+    rewards = _named(setting(config, "reward"))
+    estimator = setting(config, trainer.name, "advantage", "estimator")
+    task = trainer.task
     name = task[:1].upper() + task[1:] + (f" ({estimator})" if estimator else "")
     return name + (f" on {data}" if data else "") + (f", rewarded by {rewards}" if rewards else "")
 
