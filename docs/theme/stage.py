@@ -33,6 +33,7 @@ COPIED = (
     "docs/theme/*.js",
     "benchmarks/results/*.svg",
     "examples/*",
+    "examples/notebooks/*.ipynb",
 )
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)

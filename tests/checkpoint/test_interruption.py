@@ -154,3 +154,22 @@ def test_outside_the_main_thread_nothing_is_changed():
     thread.start()
     thread.join()
     assert seen == [(False, before)]
+
+
+def test_an_interrupt_of_a_process_that_goes_on_gives_the_step_its_time_and_a_second_one_gives_it_up():
+    with Interruption(grace_seconds=0.1, keeps_process=True) as interruption:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.5)  # longer than the grace, which is for a process that is to end
+        assert interruption.requested
+        assert interruption.exit_status == 130
+        with pytest.raises(KeyboardInterrupt, match="a second interrupt"):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_sigterm_ends_also_a_process_that_goes_on_after_an_interrupt(tmp_path):
+    code = "import signal, time\nfrom proximo.checkpoint.interruption import Interruption\n"
+    code += "with Interruption(grace_seconds=0.2, keeps_process=True) as i:\n"
+    code += "    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 143
+    assert "did not end within 0.2 s" in done.stderr

@@ -1,0 +1,80 @@
+"""What a notebook shows of trainings, runs, responses, evaluations and reports. Their HTML: tests/metrics."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from proximo import SavedRun, Training
+from proximo.commands.library.report_page import ReportPage
+from proximo.rollout.responses import Responses
+from tiny_runs import make_inputs, recipe_of
+
+HOSTILE = "<script>alert(1)</script>"
+ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Training, str]:
+    """A training that has run, and what it showed before."""
+    place = make_inputs(tmp_path_factory.mktemp("shown"))
+    training = Training(recipe_of("ppo", place), {"run.folder": str(place / HOSTILE.replace("/", "|"))})
+    before = training._repr_html_()
+    training.fit(quiet=True)
+    return training, before
+
+
+def test_a_training_shows_its_recipe_and_how_far_its_run_is(trained):
+    training, before = trained
+    assert "not started" in before
+    after = training._repr_html_()
+    assert "step 5 of 5, finished" in after
+    for text in ("Training: ppo", "prompts.jsonl", "5 steps", "&lt;script&gt;"):
+        assert text in after
+    assert "<script>" not in after
+
+
+def test_a_pipeline_shows_each_stage():
+    html = Training("tiny", quiet=True)._repr_html_()
+    for text in ("SFT", "Reward model", "PPO", "1 epoch", "2 steps"):
+        assert text in html
+
+
+def test_a_run_shows_its_state_and_figures(trained):
+    html = trained[0].run._repr_html_()
+    for text in ("finished after step 5 of 5", "before", "after", "<svg"):
+        assert text in html
+    assert "<script>" not in html
+
+
+def test_responses_are_a_list_that_shows_as_a_table(trained):
+    responses = trained[0].run.generate(["a b", "c"], num_samples=2, max_new_tokens=4)
+    assert isinstance(responses, list)
+    assert len(responses) == 4
+    responses[0] = dataclasses.replace(responses[0], text=HOSTILE)
+    html = responses._repr_html_()
+    assert html.count("<tr>") == 5
+    assert ESCAPED in html
+    assert "<script>" not in html
+    assert Responses([])._repr_html_()
+
+
+def test_an_evaluation_shows_metrics_and_samples(trained):
+    evaluation = trained[0].run.evaluate(num_prompts=2)
+    html = evaluation._repr_html_()
+    assert "evaluation/score" in html
+    assert f"{len(evaluation.samples):,} samples" in html
+    assert "<table" in evaluation.samples._repr_html_()
+
+
+def test_a_report_is_a_path_that_shows_the_page(trained):
+    page = trained[0].run.report()
+    assert isinstance(page, Path)
+    assert page.is_file()
+    assert open(page).read().startswith("<!DOCTYPE html>")  # noqa: SIM115 - as any user of a path may
+    html = page._repr_html_()
+    assert html is not None
+    assert "<iframe" in html
+    assert "&lt;!DOCTYPE html&gt;" in html
+    assert ReportPage(page.parent)._repr_html_() is None
+    assert page.parent == SavedRun(page.parent).folder
