@@ -81,12 +81,13 @@ from pathlib import Path
 
 
 def score(prompts, responses, metadata):
-    """The length of a response, given once the gate is open."""
-    print("scoring", flush=True)
-    deadline = time.monotonic() + 120
-    while not Path("gate").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    """The length of a response. In training steps, which score four, it is given once the gate is open."""
+    if len(responses) == 4:
+        print("scoring", flush=True)
+        deadline = time.monotonic() + 120
+        while not Path("gate").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     return [float(len(response)) for response in responses]
 '''
 FIT = """
@@ -144,7 +145,9 @@ Ask = Callable[[str, Mapping[str, list[Callable[[], Any]]]], str]
 
 @contextmanager
 def kernel(folder: Path) -> Iterator[tuple[KernelManager, Ask]]:
-    manager, client = start_new_kernel(startup_timeout=DEADLINE_SECONDS, cwd=str(folder))
+    # Where pytest's variable is set, a kernel does not show what is written straight to standard error.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    manager, client = start_new_kernel(startup_timeout=DEADLINE_SECONDS, cwd=str(folder), env=environment)
     try:
         yield manager, lambda code, actions: answer(client, code, actions)
     finally:
