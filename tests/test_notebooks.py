@@ -149,13 +149,15 @@ def kernel(folder: Path) -> Iterator[tuple[KernelManager, Ask]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     manager, client = start_new_kernel(startup_timeout=DEADLINE_SECONDS, cwd=str(folder), env=environment)
     try:
-        yield manager, lambda code, actions: answer(client, code, actions)
+        yield manager, lambda code, actions: answer(manager, client, code, actions)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-def answer(client: BlockingKernelClient, code: str, actions: Mapping[str, list[Callable[[], Any]]]) -> str:
+def answer(
+    manager: KernelManager, client: BlockingKernelClient, code: str, actions: Mapping[str, list[Callable[[], Any]]]
+) -> str:
     """What a cell prints, with its error. When the text of an action is printed, the action is called, once."""
     asked, said, waiting = client.execute(code), "", dict(actions)
     deadline = time.monotonic() + DEADLINE_SECONDS
@@ -163,6 +165,7 @@ def answer(client: BlockingKernelClient, code: str, actions: Mapping[str, list[C
         try:
             message = client.get_iopub_msg(timeout=5)
         except queue.Empty:
+            assert manager.is_alive(), said
             continue
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":  # what is written straight to standard error belongs to no cell

@@ -172,7 +172,7 @@ class PPOTrainer:
         exact = self.policy.precision is Precision.FLOAT32 and self.roles.policy.engine.logprobs_are_the_learners
         return exact and not (self.config.rollout.staleness or compared or self.config.rollout.reshapes_distribution)
 
-    def generate(self, prompts: Sequence[PromptLike]) -> Responses:
+    def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample responses to each prompt as the next step would, `samples_per_prompt` or else `responses_per_prompt`.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a Prompt.

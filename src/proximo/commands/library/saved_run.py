@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from proximo.commands.evaluate import Evaluation
     from proximo.commands.library.report_page import ReportPage
     from proximo.metrics.run_files import Run
-    from proximo.rollout.responses import Responses
+    from proximo.records import Response
 
 
 class SavedRun:
@@ -80,7 +80,7 @@ class SavedRun:
         chat: bool = False,
         checkpoint: str = "latest",
         **sampling: bool | int | float,
-    ) -> "Responses":
+    ) -> "list[Response]":
         """Responses of the run's policy, grouped by prompt. `sampling`: the fields of `SamplingOptions`.
 
         `chat`: render each prompt as a user turn with the chat template. `max_new_tokens` is 128 if it is not given.
