@@ -123,8 +123,8 @@ def test_a_notebook_gets_one_output_with_bar_numbers_and_notes():
         shown.warn(HOSTILE)
     shown.close()
     last = cell.last
-    assert cell.shown[-1][1] == "step 3/4"
-    for text in ("step 3/4", "10s left", "score", "0.75", "kl", "3.10", "data: 10 rows"):
+    assert cell.shown[-1][1] == "PPO: step 3/4"
+    for text in ("PPO: step 3/4", "10s left", "score", "0.75", "kl", "3.10", "data: 10 rows"):
         assert text in last.text
     assert "9.0" not in last.text
     assert last.text.count(HOSTILE) == 1
@@ -150,7 +150,7 @@ def test_fast_steps_do_not_flood_the_page_and_the_last_is_shown():
         shown.write(step, {"score/mean": 1.0})
     shown.close()
     assert len(cell.shown) <= 8 + 4 * 10 + 2
-    assert cell.shown[-1][1] == "step 1000/1000"
+    assert cell.shown[-1][1] == "PPO: step 1000/1000"
 
 
 def test_after_a_rest_a_phase_is_drawn_at_once():

@@ -321,7 +321,7 @@ class NotebookProgress:
         info, watched = self._info, self._info.trainer.metrics.watched
         left = info.seconds_left(self._step, self._started)
         details = [f"{format_duration(left)} left" if left else "", self._phase]
-        label = info.label(self._step)
+        label = f"{info.trainer.short_title}: {info.label(self._step)}"
         html = progress_html(
             label=label,
             details=[detail for detail in details if detail],
