@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from proximo import SavedRun, Training
+from builders import tiny_language_model, tiny_tokenizer
+from proximo import PPOConfig, PPOTrainer, SavedRun, Training
 from proximo.commands.library.report_page import ReportPage
+from proximo.metrics.notebook.display import UpdatedCell
 from proximo.rollout.responses import Responses
-from tiny_runs import make_inputs, recipe_of
+from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
 HOSTILE = "<script>alert(1)</script>"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
@@ -79,3 +81,34 @@ def test_a_report_is_a_path_that_shows_the_page(trained):
     assert "&lt;!DOCTYPE html&gt;" in html
     assert ReportPage(page.parent)._repr_html_() is None
     assert page.parent == SavedRun(page.parent).folder
+
+
+def test_ppo_as_a_library_shows_its_progress_and_itself_in_a_notebook_only(monkeypatch):
+    shown: list[str] = []
+    monkeypatch.setattr(UpdatedCell, "show", lambda self, html, text: shown.append(text))
+    config = PPOConfig(num_steps=4, prompts_per_step=2, rollout={"max_new_tokens": 3})
+    trainer = PPOTrainer(tiny_language_model(num_hidden_layers=1), tiny_tokenizer(), config=config)
+    assert "0 of 4, 0 updates" in trainer._repr_html_()
+
+    def train_one_step(*, in_notebook: bool, quiet: bool = False) -> None:
+        monkeypatch.setattr("rich.console._is_jupyter", lambda: in_notebook)
+        with pytest.raises(_OneIsEnough):
+            trainer.train(["a", "b c"], reward=share_of_vowels, on_step=stop, quiet=quiet)
+
+    train_one_step(in_notebook=False)
+    train_one_step(in_notebook=True, quiet=True)
+    assert not shown
+    train_one_step(in_notebook=True)
+    assert (shown[0], shown[-1]) == ("PPO: step 2/4", "PPO: step 3/4")
+    html = trainer._repr_html_()
+    for text in ("3 of 4", "policy", "reference", "value", "LlamaForCausalLM", "float32 on cpu"):
+        assert text in html
+    assert "<table" in trainer.generate(["a"])._repr_html_()
+
+
+class _OneIsEnough(Exception):
+    pass
+
+
+def stop(step: int, metrics: object) -> None:
+    raise _OneIsEnough
