@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import yaml
 
 from builders import tiny_language_model
 from proximo.cli import main
-from proximo.commands import hub
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
+from proximo.run.hub import upload as hub
 from proximo.run.model_card import CARD, write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
@@ -164,10 +165,10 @@ class Hub:
         self.asked.append((name, private, exist_ok))
         return hub.huggingface_hub.RepoUrl(f"https://huggingface.co/me/{name.rpartition('/')[2]}")
 
-    def file_exists(self, name: str, file: str) -> bool:
-        return file in self.files
+    def get_paths_info(self, name: str, paths: list[str]) -> list[Any]:
+        return [SimpleNamespace(blob_id="other") for path in paths if path in self.files]
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str]) -> None:
+    def upload_folder(self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str], commit_message: str) -> None:
         self.asked.append((repo_id, {path.name for path in folder_path.iterdir()} - set(ignore_patterns)))
 
 
@@ -204,7 +205,7 @@ def test_without_a_network_the_folder_is_kept_and_the_way_told(
     trained(place, "sft")
     assert push(place, monkeypatch, Hub(refusal=refusal)) == 1
     said = capsys.readouterr().err
-    assert "out is written, but could not be pushed to mine: offline mode is enabled" in said
+    assert "out is written, but it could not be pushed to mine: offline mode is enabled" in said
     assert "hf upload mine out" in said
     assert Path("out", "model.safetensors").is_file()
 

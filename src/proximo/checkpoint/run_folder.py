@@ -33,6 +33,8 @@ SAMPLES = "samples.jsonl"
 TENSORBOARD = "tensorboard"
 TRACKERS = "trackers"
 """What the sinks of experiment trackers keep: where they are, and what is not sent yet."""
+PUSHES = "push"
+"""What is on the Hub, and what is on its way there."""
 REPORT = "report.html"
 OUTCOME = "outcome.json"
 LOG = "log.txt"
@@ -49,6 +51,7 @@ REPLACED = (
     SAMPLES,
     TENSORBOARD,
     TRACKERS,
+    PUSHES,
     REPORT,
     OUTCOME,
     LOG,

@@ -32,10 +32,16 @@ def checked(kind: str, recipe: "str | Document", overrides: Sequence[str], *, qu
 
 
 def check_start(recipe: "Recipe", options: "RunOptions") -> None:
-    """Raises ConfigError for a device that is not there, and RunFolderError for a folder that holds another run."""
+    """Raises ConfigError for a device that is not there or a push that cannot work.
+
+    RunFolderError for a folder that holds another run.
+    """
     from proximo.commands.preflight_warnings import device_problem
     from proximo.run.folders import check_folders
+    from proximo.run.hub.checks import check_push
 
     if problem := device_problem(recipe.run.device):
         raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: say auto or cpu")
+    for _, stage in recipe.given_stages():
+        check_push(stage)
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)

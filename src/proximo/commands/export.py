@@ -11,18 +11,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
-from proximo.commands.hub import check_pushable, push_folder
-from proximo.errors import CheckpointError, RunFolderError
+from proximo.errors import CheckpointError, ProximoError, RunFolderError, UserError
 from proximo.models.adapted import is_adapted
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.pretrained.sharded import assemble, holds_shards
-from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.pretrained.sources import ModelSource, adapter_base, read_adapter_config
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
 from proximo.run.checkpoint_lookup import find_model, find_run
+from proximo.run.hub.upload import push_folder
 from proximo.run.model_card import SCALAR_ROLES, write_card
 from proximo.system_errors import disk_refused
 
@@ -59,7 +59,7 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
     found = find_model(run, options.checkpoint, options.role)
     source = found.folder
     if options.push is not None:
-        check_pushable(source, merge=options.merge)
+        _check_pushable(source, merge=options.merge)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
 
     def add_card(folder: Path) -> None:
@@ -68,7 +68,12 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
     export_model(source, out, merge=options.merge, dtype=dtype, finish=add_card)
     print(f"{out}: {source.name} of {source.parent}")
     if options.push is not None:
-        print(push_folder(out, options.push, private=options.private))
+        message = f"Step {found.step} of {find_run(run).name}"
+        try:
+            print(push_folder(out, options.push, private=options.private, message=message).url)
+        except ProximoError as error:
+            upload = f"hf upload {options.push} {out}"
+            raise ProximoError(f"{out} is written, but {error} Then `{upload}` does the rest") from error
     return 0
 
 
@@ -97,6 +102,18 @@ def export_model(
         if not disk_refused(error):
             raise
         raise CheckpointError(f"the model could not be written to {out}: {error}; nothing is there now") from error
+
+
+def _check_pushable(model: Path, *, merge: bool) -> None:
+    """Raises UserError for an adapter whose base is a local folder: it would load nowhere else."""
+    if merge or not is_adapter(model):
+        return
+    base = read_adapter_config(model).get("base_model_name_or_path") or ""
+    if Path(base).is_absolute():
+        raise UserError(
+            f"{model} is an adapter, and its base is the folder {base} of this machine, so that it would load nowhere "
+            "else: add --merge"
+        )
 
 
 def is_adapter(folder: Path) -> bool:

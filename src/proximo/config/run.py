@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from proximo.config.push import PushConfig
 from proximo.config.schema.base import AbsentMeans, Section
 from proximo.config.sinks import SinkConfig
 
@@ -61,6 +62,9 @@ class RunConfig(Section):
     sinks: tuple[SinkConfig, ...] = ()
     """Further outputs for the metrics of each step: experiment trackers, or your own sink. A failing sink is counted
     and shown, and does not end the run."""
+    push: PushConfig | None = None
+    """Upload the trained model to the Hugging Face Hub, beside the training; null uploads nothing. A push that fails is
+    counted and shown, and does not end the run."""
 
     @model_validator(mode="after")
     def _different_sinks(self) -> Self:

@@ -45,6 +45,14 @@ PROGRESS = (
         better=Better.DOWN,
         repeatable=False,
     ),
+    Metric(
+        name="progress/push_failures",
+        reduction=Sum,
+        unit="failures",
+        definition="Pushes to the Hub (`run.push`) that failed since the previous line. Written only if there are any.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
 )
 
 FILTER = (

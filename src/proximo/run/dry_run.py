@@ -19,10 +19,13 @@ Line = tuple[str, str]
 
 
 def run_lines(run: RunConfig) -> Iterator[Line]:
-    """The run folder, the device, and the sinks."""
+    """The run folder, the device, the sinks and the push."""
     yield "run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}"
     for sink in run.sinks:
         yield "sink", f"{sink.label}, run {sink.name or run.folder}"
+    if run.push is not None:
+        whose = "private" if run.push.private else "public"
+        yield "push", f"to {run.push.name} on the Hub, {whose} if it is new, at each {run.push.when}"
 
 
 def rank_lines(recipe: TrainerRecipe) -> Iterator[Line]:

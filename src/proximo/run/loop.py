@@ -22,12 +22,13 @@ from proximo.native.library import why_no_kernels
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
 from proximo.run.folders import check_folders
+from proximo.run.hub.checks import check_push
 from proximo.run.logs import Record
 from proximo.run.memory import memory_advice
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of
-from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, shown
+from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, pushes_of, shown
 from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.resumption import check_settings, load_to_resume
@@ -85,6 +86,7 @@ def _check(recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> Non
         check_settings(store, recipe, options, num_ranks=num_ranks)
     check_extras(recipe.run)
     check_sinks(recipe.run)
+    check_push(recipe)
     verify_models(inputs_of(recipe))
 
 
@@ -152,6 +154,8 @@ class _Loop:
                 if status == 0:
                     self.world.once(lambda: consolidate(self.store), what="the saved models to be made whole")
                 journal.end("stopped" if status else "finished")
+                if status == 0:
+                    journal.finish_pushes(self.store)
                 return status
             except Exception as error:
                 known = self.world.explain(error)
@@ -202,6 +206,8 @@ class _Loop:
                 if decision.saves:
                     self._save(journal, step, decision.metric)
                     schedule.saved()
+                    if decision.exit_status is None:
+                        journal.saved(self.store)
                 if decision.exit_status is not None:
                     self.store.finish()
                     journal.note(f"stopped by a signal after step {step}; go on with --resume")
@@ -303,4 +309,6 @@ class _Loop:
         info = ProgressInfo(trainer=self.trainer, total_steps=step, first_step=step)
         with closing(open_progress(info, quiet=self.options.quiet)) as progress:
             progress.note(message)
+            if pushes := pushes_of(self.run_config, self.folder, progress):
+                pushes.finish(self.store)
         return 0

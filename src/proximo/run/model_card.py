@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.run_folder import CHECKPOINTS
@@ -59,13 +59,44 @@ def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter:
     tags = ["proximo", *([run.trainer.name] if run.trainer else []), *(["lora"] if is_adapter else [])]
     base = _base(recipe, role) if recipe else None
     data = [each.name for each in _data_inputs(recipe) if each.kind == "Hub"] if recipe else []
+    results = _evaluation_results(run, recipe, role)
     return ModelCardData(
         library_name="peft" if is_adapter else "transformers",
-        pipeline_tag="text-classification" if role in SCALAR_ROLES else "text-generation",
+        pipeline_tag=_task(role),
         tags=[*tags, "reward-model"] if role == "reward" else tags,
         base_model=base.name if base is not None and base.kind == "Hub" else None,
         datasets=data or None,
+        model_name=run.name if results else None,
+        eval_results=results or None,
     )
+
+
+def _evaluation_results(run: Run, recipe: TrainerRecipe | None, role: str) -> list[EvalResult]:
+    """What the run measured on held-out rows at its last evaluation, of the model that it trained.
+
+    The Hub shows it as the model's results (`model-index` of its model card specification). Rows of the author's own
+    files have no name there, so that the data is called by the last part of its path.
+    """
+    if role in ("value", "reference") or recipe is None:
+        return []
+    data = _data_inputs(recipe)
+    names = [each.name if each.kind == "Hub" else Path(each.name).name for each in data]
+    return [
+        EvalResult(
+            task_type=_task(role),
+            dataset_type=names[0] if data and data[0].kind == "Hub" else "held-out",
+            dataset_name=f"held-out rows of {', '.join(dict.fromkeys(names)) or 'the run'}",
+            metric_type=row.name.removeprefix("evaluation/"),
+            metric_name=f"{row.label} at step {row.last_step}",
+            metric_value=row.after,
+        )
+        for row in before_after(run)
+        if row.same_prompts
+    ]
+
+
+def _task(role: str) -> str:
+    return "text-classification" if role in SCALAR_ROLES else "text-generation"
 
 
 def _base(recipe: TrainerRecipe, role: str) -> Input | None:

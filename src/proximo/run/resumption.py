@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "run.grace_seconds",
     "run.tensorboard",
     "run.sinks",
+    "run.push",
     "run.token_cache",
     "devices.timeout_seconds",
 )

@@ -58,6 +58,16 @@ class StagedRecipe(Recipe):
         return {**data, **stages}
 
     @model_validator(mode="after")
+    def _pushes_to_different_names(self) -> Self:
+        names = [stage.run.push.name for _, stage in self.given_stages() if stage.run.push is not None]
+        if len(names) > len(set(names)):
+            raise ValueError(
+                f"several stages would push their model to {names[0]}: give push in the run of one stage, such as "
+                "ppo.run.push, and not in the run of the pipeline"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_world(self) -> Self:
         for prefix, stage in self.given_stages():
             for name in ("num", "timeout_seconds"):

@@ -9,12 +9,16 @@ from typing import Any, Self
 
 from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.run_folder import EndState, RunFolder
+from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
+from proximo.config.run import RunConfig
 from proximo.errors import ProximoError
-from proximo.metrics.console import LoggedProgress, ProgressInfo, open_progress
+from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
 from proximo.metrics.report.page import write_report
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import read_run
+from proximo.metrics.values import Sum
+from proximo.run.hub.pushes import Pushes
 from proximo.run.logs import Logs, Record
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
@@ -42,6 +46,12 @@ class Journal:
         """Write the line of a step and return it."""
         del step, records
         return {}
+
+    def saved(self, store: CheckpointStore) -> None:
+        """A checkpoint was saved: begin to push it, if it is due."""
+
+    def finish_pushes(self, store: CheckpointStore) -> None:
+        """Push what is due at the end, and wait for it."""
 
     def sync(self) -> None:
         """Flush the logs to disk."""
@@ -83,6 +93,8 @@ class RunJournal(Journal):
         folder.write_environment(environment)
         self._lost_lines = list(_cut_logs_back(folder, self._run.folder, info.first_step, num_log_lines))
         self._progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
+        self._pushes = pushes_of(recipe.run, folder, self._progress)
+        self._push_failures_told = 0
         self._opened = ExitStack()
 
     @property
@@ -108,7 +120,23 @@ class RunJournal(Journal):
         self._progress.phase(name)
 
     def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
-        return self._logs.write(step, records)
+        return self._logs.write(step, [*records, *self._failed_pushes()])
+
+    def _failed_pushes(self) -> Iterator[Record]:
+        if self._pushes is None:
+            return
+        self._pushes.look()
+        if new := self._pushes.num_failures - self._push_failures_told:
+            self._push_failures_told += new
+            yield Record(metrics={"progress/push_failures": Sum(new)})
+
+    def saved(self, store: CheckpointStore) -> None:
+        if self._pushes is not None:
+            self._pushes.saved(store)
+
+    def finish_pushes(self, store: CheckpointStore) -> None:
+        if self._pushes is not None:
+            self._pushes.finish(store)
 
     def sync(self) -> None:
         self._logs.sync()
@@ -130,6 +158,8 @@ class RunJournal(Journal):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self._opened.close()
+        if self._pushes is not None:
+            self._pushes.close()
         self._progress.close()
 
     def _end(self, state: EndState, *, reason: str | None = None) -> None:
@@ -151,6 +181,13 @@ class RunJournal(Journal):
 
     def _shown(self, path: Path) -> Path:
         return shown(self._folder, self._run.folder, path)
+
+
+def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Pushes | None:
+    """The pushes of a run; None without `run.push`."""
+    if run.push is None:
+        return None
+    return Pushes(run.push, folder.path, warn=progress.warn, note=progress.note)
 
 
 def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:

@@ -1,0 +1,1 @@
+"""The way of trained models to the Hugging Face Hub."""

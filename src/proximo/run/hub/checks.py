@@ -1,0 +1,26 @@
+"""Refuses a push that cannot work, before anything is built. Imports no torch."""
+
+from proximo.config.recipe import TrainerRecipe
+from proximo.errors import ConfigError
+from proximo.local_or_hub import is_local
+
+
+def check_push(recipe: TrainerRecipe) -> None:
+    """Raises ConfigError for a push that cannot work. The Hub is not asked."""
+    push = recipe.run.push
+    if push is None:
+        return
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError("run.push needs the Hub, and HF_HUB_OFFLINE is set: unset it, or leave run.push out")
+    if not get_token():
+        raise ConfigError(
+            f"run.push.name is {push.name}, and there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"
+        )
+    key, model = next(iter(recipe.models().items()))
+    if model.lora is not None and model.path is not None and is_local(model.path):
+        raise ConfigError(
+            f"run.push would push an adapter whose base, {key}.path, is the folder {model.path} of this machine, so "
+            "that it would load nowhere else: leave run.push out, and use proximo export --merge --push at the end"
+        )

@@ -1,0 +1,185 @@
+"""Uploads the model of a run's checkpoints while the run goes on. A failure is counted and shown, and ends nothing.
+
+An upload is a process of its own: the training shares no thread with it, and it can be ended. It reads hard links, so
+that the run may prune the checkpoint meanwhile.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from proximo.checkpoint import atomic
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.run_folder import PUSHES
+from proximo.checkpoint.store import CheckpointStore
+from proximo.config.push import PushConfig
+from proximo.errors import redacted
+from proximo.models.pretrained.sharded import holds_shards
+from proximo.run.checkpoint_lookup import ROLES
+from proximo.run.model_card import write_card
+
+STATE = "state.json"
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _State:
+    """What is on the Hub; kept in the run folder."""
+
+    name: str
+    step: int | None = None
+    card: str | None = None
+    """Hash of the card that was uploaded last, which may be replaced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Upload:
+    """One that is under way."""
+
+    process: subprocess.Popen[bytes]
+    step: int
+    said: Path
+    """Its standard output: what is on the Hub now."""
+    reason: Path
+    """Its standard error: why it failed."""
+
+
+class Pushes:
+    """The pushes of one run: one upload at a time, and none of a step that is on the Hub already, over resumes too."""
+
+    def __init__(self, config: PushConfig, run: Path, *, warn: Callable[[str], None], note: Callable[[str], None]):
+        self.num_failures = 0
+        self._config = config
+        self._run = run
+        self._folder = run / PUSHES
+        self._warn = warn
+        self._note = note
+        self._state = self._remembered()
+        self._current: _Upload | None = None
+
+    def saved(self, store: CheckpointStore, *, ended: bool = False) -> None:
+        """Begin to upload what is due after a save, or at the end of the run.
+
+        A save that comes while an upload is under way is left to the next one.
+        """
+        self.look()
+        if self._current is not None or not (ended or self._config.when != "end"):
+            return
+        due = store.best() if self._config.when == "best" else store.latest()
+        if due is None and ended:
+            due = store.latest()
+        if due is not None and due.step != self._state.step:
+            try:
+                self._begin(due)
+            except (OSError, StopIteration) as error:
+                self._failed(due.step, str(error))
+
+    def look(self) -> None:
+        """Count and show the outcome of an upload that has ended meanwhile."""
+        upload = self._current
+        if upload is None or upload.process.poll() is None:
+            return
+        self._current = None
+        said, reason = (path.read_text("utf-8", "replace") for path in (upload.said, upload.reason))
+        self._clear()
+        try:
+            pushed = json.loads(said) if upload.process.returncode == 0 else None
+        except ValueError:
+            pushed, reason = None, said
+        if pushed is None:
+            self._failed(upload.step, reason or f"the upload ended with status {upload.process.returncode}")
+            return
+        self._remember(replace(self._state, step=upload.step, card=pushed["card"] or self._state.card))
+        self._note(f"pushed step {upload.step} to {pushed['url']}")
+
+    def finish(self, store: CheckpointStore) -> None:
+        """Upload what is due at the end of the run, and wait for it."""
+        deadline = time.monotonic() + 60 * self._config.wait_minutes
+        self._wait(deadline)
+        self.saved(store, ended=True)
+        self._wait(deadline)
+        if self._current is not None:
+            self._failed(self._current.step, f"it has not ended within {self._config.wait_minutes:g} minutes")
+        self.close()
+        if self.num_failures:
+            self._warn(f"failed pushes to {self._config.name}: {self.num_failures}; --resume=auto tries again")
+
+    def close(self) -> None:
+        """End an upload that is under way: the Hub then keeps what it had."""
+        upload, self._current = self._current, None
+        if upload is not None:
+            upload.process.kill()
+            upload.process.wait()
+            self._clear()
+
+    def _wait(self, deadline: float) -> None:
+        while self._current is not None and time.monotonic() < deadline:
+            self.look()
+            time.sleep(POLL_SECONDS)
+
+    def _begin(self, checkpoint: Checkpoint) -> None:
+        role = next(role for role in ROLES if (checkpoint.folder / role).is_dir())
+        source = checkpoint.folder / role
+        if holds_shards(source):  # made whole at the end of the run
+            return
+        self._clear()
+        staged = self._folder / f"step-{checkpoint.step:06d}"
+        atomic.make_folder(self._folder)
+        shutil.copytree(source, staged, copy_function=_link)
+        write_card(staged, self._run, role=role, step=checkpoint.step)
+        request = staged.with_suffix(".json")
+        asked = {
+            "folder": str(staged),
+            "name": self._config.name,
+            "private": self._config.private,
+            "message": f"Step {checkpoint.step}",
+            "own_card": self._state.card,
+        }
+        request.write_text(json.dumps(asked))
+        said, reason = staged.with_suffix(".out"), staged.with_suffix(".err")
+        with said.open("wb") as out, reason.open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "proximo.run.hub.upload", str(request)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # a Ctrl-C is the run's
+                env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+            )
+        self._current = _Upload(process=process, step=checkpoint.step, said=said, reason=reason)
+
+    def _failed(self, step: int, reason: str) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            lines = redacted(reason).strip().splitlines() or [""]
+            self._warn(f"step {step} was not pushed to {self._config.name}, and the run goes on: {lines[-1][:500]}")
+
+    def _clear(self) -> None:
+        for left in self._folder.glob("step-*"):
+            atomic.remove(left)
+
+    def _remembered(self) -> _State:
+        with suppress(OSError, TypeError, ValueError):
+            state = _State(**json.loads((self._folder / STATE).read_bytes()))
+            if state.name == self._config.name:
+                return state
+        return _State(name=self._config.name)
+
+    def _remember(self, state: _State) -> None:
+        self._state = state
+        with suppress(OSError):  # the worst that follows is that the same step is pushed once more
+            atomic.write_bytes_atomically(self._folder / STATE, json.dumps(asdict(state)).encode())
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)

@@ -1,0 +1,209 @@
+"""Pushes of a run to the Hub, against a server on this machine that answers as the Hub does."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import yaml
+
+from proximo.cli import main
+from proximo.errors import ProximoError
+from proximo.run import loop
+from proximo.run.hub import pushes
+from proximo.run.hub.upload import CARD, git_hash, push_folder
+from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
+from run.fake_hub import TOKEN, FakeHub, fake_hub
+from run_outcomes import read_lines
+from tiny_runs import LORA, changed, make_inputs, recipe_of, run
+
+QUIET = RunOptions(quiet=True)
+AGAIN = RunOptions(quiet=True, resume="auto")
+NAME = "me/mine"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)  # for the process that uploads
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+    place = make_inputs(tmp_path / "place")
+    monkeypatch.chdir(place)
+    return place
+
+
+def pushing(place: Path, kind: Any = "sft", **push: Any) -> Any:
+    return changed(recipe_of(kind, place), {"run.push": {"name": NAME, **push}})
+
+
+def state(place: Path) -> dict[str, Any]:
+    return json.loads((place / "run" / "push" / "state.json").read_text())
+
+
+def test_the_last_model_is_pushed_once_and_privately(place: Path, hub: FakeHub) -> None:
+    assert run("sft", pushing(place), QUIET) == 0
+    ((message, files),) = hub.commits
+    assert message == "Step 5"
+    assert {CARD, "config.json", "model.safetensors", "tokenizer.json"} <= files
+    assert hub.private == {NAME: True}
+    saved = place / "run" / "checkpoints" / "step-000005" / "policy" / "model.safetensors"
+    assert hub.repositories[NAME]["model.safetensors"] == saved.read_bytes()
+    assert run("sft", pushing(place), AGAIN) == 0
+    assert len(hub.commits) == 1
+    assert [path.name for path in (place / "run" / "push").iterdir()] == ["state.json"]
+
+
+def test_each_save_is_pushed_and_the_card_is_that_of_its_step(
+    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each upload is waited for, as these steps take less time than one."""
+    begin = pushes.Pushes.saved
+
+    def and_wait(self: pushes.Pushes, *given: Any, **options: Any) -> None:
+        begin(self, *given, **options)
+        if self._current is not None:
+            self._current.process.wait(60)
+            self.look()
+
+    monkeypatch.setattr(pushes.Pushes, "saved", and_wait)
+    assert run("sft", pushing(place, when="save", private=False), QUIET) == 0
+    assert [message for message, _ in hub.commits] == ["Step 2", "Step 4", "Step 5"]
+    assert all(CARD in files for _, files in hub.commits)
+    card = hub.repositories[NAME][CARD].decode()
+    assert "from step 5 of supervised fine-tuning" in card
+    assert state(place) == {"name": NAME, "step": 5, "card": git_hash(card.encode())}
+    assert hub.private == {NAME: False}
+
+
+def test_steps_do_not_wait_for_an_upload_and_the_last_model_comes_after_it(place: Path, hub: FakeHub) -> None:
+    hub.answers.clear()
+    recipe = pushing(place, when="save")
+    options = RunOptions(quiet=True, on_step=lambda step, _: hub.answers.set() if step == 5 else None)
+    assert run("sft", recipe, options) == 0
+    assert [message for message, _ in hub.commits] == ["Step 2", "Step 5"]
+
+
+def test_the_best_is_pushed_and_no_worse_one(place: Path, hub: FakeHub) -> None:
+    recipe = changed(pushing(place, when="best"), {"run.evaluate_every_steps": 1})
+    assert run("sft", recipe, QUIET) == 0
+    losses = {line["step"]: line["evaluation/loss"] for line in read_lines(place / "run" / "metrics.jsonl")}
+    best = min((2, 4, 5), key=losses.__getitem__)
+    assert hub.commits[-1][0] == f"Step {best}"
+
+
+def test_a_push_that_fails_is_counted_and_shown_and_tried_again_by_a_resume(
+    place: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refuses = 1
+    assert run("sft", pushing(place), QUIET) == 0
+    said = (place / "run" / "log.txt").read_text()
+    assert "step 5 was not pushed to me/mine, and the run goes on" in said
+    assert "the storage is full" in said
+    assert "failed pushes to me/mine: 1; --resume=auto tries again" in said
+    assert TOKEN not in said + capsys.readouterr().err
+    assert json.loads((place / "run" / "outcome.json").read_text())["state"] == "finished"
+    assert hub.commits == []
+    assert run("sft", pushing(place), AGAIN) == 0
+    assert [message for message, _ in hub.commits] == ["Step 5"]
+
+
+def test_a_failure_while_the_run_goes_on_is_in_the_next_line(
+    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.refuses = 1
+    look = pushes.Pushes.look
+
+    def when_it_has_ended(self: pushes.Pushes) -> None:
+        if self._current is not None:
+            self._current.process.wait(60)
+        look(self)
+
+    monkeypatch.setattr(pushes.Pushes, "look", when_it_has_ended)
+    assert run("sft", pushing(place, when="save"), QUIET) == 0
+    counted = [line.get("progress/push_failures") for line in read_lines(place / "run" / "metrics.jsonl")]
+    assert counted == [None, None, None, 1, None, None]
+    assert [message for message, _ in hub.commits] == ["Step 4", "Step 5"]
+
+
+def test_the_end_waits_no_longer_than_it_is_told_to(place: Path, hub: FakeHub) -> None:
+    hub.answers.clear()
+    assert run("sft", pushing(place, wait_minutes=0.02), QUIET) == 0
+    assert "it has not ended within 0.02 minutes" in (place / "run" / "log.txt").read_text()
+    assert not list((place / "run" / "push").glob("step-*"))
+
+
+def test_a_card_that_was_changed_on_the_hub_stays(place: Path, hub: FakeHub) -> None:
+    hub.repositories[NAME] = {CARD: b"mine"}
+    assert run("sft", pushing(place), QUIET) == 0
+    assert hub.repositories[NAME][CARD] == b"mine"
+    assert "model.safetensors" in hub.repositories[NAME]
+
+
+def test_an_export_goes_the_same_way(place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    assert run("sft", recipe_of("sft", place), QUIET) == 0
+    assert main(["export", "run", "out", "--push", NAME, "--private"]) == 0
+    assert hub.commits[0][0] == "Step 5 of run"
+    assert hub.private == {NAME: True}
+    assert capsys.readouterr().out.endswith(f"{hub.url}/{NAME}\n")
+
+
+def test_the_results_on_held_out_rows_are_in_the_front_matter(place: Path) -> None:
+    assert run("sft", recipe_of("sft", place), QUIET) == 0
+    card = (place / "run" / "checkpoints" / "step-000005" / "policy" / CARD).read_text()
+    (model,) = yaml.safe_load(card.split("---\n")[1])["model-index"]
+    (result,) = model["results"]
+    last = read_lines(place / "run" / "metrics.jsonl")[-1]
+    assert model["name"] == "run"
+    assert result["task"] == {"type": "text-generation"}
+    assert result["dataset"] == {"name": "held-out rows of texts.jsonl", "type": "held-out"}
+    values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert values["loss"] == last["evaluation/loss"]
+    assert str(place) not in card
+    from huggingface_hub import ModelCard
+
+    assert {each.metric_type for each in ModelCard(card).data.eval_results or []} == values.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "said"),
+    [
+        ({}, {"HF_TOKEN": ""}, "there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"),
+        ({"model.lora": LORA, "model.path": "language_model", "model.config": None}, {}, "would load nowhere else"),
+        ({"run.push.name": "a/b/c"}, {}, "must be a name on the Hub"),
+    ],
+)
+def test_a_push_that_cannot_work_is_refused_before_anything_is_built(
+    changes: dict[str, Any],
+    variables: dict[str, str],
+    said: str,
+    place: Path,
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HOME", str(place))  # a login of whoever runs the tests
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(place / "token"))
+    monkeypatch.setattr(loop, "trainer_of", None)
+    with pytest.raises(ValueError, match=said):
+        run("sft", changed(pushing(place), changes), QUIET)
+    assert not (place / "run").exists()
+
+
+def test_without_a_server_an_upload_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ProximoError, match="could not be pushed to me/mine"):
+        push_folder(tmp_path, NAME, private=True, message="x")
