@@ -29,6 +29,7 @@ MOVED = {
 COPIED = (
     "docs/**/*.md",
     "docs/**/*.svg",
+    "docs/**/*.webp",
     "docs/theme/*.css",
     "docs/theme/*.js",
     "benchmarks/results/*.svg",

@@ -120,7 +120,7 @@ def _limit_spinning_threads() -> None:
 
     Spinning threads keep a core from threads with work: beside one busy program, a training step of a small model took
     many times as long with two threads as with one. With a short spin it takes about as long, and an idle machine keeps
-    half of the gain of the second thread (docs/getting-started.md).
+    half of the gain of the second thread (docs/memory.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
