@@ -19,7 +19,7 @@ REDRAWN = "\x1b[2K"
 COLUMNS = 100
 DRAWING = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="Output of a terminal">
-<style>{styles} .{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+<style>{styles} .{unique_id}-matrix {{ font: {char_height}px Menlo, Consolas, "DejaVu Sans Mono", monospace;
 line-height: {line_height}px; }}</style>
 <defs>
 <clipPath id="{unique_id}-clip-terminal"><rect width="{terminal_width}" height="{terminal_height}"/></clipPath>{lines}

@@ -158,6 +158,7 @@ reward: [{kind: model, path: owner/reward}]
     "stem",
     [
         *("code", "memory", "pipeline", "rewards", "trackers", "text-rewards", "remote-rewards", "verifiable"),
+        *("grpo-trainer",),
         *("coming-from/torchtune", "coming-from/areal", "coming-from/deepspeed-chat"),
     ],
 )

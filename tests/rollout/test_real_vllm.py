@@ -3,7 +3,9 @@
 PROXIMO_TEST_VLLM names the folder of the environment. One server of each architecture, on a CPU in float32.
 """
 
+import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,8 +16,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.checkpoint.run_folder import open_run
+from proximo.checkpoint.store import CheckpointStore
+from proximo.cli import main
 from proximo.config.engine import VLLMEngineConfig
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -199,3 +205,49 @@ def test_of_an_adapter_the_adapter_travels(tmp_path: Path) -> None:
             found = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
             assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
         assert engine.servers[0].adapters() == [engine._last.name]  # type: ignore[union-attr]
+
+
+IN_VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+asked = json.loads(sys.argv[1])
+model = LLM(asked["folder"], dtype="float32", enforce_eager=True, max_model_len=64, generation_config="vllm")
+options = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
+(answer,) = model.generate([{"prompt_token_ids": asked["prompt"]}], options)
+tokens = answer.outputs[0].token_ids
+logprobs = [each[token].logprob for token, each in zip(tokens, answer.outputs[0].logprobs)]
+print("found", json.dumps([list(tokens), logprobs]))
+"""
+
+
+def test_an_exported_folder_loads_in_vllm_alone(tmp_path: Path) -> None:
+    """Without anything of Proximo in vLLM's process; an adapter is merged first."""
+    base = tmp_path / "base"
+    save_pretrained(tiny_language_model(**WIDTH), base)
+    tiny_tokenizer().save_pretrained(base)
+    policy = LanguageModel(AutoModelForCausalLM.from_pretrained(base)).with_adapter(
+        LoRAOptions(rank=2, alpha=4, seed=1)
+    )
+    move(policy, 1)
+    with open_run(tmp_path / "run") as run:
+        writers = {"policy": lambda path: (save_pretrained(policy.model, path), tiny_tokenizer().save_pretrained(path))}
+        CheckpointStore(run.checkpoints).save(1, writers, {})
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--merge"]) == 0
+    prompt = [5, 6, 7, 8]
+    asked = json.dumps({"folder": str(tmp_path / "out"), "prompt": prompt})
+    assert ENVIRONMENT is not None
+    ran = subprocess.run(
+        [str(Path(ENVIRONMENT) / "bin" / "python"), "-c", IN_VLLM, asked],
+        env={**os.environ, **ON_A_CPU, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    tokens, logprobs = json.loads(ran.stdout.rpartition("found ")[2])
+    packed = pack_responses([tuple(prompt)], [tuple(tokens)])
+    own = policy.response_logprobs(packed).logprobs.detach()
+    difference = float((torch.tensor(logprobs) - own).abs().max())
+    print(f"an exported folder in vLLM: largest difference of a log-prob {difference:.2g}")
+    assert difference < 1e-4

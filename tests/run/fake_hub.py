@@ -62,7 +62,9 @@ class Answers(BaseHTTPRequestHandler):
     def create(self, asked: dict[str, Any]) -> None:
         name = f"{asked.get('organization') or 'me'}/{asked['name']}"
         if name in self.server.repositories:
-            return self.answer(409, {"error": "You already created this model repo", "url": f"{self.server.url}/{name}"})
+            return self.answer(
+                409, {"error": "You already created this model repo", "url": f"{self.server.url}/{name}"}
+            )
         self.server.repositories[name] = {}
         self.server.private[name] = bool(asked.get("private")) or asked.get("visibility") == "private"
         return self.answer(200, {"url": f"{self.server.url}/{name}"})

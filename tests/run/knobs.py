@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, devices, engine, run, sinks
+from proximo.config import data, devices, engine, push, run, sinks
 from proximo.config.ppo import losses
 from proximo.config.ppo import options as ppo
 from proximo.config.ppo import ptx as ppo_ptx
@@ -502,6 +502,12 @@ SAMPLED = {
     sinks.WandbSinkConfig: "test_weights_and_biases_gets_a_table_of_them_where_it_is_told_to",
     sinks.MLflowSinkConfig: "test_mlflow_gets_them_as_a_file_of_each_step",
 }
+PUSHES = {
+    "name": "test_the_last_model_is_pushed_once_and_privately",
+    "when": "test_the_best_is_pushed_and_no_worse_one",
+    "private": "test_each_save_is_pushed_and_the_card_is_that_of_its_step",
+    "wait_minutes": "test_the_end_waits_no_longer_than_it_is_told_to",
+}
 TEXTS = (
     rewards_texts.PatternRewardConfig,
     rewards_texts.JSONSchemaRewardConfig,
@@ -588,6 +594,8 @@ SHOWN_ELSEWHERE = {
     },
     **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     **{(s, "samples"): ("run/test_sample_sinks.py", test) for s, test in SAMPLED.items()},
+    **{(push.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
+    (run.RunConfig, "push"): ("run/test_pushes.py", "test_the_last_model_is_pushed_once_and_privately"),
     (run.RunConfig, "folder"): (
         "run/test_loop.py",
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",

@@ -168,7 +168,9 @@ class Hub:
     def get_paths_info(self, name: str, paths: list[str]) -> list[Any]:
         return [SimpleNamespace(blob_id="other") for path in paths if path in self.files]
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str], commit_message: str) -> None:
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str], commit_message: str
+    ) -> None:
         self.asked.append((repo_id, {path.name for path in folder_path.iterdir()} - set(ignore_patterns)))
 
 

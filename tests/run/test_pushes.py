@@ -177,25 +177,19 @@ def test_the_results_on_held_out_rows_are_in_the_front_matter(place: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "variables", "said"),
+    ("changes", "said"),
     [
-        ({}, {"HF_TOKEN": ""}, "there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"),
-        ({"model.lora": LORA, "model.path": "language_model", "model.config": None}, {}, "would load nowhere else"),
-        ({"run.push.name": "a/b/c"}, {}, "must be a name on the Hub"),
+        ({}, "there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"),
+        ({"model.lora": LORA, "model.path": "language_model", "model.config": None}, "would load nowhere else"),
+        ({"run.push.name": "a/b/c"}, "must be a name on the Hub"),
     ],
 )
+@pytest.mark.usefixtures("hub")
 def test_a_push_that_cannot_work_is_refused_before_anything_is_built(
-    changes: dict[str, Any],
-    variables: dict[str, str],
-    said: str,
-    place: Path,
-    hub: FakeHub,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any], said: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HF_HOME", str(place))  # a login of whoever runs the tests
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(place / "token"))
+    if not changes:
+        monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     monkeypatch.setattr(loop, "trainer_of", None)
     with pytest.raises(ValueError, match=said):
         run("sft", changed(pushing(place), changes), QUIET)

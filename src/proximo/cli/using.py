@@ -30,6 +30,7 @@ EngineName = Annotated[
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]
+GGUF = Literal["f32", "f16", "bf16", "q8_0", "auto"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -215,6 +216,7 @@ def export(
     dtype: Annotated[DType | None, typer.Option(help="Type of the weights; default as saved.")] = None,
     push: Annotated[str | None, typer.Option(metavar="NAME", help="Also upload it to the Hub under this name.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: create a private model.")] = False,
+    gguf: Annotated[GGUF | None, typer.Option(help="Also write a GGUF file, by llama.cpp's converter.")] = None,
 ) -> int:
     """Write a run's model as a Hugging Face folder, with tokenizer, chat template, generation config and model card.
 
@@ -223,6 +225,7 @@ def export(
     proximo export runs/ppo models/mine --checkpoint best --merge --dtype bfloat16
     proximo export runs/ppo models/critic --role value
     proximo export runs/ppo models/mine --merge --push me/mine --private
+    proximo export runs/ppo models/mine --merge --gguf q8_0
     """
     _check_run_folder(run)
     _refuse_other_folder(run)
@@ -240,6 +243,7 @@ def export(
         dtype=dtype,
         push=push,
         private=private,
+        gguf=gguf,
     )
     return run_export(run, out, options)
 

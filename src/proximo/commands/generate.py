@@ -1,6 +1,7 @@
 """`proximo generate`: samples responses from a trained model, ranked by a reward on request."""
 
 import json
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.errors import UserError
+from proximo.errors import RunFolderError, UserError
 from proximo.metrics.formatting import format_number
+from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.precision.placement import Precision, resolve_device
@@ -32,7 +34,7 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.build.models import DeviceSpec, build_reward_source
 from proximo.run.build.stop_token_ids import ending_ids
-from proximo.run.checkpoint_lookup import language_model_path, reward_model_path
+from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,8 @@ class GenerateOptions:
 
 def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> int:
     """Print the responses to each prompt and return the exit status. A single response is printed without a heading."""
+    if not options.chat and (note := _missing_line_end(model, prompts)):
+        print(f"note: {note}", file=sys.stderr)
     if options.reward is None:
         if options.keep is not None:
             raise UserError("keep selects the best responses and needs a reward to rank them")
@@ -78,6 +82,24 @@ def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -
     for line in response_lines(shown, scores, num_samples=options.num_samples):
         print(line)
     return 0
+
+
+def _missing_line_end(model: str, prompts: Sequence[str]) -> str | None:
+    """What to say where all prompts that a run kept in samples.jsonl end with a line end, and none of these does.
+
+    The policy never saw such a prompt, and goes on with it in the middle of a sentence.
+    """
+    try:
+        samples = read_run(find_run(Path(model).expanduser())).samples
+    except RunFolderError:  # a model
+        return None
+    kept = samples.first_evaluation or samples.training
+    if not kept or not all(each.prompt.endswith("\n") for each in kept) or any(each.endswith("\n") for each in prompts):
+        return None
+    return (
+        "the prompts of this run end with a line end, and yours do not, so that the policy never saw one like them; "
+        f"in a shell, say $'{prompts[0]}\\n'"
+    )
 
 
 def _record(response: Response, score: float | None) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class SourceConfig(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.path is None) == (self.function is None):
-            raise ValueError("exactly one of path and function is needed")
+            both = "" if self.path is None else "; to read a path, override the list: data.sources=[{path: ...}]"
+            raise ValueError(f"exactly one of path and function is needed{both}")
         if self.kwargs and self.function is None:
             raise ValueError("kwargs needs function")
         if self.template is not None and self.problems is None:
