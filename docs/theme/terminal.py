@@ -20,7 +20,8 @@ COLUMNS = 100
 DRAWING = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="Output of a terminal">
 <style>{styles} .{unique_id}-matrix {{ font: {char_height}px Menlo, Consolas, "DejaVu Sans Mono", monospace;
-line-height: {line_height}px; }}</style>
+line-height: {line_height}px; }}
+.{unique_id}-title {{ font: 18px sans-serif; fill: #c5c8c6; }}</style>
 <defs>
 <clipPath id="{unique_id}-clip-terminal"><rect width="{terminal_width}" height="{terminal_height}"/></clipPath>{lines}
 </defs>
@@ -63,7 +64,7 @@ def display(recorded: str, marker: str) -> str:
 def drawn(text: str, *, title: str) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), legacy_windows=False)
     for line in text.split("\n"):
-        console.print(Text.from_ansi(line), soft_wrap=True)
+        console.print(Text.from_ansi(line))
     # A fixed id, so that the same text gives the same file.
     return console.export_svg(title=title, theme=MONOKAI, code_format=DRAWING, unique_id="terminal")
 
