@@ -52,6 +52,11 @@ GROUPS = {
 """Sections of the page of public names, by the folder or module of proximo that defines the name."""
 
 
+FORMULAS = "src/proximo/algorithms"
+FORMULAS_HEAD = (
+    "The functions of `proximo.algorithms`: what PPO and its relatives compute, on tensors alone, each with the "
+    "source of its formula. [PPO in formulas](ppo-formulas.md) shows how they follow each other in a step."
+)
 API_HEAD = "Everything that `import proximo` offers. [As a library](library.md) shows how the parts work together."
 INDEX_ROW = re.compile(r"^\| \[[^]]*\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 
@@ -70,6 +75,7 @@ def main(folder: Path) -> None:
         else:
             shutil.copyfile(ROOT / path, folder / target)
     (folder / "api.md").write_text(api_page(), encoding="utf-8")
+    (folder / "formulas.md").write_text(formulas_page(), encoding="utf-8")
     (folder / "examples.md").write_text(examples_page(), encoding="utf-8")
     (folder / "llms.txt").write_text(llms_index(), encoding="utf-8")
     (folder / "llms-full.txt").write_text(llms_full(places), encoding="utf-8")
@@ -132,6 +138,22 @@ def api_page() -> str:
     return "\n".join(lines)
 
 
+def formulas_page() -> str:
+    """A page of directives for the modules of pure functions, each under the first sentence of its docstring."""
+    lines = ["# Formulas as functions", "", FORMULAS_HEAD, ""]
+    for path in sorted((ROOT / FORMULAS).glob("[!_]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        public = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        ]
+        summary = (ast.get_docstring(tree) or "").split("\n\n")[0]
+        lines += [f"## {path.stem.replace('_', ' ').capitalize()}", "", summary, ""]
+        lines += [line for name in public for line in (f"::: proximo.algorithms.{path.stem}.{name}", "")]
+    return "\n".join(lines)
+
+
 def examples_page() -> str:
     """A page with every file of examples/."""
     lines = ["# Examples", "", "The files of `examples/`.", ""]
@@ -160,6 +182,8 @@ def llms_index() -> str:
     ]
     for path, question in questions().items():
         lines.append(f"- [{title(f'docs/{path}')}]({path.removesuffix('.md')}.html): {question}")
+    lines += ["- [Public names](api.html): " + API_HEAD.split("[")[0].strip()]
+    lines += ["- [Formulas as functions](formulas.html): " + FORMULAS_HEAD.split("[")[0].strip()]
     return "\n".join(lines) + "\n"
 
 

@@ -87,6 +87,18 @@ def test_every_public_name_is_on_the_page_of_names(site: Path) -> None:
     assert not [name for name in proximo.api.__all__ if f'id="proximo.api.{name}"' not in page]
 
 
+def test_every_pure_function_is_on_the_page_of_formulas(site: Path) -> None:
+    page = text(site / "formulas.html")
+    modules = [path for path in (ROOT / "src/proximo/algorithms").glob("*.py") if path.stem != "__init__"]
+    functions = [
+        f"proximo.algorithms.{path.stem}.{name}"
+        for path in modules
+        for name in re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text(path), re.MULTILINE)
+    ]
+    assert len(functions) > 50
+    assert not [name for name in functions if f'id="{name}"' not in page]
+
+
 def test_the_search_knows_the_pages(site: Path) -> None:
     index = text(site / "search" / "search_index.js")
     assert all(word in index for word in ("getting-started.html", "configuration.html", "api.html"))
