@@ -183,6 +183,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("dpo", "Preferences", "dpo={loss: ipo, label_smoothing: 0.1}"),
     ("reward", "Reward models", "reward.loss=divergence_window reward.score_centring=0.01"),
     ("ppo", "The run", "run.sinks=[{kind: wandb}, {kind: wandb}]"),
+    ("ppo", "The run", "run.push.name=a/b/c"),
+    ("pipeline", "The run", "run.push.name=me/mine"),
     ("ppo", "Many devices", "devices.shard=replicate devices.offload=always"),
     ("ppo", "Many devices", "devices.num=8 devices.shard_size=3"),
     ("ppo", "Many devices", "devices.num=2 run.compile=inductor"),

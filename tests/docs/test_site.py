@@ -65,7 +65,10 @@ def test_the_index_for_programs_leads_to_every_page(pages: Path) -> None:
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     found = [(page.name, source) for page in site.rglob("*.html") for source in loaded_by(page)]
     sheets = [
-        (sheet.name, source) for sheet in site.rglob("*.css") for source in re.findall(r"url\(([^)]*)", text(sheet))
+        (sheet.name, source)
+        for kind in ("*.css", "*.svg")
+        for sheet in site.rglob(kind)
+        for source in re.findall(r"url\(([^)]*)", text(sheet))
     ]
     assert found
     assert not [(name, source) for name, source in found + sheets if re.match(r"[\"']?(https?:)?//", source)]

@@ -1,6 +1,7 @@
 """Pushes of a run to the Hub, against a server on this machine that answers as the Hub does."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,17 @@ def test_a_failure_while_the_run_goes_on_is_in_the_next_line(
     counted = [line.get("progress/push_failures") for line in read_lines(place / "run" / "metrics.jsonl")]
     assert counted == [None, None, None, 1, None, None]
     assert [message for message, _ in hub.commits] == ["Step 4", "Step 5"]
+
+
+def test_a_run_that_is_stopped_does_not_wait_and_goes_on_to_push_when_it_is_resumed(place: Path, hub: FakeHub) -> None:
+    hub.answers.clear()
+    recipe = pushing(place, when="save")
+    stopping = RunOptions(quiet=True, on_step=lambda step, _: step == 3 and signal.raise_signal(signal.SIGTERM))
+    assert run("sft", recipe, stopping) == 128 + signal.SIGTERM
+    assert not list((place / "run" / "push").glob("step-*"))
+    hub.answers.set()
+    assert run("sft", recipe, AGAIN) == 0
+    assert hub.commits[-1][0] == "Step 5"
 
 
 def test_the_end_waits_no_longer_than_it_is_told_to(place: Path, hub: FakeHub) -> None:
