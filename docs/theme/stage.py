@@ -182,8 +182,8 @@ def llms_index() -> str:
     ]
     for path, question in questions().items():
         lines.append(f"- [{title(f'docs/{path}')}]({path.removesuffix('.md')}.html): {question}")
-    lines += ["- [Public names](api.html): " + API_HEAD.split("[")[0].strip()]
-    lines += ["- [Formulas as functions](formulas.html): " + FORMULAS_HEAD.split("[")[0].strip()]
+    lines += ["- [Public names](api.html): " + API_HEAD.partition("[")[0].strip()]
+    lines += ["- [Formulas as functions](formulas.html): " + FORMULAS_HEAD.partition("[")[0].strip()]
     return "\n".join(lines) + "\n"
 
 
