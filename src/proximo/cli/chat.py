@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.using import CheckpointName, check_model_path, lines_of_stdin
+from proximo.cli.using import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
 from proximo.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
+    model: RunOrModel,
     *,
     system: Annotated[str | None, typer.Option(help="System message before the first turn.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 128,

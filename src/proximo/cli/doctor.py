@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,12 +14,16 @@ app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 def doctor(
     context: typer.Context,
     *,
+    folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a run would find on this machine: versions, device, kernels, memory, disk, sandbox, extras.
+    """Say what a run would find on this machine, and what to do where something is missing.
+
+    Versions, device, precision, threads, kernels, memory, the sandbox, vLLM, the extras, and the disk.
 
     \b
     proximo doctor
+    proximo doctor --folder /scratch/runs     the disk of another folder
     proximo doctor sandbox                    every guarantee of the sandbox, tried
     proximo doctor kernels                    the kernels in C, made anew where need be
     """
@@ -27,10 +32,12 @@ def doctor(
     from proximo.cli.machine import examine_machine
 
     if as_json:
-        print(json.dumps(dict(examine_machine()), indent=2))
+        print(json.dumps({name: asdict(finding) for name, finding in examine_machine(folder)}, indent=2))
         return
-    for name, finding in examine_machine():
-        print(f"{name:12}{finding}", flush=True)
+    for name, finding in examine_machine(folder):
+        print(f"{name:12}{finding.found}", flush=True)
+        if finding.advice is not None:
+            print(f"{'':12}-> {finding.advice}", flush=True)
 
 
 @app.command()

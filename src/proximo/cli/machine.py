@@ -1,120 +1,206 @@
-"""The checks of `proximo doctor`: versions, device, memory and other facts of this machine."""
+"""The checks of `proximo doctor`: versions, device, memory and other facts of this machine, with advice."""
 
 import os
 import platform
-import re
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from dataclasses import dataclass
+from importlib.metadata import requires, version
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from proximo.checkpoint.versions import installed_version
 
 GIB = 2**30
 SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")
-REQUIREMENT = re.compile(r"([\w.-]+)[^;]*; extra == ['\"]([\w-]+)['\"]")
-"""Matches a requirement in a package's metadata, for example `wandb>=0.31; extra == "wandb"`."""
+DEVELOPMENT = ("docs", "test")
+"""Extras that no user needs."""
+LEAST_FREE_BYTES = 20 * GIB
+"""Below this, the doctor says how much a run writes."""
 
 
-def _versions() -> str:
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check."""
+
+    found: str
+    advice: str | None = None
+    """What to do, where something is missing or could be better."""
+
+
+def _versions() -> Finding:
+    from packaging.requirements import Requirement
+
     packages = ", ".join(f"{name} {version(name)}" for name in SHOWN)
-    return f"proximo {version('proximo')}, Python {platform.python_version()}, {packages}"
+    found = f"proximo {version('proximo')}, Python {platform.python_version()}, {packages}"
+    needed = [Requirement(line) for line in requires("proximo") or () if "extra ==" not in line]
+    wrong = [
+        f"{each.name} {installed_version(each.name) or 'is missing'} ({each.name}{each.specifier} is needed)"
+        for each in needed
+        if not _is_installed(each.name, str(each.specifier))
+    ]
+    return Finding(found, f"{', '.join(wrong)}: install Proximo again" if wrong else None)
 
 
-def _device() -> str:
+def _is_installed(package: str, versions: str = "") -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    found = installed_version(package)
+    return found is not None and SpecifierSet(versions).contains(found, prereleases=True)
+
+
+def _device() -> Finding:
     import torch
 
     from proximo.models.precision.placement import resolve_device
 
     device = resolve_device("auto")
     if device.type == "cuda":
-        return f"cuda: {torch.cuda.get_device_name()}"
-    return (
-        "mps" if device.type == "mps" else f"cpu: {torch.backends.cpu.get_cpu_capability()}; no accelerator was found"
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        names = ", ".join(f"{each.name} with {each.total_memory / GIB:.1f} GiB" for each in devices)
+        several = f"docs/scale.md trains on all {len(devices)}: devices.num={len(devices)}"
+        return Finding(f"cuda: {names}", several if len(devices) > 1 else None)
+    if device.type == "mps":
+        return Finding("mps")
+    return Finding(
+        f"cpu: {torch.backends.cpu.get_cpu_capability()}; no accelerator that torch can use was found",
+        _why_no_cuda(torch.__version__, torch.version.cuda),
     )
 
 
-def _precision() -> str:
+def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
+    """What to do where there is a driver of NVIDIA, and torch finds no device."""
+    from proximo.commands.preflight_warnings import has_nvidia_driver
+
+    if not has_nvidia_driver():
+        return None
+    if cuda is None:
+        return f"there is a driver of NVIDIA, but torch {torch} is no build for CUDA: install one that is"
+    return f"torch {torch} is for CUDA {cuda}: see whether `nvidia-smi` shows a device, and the driver is new enough"
+
+
+def _precision() -> Finding:
+    from proximo.models.precision.placement import resolve_device, resolve_precision
+    from proximo.native.halves import multiplies_halves
+
+    device = resolve_device("auto").type
+    found = f"run.precision auto means {resolve_precision('auto', device=device)} on {device}; the default is float32"
+    return Finding(f"{found}; bf16 is faster on this processor" if device == "cpu" and multiplies_halves() else found)
+
+
+def _threads() -> Finding:
     import torch
 
-    from proximo.models.precision.placement import resolve_device
-
-    if resolve_device("auto").type == "cuda" and not torch.cuda.is_bf16_supported():
-        return "float32; this accelerator has no bf16"
-    return "float32, the default, and bf16 (run.precision; auto takes what suits the device)"
+    return Finding(f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.num_threads, OMP_NUM_THREADS)")
 
 
-def _threads() -> str:
-    import torch
-
-    return f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.num_threads, OMP_NUM_THREADS)"
-
-
-def _kernels() -> str:
+def _kernels() -> Finding:
     from proximo.native.library import describe_kernels, why_no_kernels
 
-    return why_no_kernels() or str(describe_kernels())
+    return Finding(why_no_kernels() or str(describe_kernels()))
 
 
-def _memory() -> str:
+def _memory() -> Finding:
+    import torch
+
     from proximo.plan.machine import memory_bytes, process_bytes
 
     total = memory_bytes("cpu")
     assert total is not None
-    return f"{total / GIB:.1f} GiB that this process may use; it takes {process_bytes() / GIB:.1f} with libraries alone"
+    found = (
+        f"{total / GIB:.1f} GiB that this process may use; it takes {process_bytes() / GIB:.1f} with libraries alone"
+    )
+    if torch.cuda.is_available():
+        free, of = torch.cuda.mem_get_info()
+        found += f"; of the device's {of / GIB:.1f} GiB, {free / GIB:.1f} are free"
+    return Finding(found)
 
 
-def _disk() -> str:
-    here = Path.cwd()
-    writable = "" if os.access(here, os.W_OK) else ", and it cannot be written"
-    return f"{shutil.disk_usage(here).free / GIB:.1f} GiB free in {here}{writable}"
+def disk(folder: Path) -> Finding:
+    """The space where a run folder would be made."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    found = f"{free / GIB:.1f} GiB free in {place}"
+    try:
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return Finding(
+            f"{found}, which cannot be written ({error.strerror})", "set run.folder to a folder that you may write"
+        )
+    if free < LEAST_FREE_BYTES:
+        return Finding(
+            found,
+            "a checkpoint takes 12 bytes for each trained parameter, and up to four lie there at once (run.keep_last, "
+            "the best, and the one that is written): set run.folder to a larger disk",
+        )
+    return Finding(found)
 
 
-def _sandbox() -> str:
+def _sandbox() -> Finding:
     from proximo.sandbox.doctor import State, examine
 
     findings = examine()
     lacking = [finding.name for finding in findings if finding.state not in (State.HELD, State.WAIVED)]
     held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees hold"
-    return f"{held}, not {', '.join(lacking)}: `proximo doctor sandbox` says why" if lacking else held
+    if not lacking:
+        return Finding(held)
+    return Finding(
+        f"{held}, not {', '.join(lacking)}", "`proximo doctor sandbox` says why; only rewards of kind code need it"
+    )
 
 
-def _extras() -> str:
+def _vllm() -> Finding:
+    from proximo.rollout.vllm.environment import environment_folder
+
+    folder = environment_folder(None)
+    if (folder / "bin" / "python").is_file():
+        return Finding(f"in {folder}")
+    return Finding("none; the built-in engine samples", "`proximo engine install` adds vLLM (docs/vllm.md)")
+
+
+def _extras() -> Finding:
+    from packaging.requirements import Requirement
+
     missing: dict[str, list[str]] = {}
-    requirements = [match.groups() for line in requires("proximo") or () if (match := REQUIREMENT.match(line))]
-    for package, extra in requirements:
-        if extra != "test":
-            missing.setdefault(extra, []).extend([] if _is_installed(package) else [package])
-    complete = [extra for extra, packages in missing.items() if not packages]
-    incomplete = [extra for extra, packages in missing.items() if packages]
-    names, others = (", ".join(sorted(extras)) or "none" for extras in (complete, incomplete))
-    return f"{names}; without {others} (pip install 'proximo[NAME]')"
+    there: dict[str, list[str]] = {}
+    for requirement in map(Requirement, requires("proximo") or ()):
+        extra = _extra_of(str(requirement.marker or ""))
+        if extra is None or extra in DEVELOPMENT:
+            continue
+        if _is_installed(requirement.name, str(requirement.specifier)):
+            there.setdefault(extra, []).append(f"{requirement.name} {installed_version(requirement.name)}")
+        else:
+            missing.setdefault(extra, []).append(f"{requirement.name}{requirement.specifier}")
+    complete = [f"{extra} ({', '.join(packages)})" for extra, packages in there.items() if extra not in missing]
+    lacking = [f"{extra} ({', '.join(packages)})" for extra, packages in missing.items()]
+    found = f"{', '.join(complete) or 'none'}; without {', '.join(lacking) or 'none'}"
+    return Finding(found, "pip install 'proximo[NAME]' adds one" if lacking else None)
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+def _extra_of(marker: str) -> str | None:
+    """The name in `extra == "wandb"`."""
+    return marker.split('"')[1] if marker.startswith("extra ==") else None
 
 
-CHECKS: dict[str, Callable[[], str]] = {
+CHECKS: dict[str, Callable[[], Finding]] = {
     "versions": _versions,
     "device": _device,
     "precision": _precision,
     "threads": _threads,
     "kernels": _kernels,
     "memory": _memory,
-    "disk": _disk,
     "sandbox": _sandbox,
+    "vllm": _vllm,
     "extras": _extras,
 }
-"""Name of a check -> function that returns its result as text, in the order of the output."""
+"""Name of a check -> the function that makes it, in the order of the output."""
 
 
-def examine_machine() -> Iterator[tuple[str, str]]:
-    """Name and result of each check. A check that fails gives its error as the result."""
-    for name, check in CHECKS.items():
+def examine_machine(folder: Path) -> Iterator[tuple[str, Finding]]:
+    """Name and result of each check. A check that fails gives its error as the result. `folder`: that of the runs."""
+    for name, check in {**CHECKS, "disk": lambda: disk(folder)}.items():
         try:
             yield name, check()
         except Exception as error:  # the command exists to report problems of this machine
-            yield name, f"unknown: {type(error).__name__}: {error}"
+            yield name, Finding(f"unknown: {type(error).__name__}: {error}")

@@ -11,7 +11,19 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, doctor, engine, pass_rates, planning, recipes, serving, training, using
+from proximo.cli import (
+    chat,
+    configuration,
+    doctor,
+    engine,
+    pass_rates,
+    planning,
+    recipes,
+    serving,
+    starting,
+    training,
+    using,
+)
 from proximo.errors import ConfigError, ProximoError, redacted
 from proximo.system_errors import disk_refused, memory_ran_out
 from proximo.trainer_kinds import register
@@ -22,7 +34,6 @@ OTHER_TOOLS_COMMANDS = {
     "eval": "`proximo evaluate`",
     "finetune": "`proximo sft`",
     "grpo": "`proximo ppo` with ppo.advantage=group_standardised, as in the recipe grpo-function",
-    "init": "`proximo recipes copy`",
     "rlhf": "`proximo pipeline`, or `proximo ppo` for its last step",
     "rloo": "`proximo ppo` with ppo.advantage=leave_one_out",
     "rm": "`proximo reward`",
@@ -37,9 +48,8 @@ SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
 """Matches a config key that is written as an option, such as `--ppo.num_steps=3`."""
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
-app = typer.Typer(
-    rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, context_settings=SETTINGS
-)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS)
+starting.add_to(app)
 training.add_to(app)
 planning.add_to(app)
 pass_rates.add_to(app)
@@ -175,7 +185,7 @@ def _program(
 
     \b
     proximo recipes                           what is shipped to start from
-    proximo recipes copy ppo my.yaml          start from one
+    proximo init my.yaml                      write a first recipe from five answers
     proximo doctor                            what this machine has
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded

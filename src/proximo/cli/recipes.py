@@ -5,12 +5,16 @@ from typing import Annotated
 
 import typer
 
+from proximo.cli import completion
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `proximo recipes`.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A name from `proximo recipes`.", autocompletion=completion.shipped_names),
+]
 
 
 @app.callback()

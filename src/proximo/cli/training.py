@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from proximo.cli import completion
 from proximo.cli.collection import imports_without_collection
 from proximo.cli.ranks import check_ranks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
@@ -19,7 +20,12 @@ from proximo.working_directory import functions_of_the_working_directory
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.recipe import Recipe
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.", autocompletion=completion.recipes
+    ),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of recipe values: run.seed=1")
 ]

@@ -10,14 +10,36 @@ from typing import Annotated, Literal
 import typer
 
 from proximo.callables import IMPORT_PATH
+from proximo.cli import completion
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
 from proximo.local_or_hub import is_hub_name, is_local, not_there
 from proximo.working_directory import functions_of_the_working_directory
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; for a pipeline, its last stage is used.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder; for a pipeline, its last stage is used.",
+        autocompletion=completion.run_folders,
+    ),
+]
+RunOrModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_OR_MODEL",
+        help="A run folder, a model folder or a Hub name.",
+        autocompletion=completion.run_folders,
+    ),
+]
 CheckpointName = Annotated[
-    str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="The checkpoint to use.")
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="latest|best|step-N",
+        help="The checkpoint to use.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
 EngineName = Annotated[
     str | None,
@@ -40,7 +62,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def generate(  # noqa: PLR0913 - typer reads the options from the signature
-    model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
+    model: RunOrModel,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; by default every line of standard input.")
     ] = None,
@@ -255,7 +277,12 @@ def _check_hub_name(push: str | None, *, private: bool) -> None:
         raise UserError(f"--push needs a name on the Hub, such as me/my-model, got {push!r}")
 
 
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.")]) -> None:
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.", autocompletion=completion.run_folders),
+    ],
+) -> None:
     """Write report.html into a run folder: curves, samples before and after, the configuration. One file, no network.
 
     The place of the file goes to stdout, the alarms to stderr.

@@ -43,11 +43,16 @@ def device_problem(device: str) -> str | None:
         return f"torch {torch} is a build for CPUs"
     if "+rocm" in torch:
         return None
+    return None if has_nvidia_driver() else "there is no driver of NVIDIA here (libcuda.so.1)"
+
+
+def has_nvidia_driver() -> bool:
+    """Whether the library of NVIDIA's driver can be loaded."""
     try:
         CDLL("libcuda.so.1")
     except OSError:
-        return "there is no driver of NVIDIA here (libcuda.so.1)"
-    return None
+        return False
+    return True
 
 
 def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int], key: str) -> Iterator[str]:
