@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test soak test-vllm docs clean
+.PHONY: demo test soak test-vllm docs release-check clean
 
 demo:
 	@start=$$(date +%s); $(MAKE) --no-print-directory $(VENV)/.installed && \
@@ -26,6 +26,10 @@ soak: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	$(BIN)/python docs/theme/stage.py build/docs
 	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/mkdocs build
+
+# The wheel and the source as users get them: make release-check PYTHONS="python3.11 python3.12"
+release-check:
+	$(PYTHON) tests/release/check.py $(PYTHONS)
 
 # Against vLLM itself, in the environment of `proximo engine install`, or the one that PROXIMO_TEST_VLLM names.
 test-vllm: $(VENV)/.installed-test

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from builders import tiny_tokenizer
-from proximo.cli import main
+from proximo.cli import machine, main
 from proximo.cli.machine import CHECKS
 from proximo.cli.program import explicit_resume
 from proximo.cli.using import lines_of_stdin
@@ -26,7 +26,7 @@ from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
     *("sft", "reward", "dpo", "ppo", "pipeline", "generate", "chat"),
-    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "pass-rate", "doctor"),
+    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "pass-rate", "doctor", "init"),
 )
 STARTS_QUICKLY = """
 import sys
@@ -446,16 +446,35 @@ def test_prompts_from_a_pipe_are_utf_8_whatever_the_locale(monkeypatch):
         list(lines_of_stdin())
 
 
-def test_doctor_says_what_a_run_would_find_here(capsys, monkeypatch):
+def test_doctor_says_what_a_run_would_find_here(capsys, monkeypatch, tmp_path):
     assert main(["doctor"]) == 0
-    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert list(said) == list(CHECKS)
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " ")
+    assert list(said) == [*CHECKS, "disk"]
     assert not [finding for finding in said.values() if "unknown: " in finding]
     assert "torch 2" in said["versions"]
-    assert "GiB free in " in said["disk"]
-    monkeypatch.setitem(CHECKS, "disk", lambda: 1 / 0)
-    assert main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["disk"].startswith("unknown: ZeroDivisionError")
+    assert "run.precision auto means " in said["precision"]
+    monkeypatch.setitem(CHECKS, "memory", lambda: 1 / 0)
+    assert main(["doctor", "--json", "--folder", str(tmp_path / "no" / "such")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["memory"]["found"].startswith("unknown: ZeroDivisionError")
+    assert said["disk"]["found"].endswith(f"GiB free in {tmp_path}")
+
+
+def test_doctor_advises_where_something_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "version", lambda name: "1.0")
+    monkeypatch.setattr(machine, "requires", lambda name: ["torch>=2.11", "absent>=3", 'other>=1; extra == "more"'])
+    monkeypatch.setattr(machine, "installed_version", {"torch": "2.10.0"}.get)
+    advice = CHECKS["versions"]().advice
+    assert advice == (
+        "torch 2.10.0 (torch>=2.11 is needed), absent is missing (absent>=3 is needed): install Proximo again"
+    )
+    extras = CHECKS["extras"]()
+    assert extras == machine.Finding("none; without more (other>=1)", "pip install 'proximo[NAME]' adds one")
+    monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 2**80)
+    assert "12 bytes for each trained parameter" in machine.disk(tmp_path).advice
+    monkeypatch.setattr("proximo.commands.preflight_warnings.CDLL", lambda name: None)
+    assert "is no build for CUDA" in machine._why_no_cuda("2.13.0+cpu", None)
+    assert "nvidia-smi" in machine._why_no_cuda("2.13.0", "13.0")
 
 
 def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):

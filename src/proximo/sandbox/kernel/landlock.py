@@ -38,6 +38,7 @@ class RulesetAttributes(ctypes.Structure):
 class PathBeneath(ctypes.Structure):
     """Rights below an open folder: the struct landlock_path_beneath_attr of Linux."""
 
+    _layout_ = "ms"  # of packed structures; Python 3.14 wants it said
     _pack_ = 1
     _fields_ = (("rights", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
