@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from proximo.cli import main
-from proximo.commands.starter_recipe import MACHINES, TRAINED, VERIFIERS, Answers, starter_recipe
+from proximo.commands.starter_recipe import MACHINES, VERIFIERS, Answers, starter_recipe, trained
 from proximo.config.ineffective_keys import ineffective_keys
 from proximo.config.loader import load_recipe
 from proximo.config.schema.positioned_yaml import parse_document
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("train", TRAINED)
+@pytest.mark.parametrize("train", trained())
 def test_every_answer_makes_a_recipe_that_holds_and_has_no_idle_key(train):
     for machine, reward in product(MACHINES, REWARDS if train == "ppo" else (None,)):
         answers = Answers(train=train, model="owner/model", data="owner/data", reward=reward, machine=machine)
@@ -73,7 +73,9 @@ def test_without_a_terminal_missing_options_are_named(folder, capsys):
     assert main(["init", "--train", "ppo", "--model", "owner/model"]) == 2
     assert "give --data, --reward, --machine as well" in capsys.readouterr().err
     assert main(["init", *GIVEN, "--reward", "maths"]) == 2
-    assert "--reward is for --train ppo" in capsys.readouterr().err
+    assert "--train sft takes no --reward" in capsys.readouterr().err
+    assert main(["init", "--train", "gpt"]) == 2
+    assert "--train is one of sft, reward, dpo, ppo, pipeline, got 'gpt'" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 

@@ -35,6 +35,13 @@ def recipes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return shipped + [(path, "") for path in own]
 
 
+def trained(incomplete: str) -> list[str]:
+    """What `proximo init --train` takes."""
+    from proximo.commands.starter_recipe import trained as choices  # would slow down --help
+
+    return [name for name in choices() if name.startswith(incomplete)]
+
+
 def run_folders(incomplete: str) -> list[str]:
     """Folders with a run, or with the runs of a pipeline's stages, below what was typed."""
     from proximo.checkpoint.run_folder import MARKER, RESOLVED_CONFIG  # would slow down --help

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from proximo.cli import completion
 from proximo.errors import ConfigError, UserError
 from proximo.working_directory import functions_of_the_working_directory
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.commands.starter_recipe import Answers
 
-Trained = Literal["sft", "reward", "dpo", "ppo", "pipeline"]
 Machine = Literal["cpu", "mps", "gpu", "large-gpu"]
 EXAMPLE = "proximo init my.yaml --train sft --model Qwen/Qwen2.5-0.5B --data texts.jsonl --machine gpu"
 
@@ -28,12 +28,15 @@ def init(
         Path | None, typer.Argument(metavar="FILE", help="The recipe to write; default TRAIN.yaml.")
     ] = None,
     *,
-    train: Annotated[Trained | None, typer.Option(help="What to train.")] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(help="The command that will train: sft, ppo or another.", autocompletion=completion.trained),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The model to start from: a folder or a Hub name.")] = None,
     data: Annotated[str | None, typer.Option(help="A file, a folder, a Hub name or module:function.")] = None,
     reward: Annotated[
         str | None,
-        typer.Option(help="For ppo: a reward model (folder or Hub name), module:function, maths or countdown."),
+        typer.Option(help="With ppo: a reward model (folder or Hub name), module:function, maths or countdown."),
     ] = None,
     machine: Annotated[Machine | None, typer.Option(help="What it will run on; gpu: up to 24 GB.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
@@ -74,10 +77,15 @@ def init(
 
 def _check(given: Mapping[str, str | None], *, asks: bool) -> None:
     """Raises UserError for options that are missing without a terminal, or that do not go together."""
-    train, reward = given["train"], given["reward"]
-    if reward is not None and train not in (None, "ppo"):
-        raise UserError(f"--reward is for --train ppo, and --train is {train}: leave it out")
-    missing = [f"--{name}" for name, value in given.items() if value is None and (name != "reward" or train == "ppo")]
+    from proximo.commands.starter_recipe import shipped_answers, trained
+
+    train = given["train"]
+    if train is not None and train not in trained():
+        raise UserError(f"--train is one of {', '.join(trained())}, got {train!r}")
+    wants_reward = train is not None and shipped_answers(train).reward is not None
+    if given["reward"] is not None and train is not None and not wants_reward:
+        raise UserError(f"--train {train} takes no --reward: leave it out")
+    missing = [f"--{name}" for name, value in given.items() if value is None and (name != "reward" or wants_reward)]
     if missing and not asks:
         raise UserError(f"there is no terminal to ask at: give {', '.join(missing)} as well, as in `{EXAMPLE}`")
 
@@ -104,19 +112,25 @@ def _answers(train: str, given: Mapping[str, str | None]) -> "Answers":
     model, data, reward = given["model"], given["data"], given["reward"]
     model = model or typer.prompt("From which model? A folder or a Hub name", default=shipped.model)
     data = data or typer.prompt("On which data? A file, a folder, a Hub name or module:function", default=shipped.data)
-    if train == "ppo" and not reward:
+    if shipped.reward is not None and reward is None:
         reward = typer.prompt(
             "With which reward? A reward model, module:function, maths or countdown", default=shipped.reward
         )
     machine = given["machine"] or _choose("machine", default="cpu" if device_problem("cuda") else "gpu")
-    return Answers(train=train, model=model, data=data, reward=reward, machine=machine)
+    return Answers(
+        train=train,
+        model=model,
+        data=data,
+        reward=reward if shipped.reward is not None else None,
+        machine=machine,
+    )
 
 
 def _choose(name: Literal["train", "machine"], default: str | None = None) -> str:
     """Ask for one of the names, until one of them comes."""
-    from proximo.commands.starter_recipe import MACHINES, TRAINED
+    from proximo.commands.starter_recipe import MACHINES, trained
 
-    question, choices = {"train": ("What to train?", TRAINED), "machine": ("On what machine?", MACHINES)}[name]
+    question, choices = {"train": ("What to train?", trained()), "machine": ("On what machine?", MACHINES)}[name]
     print(question)
     for choice, meaning in choices.items():
         print(f"  {choice:<{max(map(len, choices))}}  {meaning}")

@@ -1,27 +1,19 @@
 """Makes a first recipe from five answers: a shipped recipe with the user's model, data, reward and machine.
 
-Imports no torch. The questions and the terminal are in cli/starting.py.
+Which keys change follows from those that the shipped recipe has, whichever command it is for. Imports no torch. The
+questions and the terminal are in cli/starting.py.
 """
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proximo.callables import IMPORT_PATH
 from proximo.config.loader import as_yaml, read_document
-from proximo.config.schema.overrides import Override, apply_overrides
-from proximo.trainer_kinds import recipe_kind
+from proximo.config.shipped import shipped_recipes
+from proximo.trainer_kinds import recipe_kinds
 
-TRAINED = {
-    "sft": "fine-tune a model on texts",
-    "reward": "a reward model from preference pairs",
-    "dpo": "a policy from preference pairs, without a reward model",
-    "ppo": "a policy against a reward",
-    "pipeline": "all three steps from one file of preference pairs: fine-tuning, reward model, PPO",
-}
-"""Command -> what it trains."""
 MACHINES = {
     "cpu": "no accelerator, small steps",
     "mps": "a Mac with a processor of Apple's",
@@ -30,9 +22,23 @@ MACHINES = {
 }
 VERIFIERS = ("maths", "countdown")
 """Rewards that need no function and no model: `{kind: maths}`."""
+SEVERAL_STAGES = "qwen2.5-0.5b-rlhf"
+WITHOUT_REWARD_MODEL = "ppo-function"
+ROLES = ("policy", "model", "value")
 LORA = {"rank": 16}
-SHARE_OF_PROMPTS = 5
-"""A stage of the pipeline's recipe reads at least a fifth of the rows."""
+OF_WHOLE_WEIGHTS = 10
+"""An adapter wants a learning rate this many times that of the whole model."""
+SMALL_STEPS = {
+    "examples_per_step": 8,
+    "pairs_per_step": 16,
+    "prompts_per_step": 16,
+    "max_new_tokens": 64,
+    "max_tokens": 512,
+    "max_prompt_tokens": 256,
+}
+"""For a CPU: below the values of the shipped recipes."""
+LEAST_SHARE = 5
+"""A stage of several reads at least a fifth of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,50 +46,52 @@ class Answers:
     """What the user wants to train."""
 
     train: str
-    """A key of TRAINED."""
+    """A key of `trained()`."""
     model: str
     """Folder or Hub name of the model to start from."""
     data: str
     """File, folder, Hub name or `package.module:function`."""
     reward: str | None
-    """For `ppo`: folder or Hub name of a reward model, `package.module:function`, or a name of VERIFIERS."""
+    """Folder or Hub name of a reward model, `package.module:function`, or a name of VERIFIERS; None where the shipped
+    recipe has no reward source to replace."""
     machine: str
     """A key of MACHINES."""
 
 
+def trained() -> dict[str, str]:
+    """Command -> what it does, for the commands that have a shipped recipe to start from."""
+    commands = {recipe.command for recipe in shipped_recipes()}
+    return {kind.name: kind.help.partition("\n")[0].rstrip(".") for kind in recipe_kinds() if kind.name in commands}
+
+
 def shipped_answers(train: str) -> Answers:
     """The answers that the shipped recipe stands for, as defaults."""
-    tree = read_document(starting_point(train, None)).data
-    stage = tree["sft"] if train == "pipeline" else tree
-    return Answers(
-        train=train,
-        model=stage["policy" if train == "ppo" else "model"]["path"],
-        data=stage["data"]["sources"][0]["path"],
-        reward=tree["reward"][0]["path"] if train == "ppo" else None,
-        machine="gpu",
-    )
-
-
-def starting_point(train: str, reward: str | None) -> str:
-    """The name of the shipped recipe to start from."""
-    if train == "pipeline":
-        return "qwen2.5-0.5b-rlhf"
-    return "ppo-function" if train == "ppo" and not is_reward_model(reward or "") else train
-
-
-def is_reward_model(reward: str) -> bool:
-    """Whether this answer names a model."""
-    return reward not in VERIFIERS and not IMPORT_PATH.fullmatch(reward)
+    tree = _tree(_starting_point(train, None))
+    _, stage = _stages(train, tree)[0]
+    model = next(stage[role]["path"] for role in ROLES if role in stage)
+    reward = tree["reward"][0]["path"] if isinstance(tree.get("reward"), list) else None
+    return Answers(train=train, model=model, data=stage["data"]["sources"][0]["path"], reward=reward, machine="gpu")
 
 
 def starter_recipe(answers: Answers, file: Path) -> str:
     """The text of the recipe. `file` is where it will lie: its name is that of the run folder too."""
-    base = starting_point(answers.train, answers.reward)
-    document = read_document(base)
-    changes = {"run.folder": f"runs/{file.stem}", **dict(_changes(answers, document.data))}
-    overrides = [Override(text=key, path=tuple(key.split(".")), value=value) for key, value in changes.items()]
-    tree = apply_overrides(document.data, overrides, recipe_kind(answers.train).schema)
-    plain = json.loads(json.dumps(tree))  # without objects in two places, which YAML would give a name
+    base = _starting_point(answers.train, answers.reward)
+    tree = _tree(base)
+    tree["run"] |= {
+        "folder": f"runs/{file.stem}",
+        "device": answers.machine if answers.machine in ("cpu", "mps") else "cuda",
+    }
+    stages = _stages(answers.train, tree)
+    for name, stage in stages:
+        _set_model(stage, answers.model)
+        _set_data(stage["data"], answers.data, share=1 if len(stages) == 1 else LEAST_SHARE)
+        if len(stages) == 1:
+            _set_adapters(stage, stage[name], wanted=answers.machine != "large-gpu")
+        if answers.machine == "cpu":
+            _make_small(stage["data"])
+            _make_small(stage[name])
+    if answers.reward is not None:
+        tree["reward"] = [_reward_source(answers.reward)]
     commands = {
         f"proximo {answers.train} {file} --dry-run": "what it would do, in numbers",
         f"proximo plan {file}": "memory and work, before anything is loaded",
@@ -92,80 +100,80 @@ def starter_recipe(answers: Answers, file: Path) -> str:
     width = max(map(len, commands))
     return "\n".join(
         [
-            f"# {answers.train}: {TRAINED[answers.train]} ({MACHINES[answers.machine]})",
+            f"# {answers.train}: {answers.model} on {answers.data}, for {MACHINES[answers.machine]}",
             "#",
             f"# From the shipped recipe {base}: `proximo recipes show {base}` says why.",
             f"# Every default: `proximo config show {file}`. The keys: docs/configuration.md.",
             "#",
             *(f"# {command:<{width}}   {what}" for command, what in commands.items()),
-            as_yaml(plain),
+            as_yaml(tree),
         ]
     )
 
 
-def _changes(answers: Answers, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Key -> value, where the recipe is to differ from the shipped one."""
-    is_pipeline = answers.train == "pipeline"
-    if answers.train != "ppo":
-        yield "sft.model.path" if is_pipeline else "model.path", answers.model
-    source = {"function" if IMPORT_PATH.fullmatch(answers.data) else "path": answers.data}
-    rows = _num_rows(answers.data)
-    for stage in ("sft.", "reward.", "ppo.") if is_pipeline else ("",):
-        data = base[stage.rstrip(".")]["data"] if stage else base["data"]
-        yield f"{stage}data.sources", [source]
-        if rows is not None:
-            part = rows // SHARE_OF_PROMPTS if is_pipeline else rows
-            yield f"{stage}data.held_out_rows", min(data["held_out_rows"], max(part // 10, 1))
-    if answers.train == "ppo":
-        yield "reward", [_reward_source(answers.reward or "")]
-    yield from _for_machine(answers, base)
+def _is_reward_model(reward: str) -> bool:
+    return reward not in VERIFIERS and not IMPORT_PATH.fullmatch(reward)
 
 
-def _num_rows(data: str) -> int | None:
-    """Rows of a local file with one row per line; None for other data, whose rows would have to be read."""
-    path = Path(data).expanduser()
-    if path.suffix not in (".jsonl", ".ndjson") or not path.is_file():
-        return None
-    with path.open("rb") as lines:
-        return sum(not line.isspace() for line in lines)
+def _starting_point(train: str, reward: str | None) -> str:
+    """The name of the shipped recipe to start from."""
+    if reward is not None and not _is_reward_model(reward):
+        return WITHOUT_REWARD_MODEL
+    return train if train in {recipe.name for recipe in shipped_recipes()} else SEVERAL_STAGES
+
+
+def _tree(name: str) -> dict[str, Any]:
+    """The values of a shipped recipe, with no object in two places, which YAML would give a name."""
+    return json.loads(json.dumps(read_document(name).data))
+
+
+def _stages(train: str, tree: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(name of the training section, values) of each stage; the recipe itself where it is one."""
+    if "data" in tree:
+        return [(train, tree)]
+    return [(name, stage) for name, stage in tree.items() if "data" in stage]
+
+
+def _set_model(stage: dict[str, Any], model: str) -> None:
+    """Of the policy or the trained model; one from an earlier stage, and a critic from the policy, stay."""
+    for role in ROLES:
+        if role in stage and not stage[role].get("path", "@").startswith("@"):
+            stage[role]["path"] = model
+
+
+def _set_data(data: dict[str, Any], name: str, *, share: int) -> None:
+    """A tenth of a small file is held out, and no more."""
+    data["sources"] = [{"function" if IMPORT_PATH.fullmatch(name) else "path": name}]
+    path = Path(name).expanduser()
+    if path.suffix in (".jsonl", ".ndjson") and path.is_file():
+        with path.open("rb") as lines:
+            num_rows = sum(not line.isspace() for line in lines)
+        data["held_out_rows"] = min(data["held_out_rows"], max(num_rows // share // 10, 1))
+
+
+def _set_adapters(stage: dict[str, Any], training: dict[str, Any], *, wanted: bool) -> None:
+    """Adapters where memory is short, with their learning rates; PPO's own defaults know which rate is for which."""
+    had = any("lora" in stage[role] for role in ROLES if role in stage)
+    for role in ROLES:
+        if role in stage:
+            stage[role] = {key: value for key, value in stage[role].items() if key != "lora"}
+            stage[role] |= {"lora": dict(LORA)} if wanted else {"activation_checkpointing": True}
+    if had != wanted:
+        for name in [name for name in training if name.endswith("_optimizer")]:
+            del training[name]
+    if wanted and not had and "optimizer" in training:
+        training["optimizer"]["learning_rate"] *= OF_WHOLE_WEIGHTS
+
+
+def _make_small(section: dict[str, Any]) -> None:
+    for key, value in section.items():
+        if isinstance(value, dict):
+            _make_small(value)
+        elif key in SMALL_STEPS:
+            section[key] = min(value, SMALL_STEPS[key])
 
 
 def _reward_source(reward: str) -> dict[str, Any]:
     if reward in VERIFIERS:
         return {"kind": reward}
-    return {"kind": "model", "path": reward} if is_reward_model(reward) else {"kind": "function", "function": reward}
-
-
-def _for_machine(answers: Answers, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Where it runs; adapters where memory is short, with the learning rates that they want; small steps on a CPU."""
-    yield "run.device", answers.machine if answers.machine in ("cpu", "mps") else "cuda"
-    if answers.train == "pipeline":
-        if answers.machine == "cpu":
-            yield from (
-                (f"{stage}.{key}", value) for stage in ("sft", "reward", "ppo") for key, value in SMALL_STEPS[stage]
-            )
-        return
-    if answers.machine == "cpu":
-        yield from SMALL_STEPS[answers.train]
-    if answers.train == "ppo":
-        lora = None if answers.machine == "large-gpu" else LORA
-        kept = {"activation_checkpointing": True}
-        yield "policy", {"path": answers.model, **kept, **({} if lora is None else {"lora": lora})}
-        yield "value", {"init_from": "policy", **kept, **({} if lora is None else {"lora": lora})}
-        yield "ppo.policy_optimizer", {"learning_rate": 1e-6 if lora is None else 1e-5}
-        yield "ppo.value_optimizer", {"learning_rate": 1e-5 if lora is None else 2e-5}
-        if answers.machine != "cpu":
-            yield "data.max_prompt_tokens", 512
-            yield "ppo.rollout.max_new_tokens", 256
-    elif answers.machine != "large-gpu":
-        yield "model.lora", LORA
-        yield f"{answers.train}.optimizer.learning_rate", 10 * base[answers.train]["optimizer"]["learning_rate"]
-
-
-SMALL_STEPS: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "sft": (("sft.examples_per_step", 8), ("data.max_tokens", 512)),
-    "reward": (("reward.pairs_per_step", 16), ("data.max_tokens", 512)),
-    "dpo": (("dpo.pairs_per_step", 16), ("data.max_tokens", 512)),
-    "ppo": (("ppo.prompts_per_step", 16), ("ppo.rollout.max_new_tokens", 64), ("data.max_prompt_tokens", 256)),
-}
-"""For a CPU: stage -> keys with values below those of the shipped recipes."""
+    return {"kind": "model", "path": reward} if _is_reward_model(reward) else {"kind": "function", "function": reward}
