@@ -69,6 +69,12 @@ def test_what_is_not_there_yet_is_a_note_and_the_recipe_is_written(folder, capsy
     assert main(["config", "check", "my.yaml"]) == 0
 
 
+def test_what_no_recipe_may_say_is_refused_and_nothing_is_written(folder, capsys):
+    assert main(["init", "my.yaml", *GIVEN[:3], "@sft", *GIVEN[4:]]) == 2
+    assert "model.path is '@sft', which has a meaning in a pipeline only" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
 def test_without_a_terminal_missing_options_are_named(folder, capsys):
     assert main(["init", "--train", "ppo", "--model", "owner/model"]) == 2
     assert "give --data, --reward, --machine as well" in capsys.readouterr().err

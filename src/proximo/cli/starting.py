@@ -57,13 +57,16 @@ def init(
     target = _target(file, kind, overwrite=overwrite, asks=asks)
     from proximo.commands.checked_recipe import checked
     from proximo.commands.starter_recipe import starter_recipe
+    from proximo.config.loader import load_recipe
     from proximo.config.schema.positioned_yaml import parse_document
 
     text = starter_recipe(_answers(kind, given), target)
+    document = parse_document(text, str(target))
+    load_recipe(kind, document)
     problem = None
     with functions_of_the_working_directory():
         try:
-            checked(kind, parse_document(text, str(target)), ())
+            checked(kind, document, ())
         except UserError as error:
             problem = str(error)
     try:
