@@ -499,8 +499,9 @@ SINKS = {
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
 }
 SAMPLED = {
-    sinks.WandbSinkConfig: "test_weights_and_biases_gets_a_table_of_them_where_it_is_told_to",
-    sinks.MLflowSinkConfig: "test_mlflow_gets_them_as_a_file_of_each_step",
+    sinks.WandbSinkConfig: "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
+    sinks.TrackioSinkConfig: "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
+    sinks.MLflowSinkConfig: "test_mlflow_gets_held_out_ones_as_tables_and_those_of_training_as_a_file_of_each_step",
 }
 PUSHES = {
     "name": "test_the_last_model_is_pushed_once_and_privately",

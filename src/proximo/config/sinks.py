@@ -21,7 +21,8 @@ class WandbSinkConfig(Section):
     mode: Literal["online", "offline"] = "online"
     """`offline` writes to `trackers/wandb` in the run folder, for a later `wandb sync`."""
     samples: bool = False
-    """Also send the rows of samples.jsonl, with prompts and responses, as a table per step."""
+    """Also send the rows of samples.jsonl, with prompts and responses, as a table per step, and report.html at the
+    end."""
 
     @property
     def label(self) -> str:
@@ -38,7 +39,8 @@ class MLflowSinkConfig(Section):
     tracking_uri: str | None = None
     """The server or database; null uses MLflow's environment variable or default."""
     samples: bool = False
-    """Also send the rows of samples.jsonl, with prompts and responses, as a file per step."""
+    """Also send the rows of samples.jsonl, with prompts and responses: held-out ones as tables, those of training as a
+    file per step; and report.html at the end."""
     name: str | None = None
     """The run's name; null uses the run folder as written in the recipe."""
 
@@ -56,6 +58,9 @@ class TrackioSinkConfig(Section):
     """The project of the run."""
     space_id: str | None = None
     """The Space on the Hugging Face Hub that shows the project; null stores it locally."""
+    samples: bool = False
+    """Also send the rows of samples.jsonl, with prompts and responses, as a table per step, and report.html at the
+    end."""
     name: str | None = None
     """The run's name, followed by a part of its id; null uses the run folder as written in the recipe."""
 

@@ -27,6 +27,15 @@ class SampleSink(Protocol):
         ...
 
 
+@runtime_checkable
+class ReportSink(Protocol):
+    """A sink that also receives the report at the end of a run that finished or failed."""
+
+    def write_report(self, page: Path) -> None:
+        """Take report.html, which exists. No write of metrics or samples follows."""
+        ...
+
+
 def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Step and metrics of each line of metrics.jsonl; nothing if there is no such file."""
     if not metrics_file.exists():

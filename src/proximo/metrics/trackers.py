@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ RUN_ID_TAG = "proximo.id"
 """The tag by which a resumed run is found in MLflow, which assigns its own run ids."""
 MAX_PARAMETER_CHARACTERS = 500
 PARAMETERS_PER_BATCH = 100
+TRAINING = "train"
+"""The kind of the samples of training steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,7 @@ class WandbSink:
 
     def __init__(self, run: TrackedRun, *, project: str, entity: str | None, mode: str) -> None:
         wandb = import_module("wandb")
+        self._id = run.id
         self._run = wandb.init(
             project=project,
             entity=entity,
@@ -78,10 +82,13 @@ class WandbSink:
         self._run.log(dict(metrics), step=step)
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        columns = list(dict.fromkeys(name for row in samples for name in row))
-        rows = [[_cell(row.get(name)) for name in columns] for row in samples]
-        table = import_module("wandb").Table(columns=columns, data=rows)
-        self._run.log({"samples": table}, step=step)
+        columns, rows = _table(samples)
+        self._run.log({"samples": import_module("wandb").Table(columns=columns, data=rows)}, step=step)
+
+    def write_report(self, page: Path) -> None:
+        artifact = import_module("wandb").Artifact(f"report-{self._id}", type="report")
+        artifact.add_file(str(page))
+        self._run.log_artifact(artifact)
 
     def close(self) -> None:
         self._run.finish()
@@ -91,6 +98,7 @@ class TrackioSink:
     """A run of Trackio, which identifies runs by name, so the name contains the start of the id."""
 
     def __init__(self, run: TrackedRun, *, project: str, space_id: str | None) -> None:
+        self._id = run.id
         self._run = import_module("trackio").init(
             project=project,
             space_id=space_id,
@@ -102,6 +110,13 @@ class TrackioSink:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        columns, rows = _table(samples)
+        self._run.log({"samples": import_module("trackio").Table(columns=columns, data=rows)}, step=step)
+
+    def write_report(self, page: Path) -> None:
+        self._run.log_artifact(page, name=f"report-{self._id[:8]}", type="report")
 
     def close(self) -> None:
         self._run.finish()
@@ -133,11 +148,32 @@ class MLflowSink:
         self._client.log_batch(self._run_id, metrics=batch)
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        lines = "".join(json.dumps(row) + "\n" for row in samples)
-        self._client.log_text(self._run_id, lines, f"samples/step-{step:06}.jsonl")
+        """Held-out rows go to one growing table per kind, which MLflow shows and compares; it makes tables with pandas.
+
+        Rows of training, which are many, go to a file per step: adding to a table sends all of it again, and the tag
+        in which MLflow lists tables has room for about a hundred.
+        """
+        kinds = dict.fromkeys(row["kind"] for row in samples if row.get("kind", TRAINING) != TRAINING)
+        tables = list(kinds) if find_spec("pandas") else []
+        for kind in tables:
+            columns, rows = _table([{"step": step, **row} for row in samples if row.get("kind") == kind])
+            data = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
+            self._client.log_table(self._run_id, data, f"samples/{kind}.json")
+        lines = "".join(json.dumps(row) + "\n" for row in samples if row.get("kind") not in tables)
+        if lines:
+            self._client.log_text(self._run_id, lines, f"samples/step-{step:06}.jsonl")
+
+    def write_report(self, page: Path) -> None:
+        self._client.log_artifact(self._run_id, str(page))
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+def _table(samples: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """The columns, and the cells of each row."""
+    columns = list(dict.fromkeys(name for row in samples for name in row))
+    return columns, [[_cell(row.get(name)) for name in columns] for row in samples]
 
 
 def _cell(value: Any) -> Any:

@@ -13,7 +13,7 @@ from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
 from proximo.errors import ConfigError, UserError, redacted
-from proximo.metrics.sinks import SampleSink, Sink, history
+from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
 from proximo.metrics.trackers import (
     MLflowSink,
     TrackedRun,
@@ -27,6 +27,8 @@ from proximo.rewards.function import import_function
 from proximo.working_directory import kept_working_directory
 
 SINK_METHODS = ("write(step, metrics)", "close()")
+MORE_METHODS = ("write_samples(step, samples)", "write_report(page)")
+"""Those that a sink may have."""
 MOST_FAILURES_IN_A_ROW = 3
 """After this many failures in a row a sink is turned off: an unreachable tracker costs a timeout per step."""
 
@@ -61,7 +63,7 @@ class GuardedSink:
         warn: Callable[[str], None],
         samples: bool = True,
     ) -> None:
-        """`samples`: whether to send samples, if the sink takes them."""
+        """`samples`: whether to send samples, and the report, which shows some, if the sink takes them."""
         self.label = label
         self._samples = samples
         self.num_failures = 0
@@ -115,6 +117,15 @@ class GuardedSink:
         except Exception as error:
             self._failed(error)
 
+    def write_report(self, page: Path) -> None:
+        """Send the report of the run's end to a sink that takes reports and samples."""
+        if not (self._samples and isinstance(self._sink, ReportSink)):
+            return
+        try:
+            self._sink.write_report(page)
+        except Exception as error:
+            self._failed(error)
+
     def close(self) -> None:
         self._close()
         if self.num_failures:
@@ -162,7 +173,7 @@ def open_sinks(
             config=config,
             metrics_file=metrics_file,
             warn=warn,
-            samples=isinstance(sink, FunctionSinkConfig | TrackioSinkConfig) or sink.samples,
+            samples=isinstance(sink, FunctionSinkConfig) or sink.samples,
         )
         for sink in run.sinks
     ]
@@ -207,8 +218,8 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     def open_sink(run: TrackedRun) -> Sink:
         with kept_working_directory():
             sink = function(run, **config.kwargs)
-        samples = ("write_samples(step, samples)",) if hasattr(sink, "write_samples") else ()
-        if problem := methods_problem(sink, (*SINK_METHODS, *samples)):
+        more = tuple(method for method in MORE_METHODS if hasattr(sink, method.partition("(")[0]))
+        if problem := methods_problem(sink, (*SINK_METHODS, *more)):
             raise ConfigError(
                 f"{config.function} must return a sink, which has {' and '.join(SINK_METHODS)}, but {problem}"
             )

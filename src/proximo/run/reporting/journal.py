@@ -23,6 +23,7 @@ from proximo.run.logs import Logs, Record
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.reporting.progress_messages import progress_messages, progress_warnings
+from proximo.run.sinks import GuardedSink
 
 
 class Journal:
@@ -96,6 +97,7 @@ class RunJournal(Journal):
         self._pushes = pushes_of(recipe.run, folder, self._progress)
         self._push_failures_told = 0
         self._opened = ExitStack()
+        self._trackers: Sequence[GuardedSink] = ()
 
     @property
     def num_log_lines(self) -> Mapping[str, int]:
@@ -112,6 +114,7 @@ class RunJournal(Journal):
         self._opened.enter_context(progress_messages(self._progress))
         logs = Logs(self._folder, self._progress, self._run, self._resolved, info=self._info)
         self._logs = self._opened.enter_context(logs)
+        self._trackers = logs.trackers
 
     def note(self, message: str) -> None:
         self._progress.note(message)
@@ -142,11 +145,9 @@ class RunJournal(Journal):
         self._logs.sync()
 
     def end(self, state: EndState) -> None:
-        self._opened.close()
         self._end(state)
 
     def fail(self, error: Exception) -> None:
-        self._opened.close()
         self._progress.log_only("".join(traceback.format_exception(error)))
         with suppress(Exception):  # such as a full disk: report what ended the run instead
             self._end("failed", reason=_reason(error))
@@ -164,13 +165,17 @@ class RunJournal(Journal):
 
     def _end(self, state: EndState, *, reason: str | None = None) -> None:
         total = self._info.total_steps
-        if state == "finished":
-            write_final_cards(self._folder.path)
-        self._folder.write_outcome(state, total_steps=total, reason=reason)
-        if state == "stopped":
-            return
+        with self._opened:
+            if state == "finished":
+                write_final_cards(self._folder.path)
+            self._folder.write_outcome(state, total_steps=total, reason=reason)
+            if state == "stopped":
+                return
+            page = write_report(self._folder.path)
+            for tracker in self._trackers:
+                tracker.write_report(page)
         steps = f": {total} steps" if state == "finished" else ""
-        report = self._shown(write_report(self._folder.path))
+        report = self._shown(page)
         if (failed := self._folder.failed_start) is not None:
             report = self._shown(failed / report.name)
             kept = self._shown(self._folder.path)
