@@ -1,7 +1,7 @@
 """What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
 
 from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
-from proximo.commands.library.saved_run import SavedRun
+from proximo.commands.library.saved_run import SavedRun, compare
 from proximo.commands.library.training import Training
 from proximo.config.ppo.options import KLConfig, PPOConfig, RolloutConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig
@@ -74,6 +74,7 @@ __all__ = [
     "TrainingError",
     "UserError",
     "WeightedReward",
+    "compare",
     "join",
     "rollout_tensordict",
 ]

@@ -1,5 +1,6 @@
 """Drawings that can stand in one page, in light and dark, and stay small."""
 
+import json
 import random
 import re
 from html.parser import HTMLParser
@@ -229,3 +230,37 @@ def test_text_is_at_least_12_pixels_high_on_a_narrow_phone(tmp_path):
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?([0-9.]+)px", plot.svg)]
     assert sizes
     assert min(sizes) * (320 - 2 * (10 + 1 + 8)) / width >= 11.9
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_the_readout_places_each_point_where_the_drawing_has_it(style):
+    """So that report.js, which knows the readout alone, marks the line itself."""
+    curve = Curve(key="k", title="", unit="", traces=(Trace("a/b", "label", style),), healthy="", view=(-9.0, 3.0))
+    lines = tuple({"step": step, "a/b": value} for step, value in ((2, 1.5), (5, -1.0), (6, 0.25), (11, 2.0)))
+    plot = draw_curve(curve, Run(name="run", lines=lines), key="a")
+    assert plot is not None
+    found = json.loads(plot.readout)
+    (series,) = found["series"]
+    assert (series["label"], series["colour"], series["x"], series["mean_of"]) == ("label", 1, [2, 5, 6, 11], 1)
+    left, top, right, bottom = found["box"]
+    places = [
+        (
+            left + (x - found["x"][0]) / (found["x"][1] - found["x"][0]) * (right - left),
+            bottom - (y - found["y"][0]) / (found["y"][1] - found["y"][0]) * (bottom - top),
+        )
+        for x, y in zip(series["x"], series["y"], strict=True)
+    ]
+    drawn = [tuple(float(number) for number in pair) for pair in re.findall(r"[ML] (\S+) (\S+)", strokes(plot.svg)[0])]
+    assert [part for place in places for part in place] == pytest.approx(
+        [part for each in drawn for part in each], abs=0.2
+    )
+
+
+def test_the_readout_of_a_long_run_has_the_means_that_are_drawn():
+    plot = draw_curve(CURVE, run_of(1000, "score/mean", "evaluation/score"), key="a")
+    assert plot is not None
+    training, held_out = json.loads(plot.readout)["series"]
+    assert (len(training["y"]), training["mean_of"]) == (plots.MAX_POINTS, 7)
+    assert (len(held_out["y"]), held_out["mean_of"]) == (plots.MAX_MARKS, 17)
+    shown = downsampled(run_of(1000, "score/mean", "evaluation/score").series("score/mean"), plots.MAX_POINTS)
+    assert (training["x"], training["y"]) == (list(shown.steps), pytest.approx(shown.values, rel=1e-5))

@@ -19,6 +19,7 @@ from proximo.cli import (
     pass_rates,
     planning,
     recipes,
+    reporting,
     serving,
     starting,
     training,
@@ -54,6 +55,7 @@ training.add_to(app)
 planning.add_to(app)
 pass_rates.add_to(app)
 using.add_to(app)
+reporting.add_to(app)
 chat.add_to(app)
 serving.add_to(app)
 app.add_typer(recipes.app, name="recipes")
@@ -191,7 +193,8 @@ def _program(
     proximo plan my.yaml                      memory and work, before anything is loaded
     proximo pass-rate my.yaml rated.jsonl     how hard its prompts are for the policy it starts from
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
-    proximo report runs/ppo                   curves and samples as one HTML file
+    proximo watch runs/ppo                    curves and samples in a browser while it goes on
+    proximo report runs/ppo                   the same as one HTML file; of several runs side by side
     proximo generate runs/ppo "Once upon"     try the result
     proximo chat runs/ppo                     talk to it
     proximo serve-reward my.yaml              its reward sources for other machines

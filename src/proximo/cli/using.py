@@ -1,4 +1,4 @@
-"""The commands that use a finished run: generate, evaluate, export, report. The work: commands/."""
+"""The commands that use a finished run: generate, evaluate, export. The work: commands/."""
 
 import io
 import sys
@@ -56,8 +56,8 @@ GGUF = Literal["f32", "f16", "bf16", "q8_0", "auto"]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add generate, evaluate, export and report to the command line."""
-    for command in (generate, evaluate, export, report):
+    """Add generate, evaluate and export to the command line."""
+    for command in (generate, evaluate, export):
         app.command()(command)
 
 
@@ -212,7 +212,7 @@ def evaluate(
     proximo evaluate runs/ppo --greedy
     proximo evaluate runs/ppo --engine local           another engine than the run's
     """
-    _check_run_folder(run)
+    check_run_folder(run)
     _refuse_other_folder(run)
     check_new_file(output)
     from proximo.commands.evaluate import run_evaluate
@@ -249,7 +249,7 @@ def export(
     proximo export runs/ppo models/mine --merge --push me/mine --private
     proximo export runs/ppo models/mine --merge --gguf q8_0
     """
-    _check_run_folder(run)
+    check_run_folder(run)
     _refuse_other_folder(run)
     _check_hub_name(push, private=private)
     if out.exists():
@@ -277,30 +277,7 @@ def _check_hub_name(push: str | None, *, private: bool) -> None:
         raise UserError(f"--push needs a name on the Hub, such as me/my-model, got {push!r}")
 
 
-def report(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.", autocompletion=completion.run_folders),
-    ],
-) -> None:
-    """Write report.html into a run folder: curves, samples before and after, the configuration. One file, no network.
-
-    The place of the file goes to stdout, the alarms to stderr.
-
-    \b
-    proximo report runs/ppo
-    proximo report runs/demo                  of a pipeline: all stages on one page
-    """
-    _check_run_folder(run)
-    from proximo.commands.report import make_report
-
-    made = make_report(run)
-    print(made.page)
-    for line in made.alarms:
-        print(line, file=sys.stderr)
-
-
-def _check_run_folder(run: Path) -> None:
+def check_run_folder(run: Path) -> None:
     """Raises RunFolderError if `run` is not a folder. Needs no torch, whose import takes seconds."""
     if run.is_file():
         raise RunFolderError(f"{run} is a file, not a run folder")

@@ -1,14 +1,22 @@
-"""Writes the report page of a run, or of a pipeline with all its stages."""
+"""Writes the report page of a run, or of a pipeline with all its stages, and the page that compares several of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.checkpoint.run_folder import settle_run
-from proximo.errors import RunFolderError
-from proximo.metrics.report.page import stage_folders, write_pipeline_report, write_report
+from proximo.errors import RunFolderError, UserError
+from proximo.metrics.report.comparison import NamedRun, comparison_page
+from proximo.metrics.report.page import REPORT_NAME, report_page, stage_folders
+from proximo.metrics.report.rendering import is_page, write_page
+from proximo.metrics.report.svg import SERIES
 from proximo.metrics.report.views import run_alarms
-from proximo.metrics.run_files import read_run
+from proximo.metrics.run_files import Run, read_run
+from proximo.trainer_kinds import trainer_kinds
+
+COMPARISON = "comparison.html"
+MOST_RUNS = len(SERIES)
+"""A run more would have no colour of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,22 +25,109 @@ class MadeReport:
 
     page: Path
     alarms: Sequence[str]
-    """Each as `stage: severity: text`."""
+    """Each as `stage: severity: text`; of a comparison as `run: severity: text`."""
 
 
-def make_report(run: Path) -> MadeReport:
-    """Write `report.html` into the folder. Raises RunFolderError for a folder without a run, or a run without lines."""
-    for folder in (run, *stage_folders(run)):
+def make_report(run: Path, out: Path | None = None) -> MadeReport:
+    """Write the page of a run or a pipeline to `out`, by default `report.html` in its folder.
+
+    Raises RunFolderError for a folder without a run, or a run without lines, and UserError for an `out` that cannot be
+    written or holds something else.
+    """
+    check_page_file(out)
+    begun = _stages(run)
+    _refuse_nothing_to_report(begun)
+    runs = [read_run(stage) for stage in (begun if begun == [run] else stage_folders(run))]
+    path = write_page(out or run / REPORT_NAME, report_page(runs, title=run.resolve().name))
+    return MadeReport(page=path, alarms=[text for each in runs for text in _alarms(each.name, each)])
+
+
+def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
+    """Write a page that compares runs: what differs in their settings, figures, alarms, curves and answers.
+
+    `runs`: folders of 2 to 9 runs. Pipelines are compared stage by stage, also with single runs. Runs of different
+    trainers are compared in what they share.
+
+    Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
+    the number of runs and an `out` that cannot be written or holds something else.
+    """
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise UserError(f"a comparison is of 2 to {MOST_RUNS} runs, one colour for each, got {len(runs)}")
+    resolved = [folder.resolve() for folder in runs]
+    if twice := next((folder for folder, one in zip(runs, resolved, strict=True) if resolved.count(one) > 1), None):
+        raise UserError(f"the run {twice} is given twice: a comparison needs different runs")
+    check_page_file(out)
+    named = [
+        each
+        for colour, (folder, label) in enumerate(zip(runs, _labels(resolved), strict=True), 1)
+        for each in _named(folder, label, colour)
+    ]
+    groups = list(_groups(named))
+    if not groups:
+        raise RunFolderError("the runs have no stage in common, so there is nothing to compare: give runs of one kind")
+    alarms = [text for each in named for text in _alarms(each.place, each.run)]
+    return MadeReport(page=write_page(out, comparison_page(groups)), alarms=alarms)
+
+
+def check_page_file(path: Path | None) -> None:
+    """Raises UserError if a page cannot be written to `path`, or would replace what is no page of Proximo."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: give a file to write the page to, such as {path / REPORT_NAME}")
+        if not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+        if path.exists() and not is_page(path):
+            raise UserError(f"{path} is no page of Proximo and is left as it is: give another file")
+    except OSError as error:
+        raise UserError(f"the file {path} cannot be read ({error.strerror}): give another one") from error
+
+
+def _stages(run: Path) -> list[Path]:
+    """The run itself, or the stages of a pipeline that have begun. Raises RunFolderError if there are none."""
+    if not run.is_dir():
+        raise RunFolderError(f"there is no run folder {run}")
+    stages = stage_folders(run)
+    for folder in (run, *stages):
         settle_run(folder)
-    stages = [stage for stage in stage_folders(run) if (stage / "metrics.jsonl").is_file()]
-    alone = (run / "metrics.jsonl").is_file()
-    stages = [run] if alone else stages
-    if not stages:
-        raise RunFolderError(f"{run} holds no run: there is no file metrics.jsonl in it or in a stage below it")
+    if (run / "metrics.jsonl").is_file():
+        return [run]
+    if begun := [stage for stage in stages if (stage / "metrics.jsonl").is_file()]:
+        return begun
+    raise RunFolderError(f"{run} holds no run: there is no file metrics.jsonl in it or in a stage below it")
+
+
+def _groups(runs: Sequence[NamedRun]) -> Iterator[Sequence[NamedRun]]:
+    """Runs that are compared with each other: all where none is a stage, else those of one trainer."""
+    if not any(run.is_stage for run in runs):
+        yield runs
+        return
+    for kind in trainer_kinds():
+        members = [run for run in runs if run.run.trainer is kind]
+        if len({run.label for run in members}) > 1:
+            yield members
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths, equally long, that tell the folders apart."""
+    longest = max(len(folder.parts) for folder in folders)
+    ends = ([str(Path(*folder.parts[-count:])) for folder in folders] for count in range(1, longest + 1))
+    return next(names for names in ends if len(set(names)) == len(names))
+
+
+def _named(folder: Path, label: str, colour: int) -> Sequence[NamedRun]:
+    """The run, or the stages of a pipeline that have metrics. Raises RunFolderError if there are none."""
+    stages = _stages(folder)
+    runs = [NamedRun(label=label, colour=colour, run=read_run(stage), is_stage=stage != folder) for stage in stages]
+    if known := [run for run in runs if run.run.trainer is not None]:
+        return known
     _refuse_nothing_to_report(stages)
-    page = write_report(run) if alone else write_pipeline_report(run)
-    alarms = [f"{stage.name}: {each.severity}: {each.text}" for stage in stages for each in run_alarms(read_run(stage))]
-    return MadeReport(page=page, alarms=alarms)
+    raise RunFolderError(f"the run in {folder} has recorded no metric, so there is nothing to compare")
+
+
+def _alarms(label: str, run: Run) -> list[str]:
+    return [f"{label}: {each.severity}: {each.text}" for each in run_alarms(run)]
 
 
 def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:

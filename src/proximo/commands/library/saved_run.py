@@ -1,5 +1,6 @@
 """A run folder as an object: its metrics and samples, and what the commands do with a run."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,10 @@ class SavedRun:
         from proximo.metrics.report.cells import run_card
 
         return card_html(run_card(self.read(), folder=str(self.folder)))
+
+    def __fspath__(self) -> str:
+        """The folder that was given, so that a run may stand where a folder is wanted: `compare([one, other])`."""
+        return str(self._whole)
 
     def read(self) -> "Run":
         """The files of the run: metrics, samples, configuration, outcome."""
@@ -119,3 +124,19 @@ class SavedRun:
         from proximo.commands.report import make_report
 
         return ReportPage(make_report(self._whole).page)
+
+
+def compare(
+    runs: "Sequence[SavedRun | str | os.PathLike[str]]", out: str | os.PathLike[str] = "comparison.html"
+) -> "ReportPage":
+    """Write a page that shows 2 to 9 runs side by side, as `proximo report` does for several, and return its path.
+
+    A notebook shows the page.
+
+    Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
+    the number of runs and an `out` that cannot be written or holds something else than such a page.
+    """
+    from proximo.commands.library.report_page import ReportPage
+    from proximo.commands.report import make_comparison
+
+    return ReportPage(make_comparison([Path(run) for run in runs], Path(out)).page)

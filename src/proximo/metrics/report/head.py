@@ -17,7 +17,7 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
         "Task": task_of(run.config, run.trainer) if run.trainer else "",
         "Device": _device(run),
         "Duration": _duration(run),
-        "Outcome": _outcome(run),
+        "Outcome": outcome_words(run),
     }
     return tuple((label, text) for label, text in entries.items() if text)
 
@@ -71,7 +71,8 @@ def _duration(run: Run) -> str:
     return f"{format_duration(seconds)} of steps and evaluations" if seconds else ""
 
 
-def _outcome(run: Run) -> str:
+def outcome_words(run: Run) -> str:
+    """How the run ended, or how far it has come."""
     done = "before the first step" if not run.last_step else f"after step {run.last_step:,}"
     of = f" of {run.total_steps:,}" if run.last_step and run.total_steps else ""
     match run.outcome.state if run.outcome else None:

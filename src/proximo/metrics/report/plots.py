@@ -4,6 +4,7 @@ Long runs are downsampled: each point is the mean over a span of steps.
 """
 
 import logging
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from proximo.metrics.calibration import Calibration
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.formatting import format_number
+from proximo.metrics.report.readouts import Area, Reading, area_of, readout
 from proximo.metrics.report.svg import GRID, INK, MUTED, SERIES, embed_svg, figure_to_svg
 from proximo.metrics.run_files import Run, Series
 
@@ -40,42 +42,80 @@ class Plot:
     svg: str
     legend: tuple[tuple[int, str], ...]
     """(number of the colour, label) of each series, for a legend in HTML."""
+    readout: str
+    """JSON for report.js, which shows the values under the pointer: see `readout`."""
     smoothed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A series of a plot and its look."""
+
+    label: str
+    colour: int
+    """The number of the colour, from 1."""
+    series: Series
+    style: Style = Style.LINE
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    svg: str
+    """For `embed_svg`."""
+    area: Area
 
 
 def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
     """Draw a curve of a run; None if the run has none of its metrics. `key` must be unique in the page."""
-    traces = [(trace, run.series(trace.name)) for trace in _expanded(curve.traces, run)]
-    traces = [(trace, series) for trace, series in traces if len(series)]
-    if not traces:
-        return None
+    traces = [(trace, run.series(trace.name)) for trace in expanded(curve.traces, run.names)]
+    recorded = [(trace, series) for trace, series in traces if len(series)]
+    lines = [
+        Line(label=trace.label, colour=colour, series=series, style=trace.style)
+        for colour, (trace, series) in enumerate(recorded, 1)
+    ]
+    return draw_lines(curve, lines, key=key) if lines else None
+
+
+def draw_lines(curve: Curve, lines: Sequence[Line], *, key: str) -> Plot:
+    """Draw series, at least one and none empty, in the frame of a curve. `key` must be unique in the page."""
+    whole = [line.series for line in lines]
     if curve.stacked:
-        bands = _aligned([series for _, series in traces])
-        smoothed = len(bands[0]) > MAX_STACKED_POINTS
+        bands = _aligned(whole)
+        averaged = len(bands[0]) > MAX_STACKED_POINTS
         shown = [downsampled(band, MAX_STACKED_POINTS) for band in bands]
+        counts = [len(band) for band in bands]
     else:
-        smoothed = any(trace.style is Style.LINE and len(series) >= SMOOTHED_FROM for trace, series in traces)
+        averaged = any(line.style is Style.LINE and len(line.series) >= SMOOTHED_FROM for line in lines)
         limits = {Style.POINTS: MAX_MARKS, Style.LINE: MAX_POINTS}
-        shown = [downsampled(series, limits[trace.style]) for trace, series in traces]
-    svg = _drawing(curve, tuple((trace, series) for (trace, _), series in zip(traces, shown, strict=True)))
-    legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
-    return Plot(svg=embed_svg(svg, key=key, description=_description(curve, traces)), legend=legend, smoothed=smoothed)
+        shown = [downsampled(line.series, limits[line.style]) for line in lines]
+        counts = [len(series) for series in whole]
+    drawn = _drawing(curve, tuple((line.colour, line.style, one) for line, one in zip(lines, shown, strict=True)))
+    readings = [
+        Reading(label=line.label, colour=line.colour, x=one.steps, y=one.values, mean_of=math.ceil(count / len(one)))
+        for line, one, count in zip(lines, shown, counts, strict=True)
+    ]
+    return Plot(
+        svg=embed_svg(drawn.svg, key=key, description=_description(curve, lines)),
+        legend=tuple((line.colour, line.label) for line in lines),
+        readout=readout(drawn.area, readings, stacked=curve.stacked),
+        smoothed=averaged,
+    )
 
 
 @lru_cache(maxsize=64)  # a pipeline's report repeats the plots of its stages' reports
-def _drawing(curve: Curve, traces: tuple[tuple[Trace, Series], ...]) -> str:
-    """The SVG of downsampled series, for `embed_svg`. Cached, so it must not depend on the page."""
+def _drawing(curve: Curve, lines: tuple[tuple[int, Style, Series], ...]) -> _Drawing:
+    """Downsampled series with colour and style. Cached, so it must not depend on the page."""
     with _canvas() as (figure, axes):
         if curve.stacked:
-            _draw_stacked(axes, [series for _, series in traces])
+            _draw_stacked(axes, [series for _, _, series in lines])
         else:
-            for colour, (trace, series) in enumerate(traces):
-                _draw(axes, trace, series, colour)
+            for colour, style, series in lines:
+                _draw(axes, style, series, SERIES[colour - 1])
             _set_y_limits(axes, curve)
         if curve.guide is not None:
             axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         _set_left_margin(axes)
-        return figure_to_svg(figure)
+        return _Drawing(figure_to_svg(figure), area_of(figure, axes))
 
 
 def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
@@ -92,40 +132,43 @@ def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         _set_left_margin(axes)
         description = ", ".join(f"accuracy {b.accuracy:.2f} at confidence {b.confidence:.2f}" for b in bins)
-        svg = figure_to_svg(figure)
-    svg = embed_svg(svg, key=key, description=f"Calibration: {description}")
-    return Plot(svg=svg, legend=((1, "accuracy of the pairs in a bin"),))
+        svg, area = figure_to_svg(figure), area_of(figure, axes)
+    label = "accuracy of the pairs in a bin"
+    return Plot(
+        svg=embed_svg(svg, key=key, description=f"Calibration: {description}"),
+        legend=((1, label),),
+        readout=readout(area, [Reading(label=label, colour=1, x=confidence, y=accuracy)], along="confidence"),
+    )
 
 
-def _expanded(traces: Sequence[Trace], run: Run) -> list[Trace]:
-    """Replace each `<component>` pattern by the matching metrics of the run, at most one per colour."""
-    expanded: list[Trace] = []
+def expanded(traces: Sequence[Trace], names: Sequence[str]) -> list[Trace]:
+    """Replace each `<component>` pattern by the metrics that match it, at most one per colour."""
+    found: list[Trace] = []
     for trace in traces:
         before, pattern, after = trace.name.partition("<component>")
         if not pattern:
-            expanded.append(trace)
+            found.append(trace)
             continue
-        members = sorted(name for name in run.names if name.startswith(before) and name.endswith(after))
+        members = sorted(name for name in names if name.startswith(before) and name.endswith(after))
         # A component is one segment of the name: no further slash.
         members = [name for name in members if name.count("/") == trace.name.count("/")]
-        expanded += [Trace(name, name[len(before) : len(name) - len(after)]) for name in members[: len(SERIES)]]
-    return expanded
+        found += [Trace(name, name[len(before) : len(name) - len(after)]) for name in members[: len(SERIES)]]
+    return found
 
 
-def _description(curve: Curve, traces: Sequence[tuple[Trace, Series]]) -> str:
+def _description(curve: Curve, lines: Sequence[Line]) -> str:
     parts = (
-        f"{trace.label} from {format_number(series.values[0])} at step {series.steps[0]} "
-        f"to {format_number(series.values[-1])} at step {series.steps[-1]}"
-        for trace, series in traces
+        f"{line.label} from {format_number(line.series.values[0])} at step {line.series.steps[0]} "
+        f"to {format_number(line.series.values[-1])} at step {line.series.steps[-1]}"
+        for line in lines
     )
     return f"{curve.title}: {', '.join(parts)}"
 
 
-def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> None:
-    tone = SERIES[colour]
+def _draw(axes: Axes, style: Style, series: Series, tone: str) -> None:
     if len(series) < JOINED_FROM:
         axes.plot(series.steps, series.values, marker="o", markersize=5, linestyle="none", color=tone)
-    elif trace.style is Style.POINTS:
+    elif style is Style.POINTS:
         axes.plot(series.steps, series.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
     elif len(series) < SMOOTHED_FROM:
         axes.plot(series.steps, series.values, linewidth=1.6, color=tone)

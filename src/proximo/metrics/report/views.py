@@ -23,7 +23,9 @@ if TYPE_CHECKING:  # a run draws nothing before its end, and importing matplotli
 UNTITLED = "Run"
 """The title of a stage whose trainer is unknown."""
 UNITS_NOT_SHOWN = ("score", "fraction", "bits", "perplexity")
-SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 18, 6
+SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 54, 6
+LONG_ENOUGH_FOR_ALARMS = 5
+"""Lines of metrics."""
 CALIBRATED_FROM_PAIRS = 50
 
 
@@ -99,8 +101,8 @@ class Stage:
     environment: str | None
 
 
-def stage_view(run: Run, *, key: str) -> Stage:
-    """The view of a run. `key` must be unique among the stages of a page."""
+def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Section)) -> Stage:
+    """The view of a run. `key` must be unique among the stages of a page. `sections`: whose curves are drawn."""
     samples, pairs = pair_samples(run), sorted(run.samples.pairs, key=lambda pair: pair.margin)
     trainer = run.trainer
     return Stage(
@@ -114,10 +116,10 @@ def stage_view(run: Run, *, key: str) -> Stage:
         first_evaluation=_step(run.samples.first_evaluation),
         last_evaluation=_step(run.samples.last_evaluation),
         num_unreadable=run.num_unreadable + run.samples.num_unreadable,
-        tiles=tuple(_tile(row) for row in before_after(run)),
-        long_enough_for_alarms=len(run.lines) >= 5,
+        tiles=tuple(tile(row) for row in before_after(run)),
+        long_enough_for_alarms=len(run.lines) >= LONG_ENOUGH_FOR_ALARMS,
         alarms=run_alarms(run),
-        cards={section: tuple(_cards(run, section, key)) for section in Section},
+        cards={section: tuple(_cards(run, section, key)) if section in sections else () for section in Section},
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
         pairs=_extreme_pairs(pairs),
@@ -142,7 +144,8 @@ def _step(samples: tuple[Sample, ...]) -> int | None:
     return samples[0].step if samples else None
 
 
-def _tile(row: BeforeAfter) -> Tile:
+def tile(row: BeforeAfter) -> Tile:
+    """The figure of a measured metric."""
     return Tile(
         label=row.label,
         unit="" if row.unit in UNITS_NOT_SHOWN else row.unit,

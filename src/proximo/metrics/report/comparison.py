@@ -1,0 +1,248 @@
+"""The contents of a page that compares runs: what differs, their figures, alarms, curves and answers side by side."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from proximo.errors import redacted
+from proximo.metrics.alarms import Alarm
+from proximo.metrics.curves import Section, Trace
+from proximo.metrics.report.before_after import BeforeAfter, before_after
+from proximo.metrics.report.head import facts
+from proximo.metrics.report.rendering import rendered
+from proximo.metrics.report.sample_pairs import pair_samples
+from proximo.metrics.report.views import (
+    LONG_ENOUGH_FOR_ALARMS,
+    SAMPLES_FOLDED,
+    SAMPLES_SHOWN,
+    Card,
+    Tile,
+    run_alarms,
+    tile,
+)
+from proximo.metrics.run_files import Run, Sample, setting
+from proximo.trainer_kinds import TrainerKind
+
+if TYPE_CHECKING:
+    from proximo.metrics.report.plots import Line
+
+OWN_FOLDER = "run.folder"
+"""The setting that always differs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedRun:
+    """A run that is compared, with its name and its number of a colour."""
+
+    label: str
+    colour: int
+    run: Run
+    is_stage: bool = False
+    """Whether it is a stage of a pipeline, which starts from other stages beside it."""
+
+    @property
+    def place(self) -> str:
+        """Its name, of a stage with that of the pipeline."""
+        return f"{self.label}/{self.run.name}" if self.is_stage else self.label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """A run in the page."""
+
+    label: str
+    colour: int
+    failure: str | None
+    alarms: tuple[Alarm, ...]
+    long_enough_for_alarms: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """A row of a table: its name, and the text of each run; None where a run has none."""
+
+    name: str
+    cells: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """A headline metric of each run; None where a run has not recorded it."""
+
+    name: str
+    unit: str
+    cells: tuple[Tile | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """One prompt with the last answer of each run that has one."""
+
+    prompt: str
+    answers: tuple[tuple[Compared, Sample], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Runs that are compared with each other; of pipelines, one for each kind of stage."""
+
+    key: str
+    title: str
+    same_kind: bool
+    """Whether one trainer made all of them."""
+    runs: tuple[Compared, ...]
+    facts: tuple[TextRow, ...]
+    settings: tuple[TextRow, ...]
+    environment: tuple[TextRow, ...]
+    figures: tuple[FigureRow, ...]
+    cards: Mapping[Section, tuple[Card, ...]]
+    samples: tuple[SideBySide, ...]
+    num_samples: int
+
+
+def comparison_page(groups: Sequence[Sequence[NamedRun]]) -> str:
+    """The HTML of a page that compares the runs of each group. The same runs give the same bytes."""
+    labels = list(dict.fromkeys(run.label for group in groups for run in group))
+    return rendered(
+        "comparison.html.jinja",
+        title=f"{', '.join(labels[:-1])} and {labels[-1]}",
+        comparisons=[compared(group, key=f"s{number}") for number, group in enumerate(groups, 1)],
+        samples_shown=SAMPLES_SHOWN,
+    )
+
+
+def compared(runs: Sequence[NamedRun], *, key: str) -> Comparison:
+    """The comparison of at least two runs with metrics. `key` must be unique in the page.
+
+    Runs of different trainers are compared in what at least two of them have.
+    """
+    trainers = list(dict.fromkeys(run.run.trainer for run in runs if run.run.trainer is not None))
+    same_kind = len(trainers) == 1
+    heads = tuple(_compared(run) for run in runs)
+    samples = _side_by_side(runs, heads)
+    configs = [_settings(run) for run in runs]
+    environments = [dict(_leaves(run.run.environment or {})) for run in runs]
+    return Comparison(
+        key=key,
+        title=trainers[0].title if same_kind else " and ".join(each.short_title for each in trainers),
+        same_kind=same_kind,
+        runs=heads,
+        facts=_text_rows([dict(facts(run.run)) for run in runs]),
+        settings=differing(configs, shared_only=not same_kind),
+        environment=differing(environments, shared_only=False),
+        figures=tuple(_figures(runs, fewest=1 if same_kind else 2)),
+        cards=_cards(runs, trainers, fewest=1 if same_kind else 2, key=key),
+        samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
+        num_samples=len(samples),
+    )
+
+
+def differing(values: Sequence[Mapping[str, str]], *, shared_only: bool) -> tuple[TextRow, ...]:
+    """The rows whose values are not the same in all runs. `shared_only`: without those that a run does not have."""
+    rows = (row for row in _text_rows(values) if len(set(row.cells)) > 1)
+    return tuple(row for row in rows if not shared_only or None not in row.cells)
+
+
+def _text_rows(values: Sequence[Mapping[str, str]]) -> tuple[TextRow, ...]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return tuple(TextRow(name, tuple(each.get(name) for each in values)) for name in names)
+
+
+def _settings(run: NamedRun) -> dict[str, str]:
+    """Dotted key -> value as text. The folder of a pipeline is `.` in the paths of its stages, which begin with it."""
+    leaves = dict(_leaves(run.run.config or {}))
+    pipeline, slash, _ = str(setting(run.run.config, "run", "folder") or "").rpartition("/")
+    leaves.pop(OWN_FOLDER, None)
+    if not (run.is_stage and slash):
+        return leaves
+    return {
+        key: f".{text[len(pipeline) :]}" if text.startswith(f"{pipeline}/") else text for key, text in leaves.items()
+    }
+
+
+def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    items = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        if isinstance(value, Mapping | list) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", redacted(value if isinstance(value, str) else json.dumps(value))
+
+
+def _compared(run: NamedRun) -> Compared:
+    outcome = run.run.outcome
+    return Compared(
+        label=run.label,
+        colour=run.colour,
+        failure=outcome.reason or "no reason given" if outcome and outcome.state == "failed" else None,
+        alarms=run_alarms(run.run),
+        long_enough_for_alarms=len(run.run.lines) >= LONG_ENOUGH_FOR_ALARMS,
+    )
+
+
+def _figures(runs: Sequence[NamedRun], *, fewest: int) -> Iterator[FigureRow]:
+    measured = [{row.name: row for row in before_after(run.run)} for run in runs]
+    for name in dict.fromkeys(name for rows in measured for name in rows):
+        found: list[BeforeAfter | None] = [rows.get(name) for rows in measured]
+        first, *others = (row for row in found if row is not None)
+        if 1 + len(others) >= fewest:
+            label = first.label if first.same_prompts else f"{first.label}, training"
+            yield FigureRow(label, tile(first).unit, tuple(None if row is None else tile(row) for row in found))
+
+
+def _cards(
+    runs: Sequence[NamedRun], trainers: Sequence[TrainerKind], *, fewest: int, key: str
+) -> dict[Section, tuple[Card, ...]]:
+    """One plot for each metric, with a line for each run that has it."""
+    from proximo.metrics.report.plots import draw_lines, expanded
+
+    names = list(dict.fromkeys(name for run in runs for name in run.run.names))
+    cards: dict[Section, list[Card]] = {section: [] for section in Section}
+    drawn: set[str] = set()
+    for curve in (curve for trainer in trainers for curve in trainer.metrics.curves):
+        traces = [trace for trace in expanded(curve.traces, names) if trace.name in names]
+        for trace in traces:
+            lines = _lines(runs, trace)
+            section = Section.MORE if curve.stacked else curve.section
+            if trace.name in drawn or len(lines) < fewest or (section is Section.MORE and _is_constant(lines)):
+                continue
+            drawn.add(trace.name)
+            plot = draw_lines(replace(curve, stacked=False), lines, key=f"{key}-{len(drawn)}")
+            title = curve.title if len(traces) == 1 else f"{curve.title}: {trace.label}"
+            cards[section].append(Card(title=title, unit=curve.unit, healthy=curve.healthy, plot=plot))
+    return {section: tuple(found) for section, found in cards.items()}
+
+
+def _lines(runs: Sequence[NamedRun], trace: Trace) -> "list[Line]":
+    from proximo.metrics.report.plots import Line
+
+    recorded = [(run, run.run.series(trace.name)) for run in runs]
+    return [
+        Line(label=run.label, colour=run.colour, series=series, style=trace.style)
+        for run, series in recorded
+        if len(series)
+    ]
+
+
+def _is_constant(lines: "Sequence[Line]") -> bool:
+    return len({value for line in lines for value in line.series.values}) == 1
+
+
+def _side_by_side(runs: Sequence[NamedRun], heads: Sequence[Compared]) -> tuple[SideBySide, ...]:
+    """The prompts that several runs have answered, in the order of the first that has them; the last answers."""
+    answers: list[dict[str, Sample]] = []
+    for run in runs:
+        newest: dict[str, Sample] = {}
+        for pair in pair_samples(run.run):
+            sample = pair.after or pair.before
+            if sample is not None:
+                newest.setdefault(pair.prompt, sample)
+        answers.append(newest)
+    found = (
+        SideBySide(
+            prompt, tuple((head, each[prompt]) for head, each in zip(heads, answers, strict=True) if prompt in each)
+        )
+        for prompt in dict.fromkeys(prompt for each in answers for prompt in each)
+    )
+    return tuple(each for each in found if len(each.answers) > 1)
