@@ -6,6 +6,7 @@ from proximo.commands.library.training import Training
 from proximo.config.ppo.options import KLConfig, PPOConfig, RolloutConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import OptimizerConfig
+from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.distributed.join import join
 from proximo.errors import (
     CheckpointError,
@@ -77,4 +78,6 @@ __all__ = [
     "compare",
     "join",
     "rollout_tensordict",
+    "shipped_recipe",
+    "shipped_recipes",
 ]

@@ -1,21 +1,22 @@
-"""Functions that a Python program gives to a training, under import paths that a recipe can hold.
+"""Functions and objects that a Python program gives to a training, under import paths that a recipe can hold.
 
-A recipe names a function by its import path. A function of a notebook, a lambda or a callable object has none, so it
-becomes an attribute of this module: `proximo.given:score`. It is known to this process only.
+A recipe names a function by its import path. A function of a notebook, a lambda or an object has none, so it becomes an
+attribute of this module: `proximo.given:score`. It is known to this process only.
 """
 
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MODULE = __name__
 
 
-def import_path(function: Callable[..., Any], names: dict[str, Callable[..., Any]]) -> str:
+def import_path(function: Any, names: dict[str, Any]) -> str:
     """The import path of the function; if it cannot be imported by name, a path of this module, noted in `names`."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__name__", None) or type(function).__name__
     if module not in (None, "__main__") and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
     stem = name if name and name.isidentifier() and not name.startswith("_") else "function"
@@ -26,14 +27,14 @@ def import_path(function: Callable[..., Any], names: dict[str, Callable[..., Any
     return f"{MODULE}:{chosen}"
 
 
-def publish(names: Mapping[str, Callable[..., Any]]) -> None:
+def publish(names: Mapping[str, Any]) -> None:
     """Make the functions importable from this module, in place of earlier ones of the same names."""
     vars(sys.modules[MODULE]).update(names)
 
 
 def problem(name: str) -> str | None:
     """Why the import path `proximo.given:NAME` cannot be used in this process; None if it can."""
-    if name not in _OWN_NAMES and callable(vars(sys.modules[MODULE]).get(name)):
+    if name not in _OWN_NAMES and name in vars(sys.modules[MODULE]):
         return None
     return (
         f"{name!r} was given to the run in Python and is not known to this process: use the run from a program that "

@@ -55,10 +55,9 @@ from proximo.ppo.roles.in_notebook import open_progress, trainer_html
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
-from proximo.rewards.function import RewardFunction
 from proximo.rewards.on_ranks import scored_once
-from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
+from proximo.rewards.weighted import Reward
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
@@ -107,7 +106,7 @@ class PPOTrainer:
         *,
         reference: "LanguageModel | PreTrainedModel | None" = None,
         value: "ScalarModel | PreTrainedModel | Literal['trunk'] | None" = None,
-        reward: RewardSource | RewardFunction | None = None,
+        reward: Reward | None = None,
         ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
@@ -211,7 +210,7 @@ class PPOTrainer:
         self,
         prompts: Sequence[PromptLike],
         *,
-        reward: RewardSource | RewardFunction | None = None,
+        reward: Reward | None = None,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
         quiet: bool = False,
     ) -> list[dict[str, float]]:

@@ -25,7 +25,10 @@ _Answer = tuple[Any, BaseException | None]
 
 
 def import_function(path: str) -> Callable[..., Any]:
-    """Imports the function `package.module:function`. Raises ConfigError if there is none."""
+    """Imports the function `package.module:function`, or an object with a method `score`.
+
+    Raises ConfigError if there is none.
+    """
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name:
         raise ConfigError(f"a function is named package.module:function, got {path!r}")
@@ -38,10 +41,16 @@ def import_function(path: str) -> Callable[..., Any]:
             "is it installed or in the folder that you started from, and can it be imported on its own?"
         ) from error
     function = vars(module).get(name)
-    if not callable(function):
+    if not callable(function) and not hasattr(function, "score"):
         known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise ConfigError(f"function {path!r}: {module_name} has no function {name!r}; it has {', '.join(known[:8])}")
     return function
+
+
+def function_name(function: Any) -> str:
+    """What a reward function is called in metrics: by its own name; `function` where it has none, such as a lambda."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return name if re.fullmatch(COMPONENT, name) else "function"
 
 
 class FunctionReward:

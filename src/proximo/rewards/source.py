@@ -1,8 +1,9 @@
 """The protocols of reward sources. Only `RewardSource` is required; the others are optional capabilities."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from proximo.callables import methods_problem
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored
 
@@ -82,3 +83,11 @@ class ClosableSource(Protocol):
 def is_eager(source: RewardSource) -> bool:
     """Whether the source can start scoring a response early, or one of the sources that it sums up can."""
     return isinstance(source, EagerSource) and getattr(source, "is_eager", True)
+
+
+def source_problem(source: Any) -> str | None:
+    """Why an object cannot be used as a `RewardSource`, in one sentence; None if it can."""
+    problems = [methods_problem(source, ["score(responses)"])]
+    if not isinstance(getattr(source, "name", None), str):
+        problems.append("it has no attribute name, the text under which its scores stand in the metrics")
+    return "; ".join(problem for problem in problems if problem) or None

@@ -9,7 +9,37 @@ from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.concurrent import score_concurrently
 from proximo.rewards.dense import is_list, weighted_sum
+from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource, is_eager
+
+Part = RewardSource | RewardFunction
+Reward = Part | Sequence[Part | tuple[float, Part]]
+"""What a program gives as a reward: a function, a source, or several; those without a weight have weight 1."""
+
+
+def as_pairs(reward: Any) -> list[tuple[float, Any]]:
+    """The parts of a reward with their weights. What they are is not checked.
+
+    Raises ConfigError for an empty list, and for a weight that is no finite number.
+    """
+    if isinstance(reward, WeightedReward):
+        return list(reward.sources)
+    if not is_list(reward):
+        return [(1.0, reward)]
+    if not reward:
+        raise ConfigError("reward is an empty list: give a function, a source, or pairs (weight, source)")
+    pairs = []
+    for part in reward:
+        match part:
+            case (bool(), _) | (_,) | ():
+                raise ConfigError(_wanted(part))
+            case (int() | float() as weight, source) if math.isfinite(weight):
+                pairs.append((float(weight), source))
+            case (_, *_):
+                raise ConfigError(_wanted(part))
+            case source:
+                pairs.append((1.0, source))
+    return pairs
 
 
 class WeightedReward:
@@ -90,8 +120,12 @@ def _check_pair(pair: Any) -> None:
     match pair:
         case (int() | float() as weight, source) if math.isfinite(weight) and isinstance(source, RewardSource):
             return
-    raise ConfigError(
-        f"a weighted reward needs pairs (weight, source), such as (0.5, FunctionReward(mine, name='mine')); "
+    raise ConfigError(_wanted(pair))
+
+
+def _wanted(pair: Any) -> str:
+    return (
+        "a weighted reward needs pairs (weight, source), such as (0.5, FunctionReward(mine, name='mine')); "
         f"got {pair!r:.80}"
     )
 

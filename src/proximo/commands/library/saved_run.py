@@ -2,17 +2,22 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo.data.rows import nearest
+from proximo.errors import ConfigError
 from proximo.working_directory import functions_of_the_working_directory
 
 if TYPE_CHECKING:
+    from proximo.commands.chat_session import Dialogue
     from proximo.commands.evaluate import Evaluation
     from proximo.commands.library.report_page import ReportPage
     from proximo.metrics.run_files import Run
     from proximo.records import Response
+    from proximo.rollout.sampling import SamplingOptions
 
 
 class SavedRun:
@@ -92,13 +97,25 @@ class SavedRun:
         """
         from proximo.commands.generate import GenerateOptions, generate
         from proximo.rollout.responses import Responses
-        from proximo.rollout.sampling import SamplingOptions
 
-        asked: dict[str, Any] = {"max_new_tokens": 128, **sampling}
         options = GenerateOptions(
-            sampling=SamplingOptions(**asked), num_samples=num_samples, seed=seed, chat=chat, checkpoint=checkpoint
+            sampling=_sampling(sampling), num_samples=num_samples, seed=seed, chat=chat, checkpoint=checkpoint
         )
         return Responses(generate(str(self.folder), prompts, options))
+
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        seed: int = 0,
+        checkpoint: str = "latest",
+        **sampling: bool | int | float,
+    ) -> "Dialogue":
+        """A dialogue with the run's policy: `answer("Hello").text`, and `reset()`. `sampling`: as for `generate`."""
+        from proximo.commands.chat_session import Dialogue, DialogueOptions
+
+        options = DialogueOptions(sampling=_sampling(sampling), seed=seed, system=system, checkpoint=checkpoint)
+        return Dialogue(str(self.folder), options)
 
     def export(
         self,
@@ -140,3 +157,15 @@ def compare(
     from proximo.commands.report import make_comparison
 
     return ReportPage(make_comparison([Path(run) for run in runs], Path(out)).page)
+
+
+def _sampling(given_fields: Mapping[str, Any]) -> "SamplingOptions":
+    """Raises ConfigError for a field that is not there."""
+    from proximo.rollout.sampling import SamplingOptions
+
+    known = [field.name for field in fields(SamplingOptions)]
+    if unknown := [name for name in given_fields if name not in known]:
+        raise ConfigError(
+            f"sampling has no option {unknown[0]!r}{nearest(unknown[0], known)}; it has {', '.join(known)}"
+        )
+    return SamplingOptions(**{"max_new_tokens": 128, **given_fields})

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo.callables import calling_problem
 from proximo.commands.checked_recipe import check_start, checked
+from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
 from proximo.errors import ConfigError, RunFolderError
 from proximo.run.options import RunOptions
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
     from proximo.plan.record import Plan
-
-ROWS = ("sources", "evaluation_sources")
-"""Keys whose items may be rows."""
 
 
 class Training:
@@ -38,14 +37,16 @@ class Training:
         """Check the recipe as the commands do: everything that needs no model and no data set.
 
         `recipe`: a YAML file, the name of a shipped recipe, or a mapping of the same form. `overrides`: dotted key ->
-        value. In the mapping and in the values, a function may stand where a recipe names one by its import path, and
-        rows (a list of dicts, a `datasets.Dataset`, any iterable that can be read again) where it has a data source.
+        value. In the mapping and in the values, objects may stand in place of text: a function where a recipe names one
+        by its import path; rows (a list of dicts, a `datasets.Dataset`, any iterable that can be read again) where it
+        has a data source; as `reward` a function, a source, or a list of them and of pairs (weight, source); as an item
+        of `run.sinks` a `Sink`, or a function that makes one.
         `quiet`: print no notes about keys without effect.
 
         Raises ConfigError with all mistakes.
         """
-        self._functions: dict[str, Callable[..., Any]] = {}
-        values = {key: self._plain(value, key.rpartition(".")[2]) for key, value in (overrides or {}).items()}
+        self._objects = GivenObjects()
+        values = {key: self._objects.plain(value, key) for key, value in (overrides or {}).items()}
         texts = [f"{key}={_override_text(key, value)}" for key, value in values.items()]
         read = str(recipe) if isinstance(recipe, str | Path) else self._document(recipe)
         with self._ready():
@@ -85,6 +86,8 @@ class Training:
         Raises KeyboardInterrupt after an interrupt, which ended the step and saved, or after a second one, which did
         not; SystemExit after another signal.
         """
+        if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
+            raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
         if overwrite and resume != "never":
             raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")
         options = RunOptions(
@@ -111,7 +114,7 @@ class Training:
     @property
     def run(self) -> SavedRun:
         """The run in the folder of the recipe, which may be unfinished. Raises RunFolderError if there is none."""
-        return SavedRun(self.recipe.run.folder, functions=self._functions)
+        return SavedRun(self.recipe.run.folder, functions=self._objects.functions)
 
     def plan(self) -> "list[Plan]":
         """Memory and compute of a step of each stage, on this kind of device."""
@@ -128,9 +131,23 @@ class Training:
         with self._ready():
             return describe(self.recipe)
 
+    def pass_rates(self, out: str | Path, *, samples_per_prompt: int = 8, num_prompts: int | None = None) -> Path:
+        """Measure how often the policy that the run would start from solves each training prompt, as a data file.
+
+        Raises ConfigError for a recipe without rewards, UserError if `out` exists.
+        """
+        from proximo.commands.pass_rates import run_pass_rates
+        from proximo.ppo.recipe import PPORecipe
+
+        if not isinstance(self.recipe, PPORecipe):
+            raise ConfigError("pass rates are measured for a recipe of PPO, whose rewards judge the answers")
+        with self._ready():
+            run_pass_rates(self.recipe, Path(out), samples_per_prompt=samples_per_prompt, num_prompts=num_prompts)
+        return Path(out)
+
     @contextmanager
     def _ready(self) -> Generator[None]:
-        given.publish(self._functions)
+        given.publish(self._objects.functions)
         with functions_of_the_working_directory():
             yield
 
@@ -151,58 +168,11 @@ class Training:
         from proximo.config.loader import as_yaml
         from proximo.config.schema.positioned_yaml import parse_document
 
-        plain = self._plain(tree, "")
+        plain = self._objects.plain(tree)
         try:
             return parse_document(as_yaml(plain), "the recipe")
         except yaml.YAMLError as error:
             raise ConfigError(f"the recipe holds an object that is no plain value: {error}") from error
-
-    def _plain(self, value: Any, key: str) -> Any:
-        """The value with functions and rows replaced by import paths."""
-        if isinstance(value, Mapping):
-            return {str(name): self._plain(item, str(name)) for name, item in value.items()}
-        if key in ROWS:
-            items = value if isinstance(value, list | tuple) and not _are_rows(value) else [value]
-            return [self._source(item) for item in items]
-        if isinstance(value, list | tuple):
-            return [self._plain(item, "") for item in value]
-        if isinstance(value, Path):
-            return str(value)
-        return given.import_path(value, self._functions) if callable(value) else value
-
-    def _source(self, source: Any) -> Any:
-        if isinstance(source, Mapping):
-            return self._plain(source, "")
-        if callable(source):
-            return {"function": given.import_path(source, self._functions)}
-        if isinstance(source, str | bytes | Path) or not isinstance(source, Iterable):
-            raise ConfigError(
-                f"a data source is a mapping such as {{'path': 'rows.jsonl'}}, rows, or a function that yields rows; "
-                f"got {source!r:.60}"
-            )
-        if isinstance(source, Iterator):
-            raise ConfigError(
-                "a data source is read again on resume and evaluation, but an iterator or generator can be read once: "
-                "give a list, a datasets.Dataset, or the function that yields the rows"
-            )
-        return {"function": given.import_path(_Rows(source), self._functions)}
-
-
-class _Rows:
-    """Rows as a function that returns them."""
-
-    __name__ = "rows"
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._rows = rows
-
-    def __call__(self) -> Iterable[Mapping[str, Any]]:
-        return self._rows
-
-
-def _are_rows(values: Sequence[Any]) -> bool:
-    """Whether a list holds rows itself. A list of sources has mappings with `path` or `function`, or rows as items."""
-    return bool(values) and all(isinstance(each, Mapping) and not {"path", "function"} & set(each) for each in values)
 
 
 def _kind(recipe: "str | Document") -> str:

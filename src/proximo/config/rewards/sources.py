@@ -88,7 +88,8 @@ class FunctionRewardConfig(Section):
     name: str = Field("function", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     function: str
-    """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""
+    """`package.module:function`, called with lists of prompts, responses and metadata; or the import path of an object
+    with `name` and a method `score`, a source. docs/rewards.md."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     timeout_seconds: float = Field(600.0, gt=0)

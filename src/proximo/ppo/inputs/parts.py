@@ -2,9 +2,9 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from proximo.callables import calling_problem, methods_problem
+from proximo.callables import calling_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.models.adapted import is_adapted
@@ -12,8 +12,10 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.reference_answers import check_answers
 from proximo.records import Prompt
-from proximo.rewards.function import FunctionReward, RewardFunction
-from proximo.rewards.source import RewardSource
+from proximo.rewards.dense import is_list
+from proximo.rewards.function import FunctionReward, function_name
+from proximo.rewards.source import RewardSource, source_problem
+from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
 
 LARGEST_SEED = 2**31 - 1
 """The same limit as in recipes."""
@@ -56,10 +58,25 @@ def check_tokenizer(tokenizer: Any) -> None:
     raise ModelError(f"tokenizer must be a tokenizer of transformers, got {type(tokenizer).__name__}: {advice}")
 
 
-def as_source(reward: RewardSource | RewardFunction | None) -> RewardSource | None:
-    """A reward source unchanged; a function wrapped as a source. Raises ConfigError for anything else."""
+def as_source(reward: Reward | None) -> RewardSource | None:
+    """A reward source unchanged; a function wrapped as a source; a list as its weighted sum.
+
+    Raises ConfigError for anything else.
+    """
     if reward is None:
         return None
+    if is_list(reward):
+        return WeightedReward([(weight, _as_part(source)) for weight, source in as_pairs(reward)])
+    return _as_single(reward)
+
+
+def _as_part(source: Any) -> RewardSource:
+    """A source of a list. A function is named by its own name, to be told from the others."""
+    is_function = callable(source) and not isinstance(source, type) and not hasattr(source, "score")
+    return FunctionReward(source, name=function_name(source)) if is_function else _as_single(source)
+
+
+def _as_single(reward: Any) -> RewardSource:
     from transformers import PreTrainedModel
 
     if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel) or is_adapted(reward):
@@ -76,13 +93,9 @@ def as_source(reward: RewardSource | RewardFunction | None) -> RewardSource | No
         if not callable(reward):
             raise ConfigError(f"reward must be a function or a source with a method score, got {type(reward).__name__}")
         return FunctionReward(reward)
-    problems = [methods_problem(reward, ["score(responses)"])]
-    if not isinstance(getattr(reward, "name", None), str):
-        problems.append("it has no attribute name, the text under which its scores stand in the metrics")
-    known = [problem for problem in problems if problem]
-    if known or not isinstance(reward, RewardSource):
-        raise ConfigError(f"reward cannot be used as a source of scores: {'; '.join(known)}")
-    return reward
+    if problem := source_problem(reward):
+        raise ConfigError(f"reward cannot be used as a source of scores: {problem}")
+    return cast("RewardSource", reward)
 
 
 def check_training(

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable
+from typing import cast
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
@@ -13,7 +14,7 @@ from proximo.errors import ConfigError
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.remote import RemoteLimits, RemoteReward
-from proximo.rewards.source import RewardSource
+from proximo.rewards.source import RewardSource, source_problem
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.run.environment_secrets import read_secret
 
@@ -32,16 +33,27 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
                 timeout_seconds=config.timeout_seconds,
             )
         case FunctionRewardConfig():
-            return FunctionReward(
-                import_function(config.function),
-                name=config.name,
-                kwargs=config.kwargs,
-                timeout_seconds=config.timeout_seconds,
-            )
+            return _function_reward(config)
         case RemoteRewardConfig():
             return _remote_reward(config)
         case VerifierRewardConfig():
             return _verifier_reward(config)
+
+
+def _function_reward(config: FunctionRewardConfig) -> RewardSource:
+    """The function as a source, or the object with a method `score` that stands under its name."""
+    found = import_function(config.function)
+    if isinstance(found, type) or not hasattr(found, "score"):
+        return FunctionReward(found, name=config.name, kwargs=config.kwargs, timeout_seconds=config.timeout_seconds)
+    if problem := source_problem(found):
+        raise ConfigError(f"reward {config.function} cannot be used as a source of scores: {problem}")
+    source = cast("RewardSource", found)
+    if source.name != config.name or config.kwargs:
+        raise ConfigError(
+            f"reward {config.function} is an object with a method score and the name {source.name!r}: set name to "
+            "that, and remove kwargs, which only a function takes"
+        )
+    return source
 
 
 def check_services(configs: Iterable[Section]) -> None:

@@ -1,0 +1,141 @@
+"""Objects of a Python program that stand in a recipe: functions, rewards, rows and sinks become import paths."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo.callables import calling_problem
+from proximo.errors import ConfigError
+from proximo.metrics.sinks import Sink
+
+ROWS = ("sources", "evaluation_sources")
+"""Keys whose items may be rows."""
+
+
+class GivenObjects:
+    """Turns a recipe with objects into plain values, and keeps the objects by the names that stand for them."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Any] = {}
+
+    def plain(self, value: Any, key: str = "") -> Any:
+        """The value at a dotted key of the recipe, with objects replaced. Raises ConfigError for what cannot stand."""
+        name, _, index = key.rpartition(".")
+        if not index.isdigit():
+            return self._section(value, index)
+        return self._item(value, name.rpartition(".")[2])
+
+    def _section(self, value: Any, name: str) -> Any:
+        if isinstance(value, Mapping):
+            return {str(each): self._section(item, str(each)) for each, item in value.items()}
+        if name in ROWS:
+            items = value if isinstance(value, list | tuple) and not _are_rows(value) else [value]
+            return [self._source(item) for item in items]
+        if name in ("reward", "gold") and value is not None:
+            sections = self._rewards(value)
+            return sections if name == "reward" else sections[0]
+        if isinstance(value, list | tuple):
+            return [self._item(item, name) for item in value]
+        if isinstance(value, Path):
+            return str(value)
+        return self._import_path(value) if callable(value) else value
+
+    def _item(self, value: Any, name: str) -> Any:
+        """An item of the list of that name."""
+        if name in ROWS:
+            return self._source(value)
+        if name == "reward":
+            return self._rewards([value])[0]
+        return self._sink(value) if name == "sinks" else self._section(value, "")
+
+    def _source(self, source: Any) -> Any:
+        if isinstance(source, Mapping):
+            plain = {str(name): self._section(value, "") for name, value in source.items() if name != "function"}
+            if "function" not in source:
+                return plain
+            named = source["function"]
+            return plain | ({"function": named} if isinstance(named, str) else self._source(named))
+        if callable(source):
+            return {"function": self._import_path(source)}
+        if isinstance(source, str | bytes | Path) or not isinstance(source, Iterable):
+            raise ConfigError(
+                f"a data source is a mapping such as {{'path': 'rows.jsonl'}}, rows, or a function that yields rows; "
+                f"got {source!r:.60}"
+            )
+        if isinstance(source, Iterator):
+            raise ConfigError(
+                "a data source is read again on resume and evaluation, but an iterator or generator can be read once: "
+                "give a list, a datasets.Dataset, or the function that yields the rows"
+            )
+        return {"function": self._import_path(_Rows(source))}
+
+    def _rewards(self, reward: Any) -> list[Any]:
+        """Sections of the sources: a function or source, pairs (weight, source) as for `WeightedReward`, mappings."""
+        from proximo.rewards.weighted import as_pairs
+
+        return [
+            self._section(source, "") if isinstance(source, Mapping) else self._reward(weight, source)
+            for weight, source in as_pairs(reward)
+        ]
+
+    def _reward(self, weight: float, source: Any) -> dict[str, Any]:
+        from proximo.rewards.function import FunctionReward, function_name
+        from proximo.rewards.source import source_problem
+
+        section: dict[str, Any] = {"kind": "function", "weight": weight}
+        if isinstance(source, FunctionReward):
+            section |= {"kwargs": self._section(source.kwargs, ""), "timeout_seconds": source.timeout_seconds}
+            return section | {"name": source.name, "function": self._import_path(source.function)}
+        is_source = hasattr(source, "score") and not isinstance(source, type)
+        if problem := source_problem(source) if is_source else calling_problem(source, ([], [], [])):
+            raise ConfigError(
+                "a reward is a function(prompts, responses, metadata), a source with name and score(responses), a pair "
+                f"(weight, either), or a mapping such as {{'kind': 'model', ...}}; got {source!r:.60}: {problem}"
+            )
+        name = source.name if is_source else function_name(source)
+        return section | {"name": name, "function": self._import_path(source)}
+
+    def _sink(self, sink: Any) -> Any:
+        if isinstance(sink, Mapping):
+            return self._section(sink, "")
+        if isinstance(sink, type) or (callable(sink) and not hasattr(sink, "write")):
+            return {"kind": "function", "function": self._import_path(sink)}
+        if not hasattr(sink, "write"):
+            raise ConfigError(
+                "a sink is a mapping such as {'kind': 'wandb'}, an object with write(step, metrics) and close(), or a "
+                f"function that makes one; got {sink!r:.60}"
+            )
+        return {"kind": "function", "function": self._import_path(_Opened(sink))}
+
+    def _import_path(self, value: Any) -> str:
+        return given.import_path(value, self.functions)
+
+
+class _Rows:
+    """Rows as a function that returns them."""
+
+    __name__ = "rows"
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def __call__(self) -> Iterable[Mapping[str, Any]]:
+        return self._rows
+
+
+class _Opened:
+    """A sink as a function that makes it. The run closes it in the end; a later fit writes to it again."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.__name__ = type(sink).__name__
+
+    def __call__(self, run: object) -> Sink:
+        del run
+        return self._sink
+
+
+def _are_rows(values: Sequence[Any]) -> bool:
+    """Whether a list holds rows itself. A list of sources has mappings with `path` or `function`, or rows as items."""
+    return bool(values) and all(isinstance(each, Mapping) and not {"path", "function"} & set(each) for each in values)
