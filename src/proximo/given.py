@@ -43,13 +43,24 @@ def problem(name: str) -> str | None:
 
 
 def digest(name: str) -> str | None:
-    """The first 16 hex digits of the SHA-256 of the function's source text, as text; None if Python has no source."""
+    """The first 16 hex digits of the SHA-256 of the source text, as text; None if Python has no source.
+
+    Of an object it is that of the methods of its class, and of base classes from the same module.
+    """
     function = vars(sys.modules[MODULE]).get(name)
     try:
-        source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+        source = "\n".join(inspect.getsource(each) for each in _written(function))
     except (OSError, TypeError):
         return None
-    return f"source with sha256 {hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    return f"source with sha256 {hashlib.sha256(source.encode()).hexdigest()[:16]}" if source else None
+
+
+def _written(function: Any) -> list[Any]:
+    if hasattr(function, "__code__"):
+        return [function]
+    own = function if isinstance(function, type) else type(function)
+    classes = [each for each in own.__mro__ if each.__module__ == own.__module__]
+    return [method for each in classes for _, method in sorted(vars(each).items()) if hasattr(method, "__code__")]
 
 
 _OWN_NAMES = frozenset(vars())

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import re
+import runpy
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +17,8 @@ from datasets import Dataset
 
 from proximo import SavedRun, Training, given
 from proximo.cli import main
-from proximo.errors import CheckpointError, ConfigError, RunFolderError
+from proximo.errors import ConfigError, RunFolderError
+from proximo.run.reporting import journal
 from tiny_runs import Kind, make_inputs, recipe_of, share_of_vowels
 
 CLOCKS = re.compile("^(time|memory|throughput)/|second|cache")
@@ -24,6 +28,11 @@ CLOCKS = re.compile("^(time|memory|throughput)/|second|cache")
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
 
 
 def in_folder(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -49,7 +58,9 @@ def test_a_training_has_the_bits_of_the_command(kind, inputs, tmp_path, capsys) 
     recipe = in_folder(recipe_of(kind, inputs), tmp_path / "by_command")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main([kind, str(tmp_path / "recipe.yaml"), "--quiet"]) == 0
-    run = Training(in_folder(recipe, tmp_path / "by_library")).fit(quiet=True)
+    training = Training(in_folder(recipe, tmp_path / "by_library"))
+    assert repr(training).startswith(f"Training({kind}")
+    run = training.fit(quiet=True)
     assert weights_of(run.folder) == weights_of(tmp_path / "by_command")
     assert lines_of(run.folder) == lines_of(tmp_path / "by_command")
     assert "finished" in repr(run)
@@ -60,9 +71,19 @@ class _PulledPlug(RuntimeError):
     pass
 
 
-def test_a_training_that_ended_within_resumes_with_the_same_bits(inputs, tmp_path) -> None:
-    recipe = recipe_of("ppo", inputs)
-    whole = Training(in_folder(recipe, tmp_path / "whole"), {"run.save_every_steps": 1}).fit(quiet=True)
+@pytest.fixture(scope="module")
+def own_reward(inputs) -> dict[str, Any]:
+    return {**recipe_of("ppo", inputs), "value": {"init_from": "policy"}, "reward": None, "gold": None}
+
+
+@pytest.fixture(scope="module")
+def whole(own_reward, tmp_path_factory) -> SavedRun:
+    """A run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return Training(in_folder(own_reward, folder), {"reward": [share_of_vowels]}).fit(quiet=True)
+
+
+def test_a_training_that_ended_within_resumes_with_the_same_bits(own_reward, whole, tmp_path) -> None:
     seen: list[int] = []
 
     def pull(step: int, metrics: Mapping[str, float]) -> None:
@@ -70,7 +91,8 @@ def test_a_training_that_ended_within_resumes_with_the_same_bits(inputs, tmp_pat
         if step == 2:
             raise _PulledPlug
 
-    cut = Training(in_folder(recipe, tmp_path / "cut"), {"run.save_every_steps": 1})
+    changes = {"run.save_every_steps": 1, "reward": [share_of_vowels]}
+    cut = Training(in_folder(own_reward, tmp_path / "cut"), changes)
     with pytest.raises(_PulledPlug):
         cut.fit(quiet=True, on_step=pull)
     assert seen == [0, 1, 2]
@@ -81,6 +103,42 @@ def test_a_training_that_ended_within_resumes_with_the_same_bits(inputs, tmp_pat
     assert lines_of(run.folder) == lines_of(whole.folder)
     again = cut.fit(quiet=True, resume="auto")
     assert weights_of(again.folder) == weights_of(whole.folder)
+
+
+NOTEBOOK = """
+import json
+import sys
+from pathlib import Path
+
+from proximo import Training
+
+
+def score(prompts, responses, metadata):
+    return [sum(letter in "aeiou" for letter in text) / (len(text) + 1) for text in responses]
+
+
+recipe = json.loads(Path(sys.argv[1]).read_text())
+training = Training(recipe, {"run.folder": sys.argv[2], "run.save_every_steps": 1, "reward": [score]})
+training.fit(resume="auto", quiet=True, on_step=lambda step, metrics: print(step, flush=True))
+"""
+
+
+def test_a_notebook_that_is_killed_loses_nothing(own_reward, whole, tmp_path, monkeypatch, capsys) -> None:
+    """SIGKILL takes the kernel and with it the function, which the next kernel defines again."""
+    (tmp_path / "recipe.json").write_text(json.dumps(own_reward))
+    (tmp_path / "cells.py").write_text(NOTEBOOK)
+    kernel = [sys.executable, str(tmp_path / "cells.py"), str(tmp_path / "recipe.json"), str(tmp_path / "cut")]
+    with subprocess.Popen(kernel, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert next(line for line in killed.stdout if line == "3\n")
+        killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    monkeypatch.setattr(sys, "argv", kernel[1:])
+    runpy.run_path(kernel[1], run_name="__main__")
+    assert capsys.readouterr().out.split()[0] in {"3", "4"}
+    assert weights_of(tmp_path / "cut") == weights_of(whole.folder)
+    scores = [[line.get("score/mean") for line in lines_of(folder)] for folder in (tmp_path / "cut", whole.folder)]
+    assert scores[0] == scores[1]
 
 
 def test_an_interrupt_saves_and_says_how_to_go_on(inputs, tmp_path) -> None:
@@ -124,8 +182,12 @@ def test_rewards_and_rows_may_be_objects(inputs, tmp_path) -> None:
     first, second = (each.evaluate(num_prompts=2).metrics for each in (run, training.run))
     assert {name for name in first if first[name] != second[name] and not CLOCKS.search(name)} == set()
 
-    changed = Training({**given_here, "reward": [{"kind": "function", "function": lambda p, r, m: [0.0] * len(r)}]})
-    with pytest.raises((ConfigError, CheckpointError, RunFolderError), match="source with sha256"):
+    class Own:
+        def __call__(self, prompts: Any, responses: Any, metadata: Any) -> list[float]:
+            return [0.0] * len(responses)
+
+    changed = Training({**given_here, "reward": [{"kind": "function", "function": Own()}]})
+    with pytest.raises(RunFolderError, match="source with sha256"):
         changed.fit(quiet=True, resume="must")
 
 
@@ -134,28 +196,6 @@ def test_a_function_that_can_be_imported_keeps_its_name_in_the_recipe(inputs, tm
     reward = [{"kind": "function", "function": share_of_vowels}]
     training = Training({**recipe, "value": {"init_from": "policy"}, "reward": reward})
     assert training.recipe.model_dump()["reward"][0]["function"] == "tiny_runs:share_of_vowels"
-
-
-def test_a_run_is_evaluated_sampled_exported_and_reported(inputs, tmp_path, capsys) -> None:
-    training = Training(in_folder(recipe_of("ppo", inputs), tmp_path / "run"))
-    assert "ppo" in repr(training)
-    assert "policy" in training.dry_run()
-    assert len(training.plan()) == 1
-    training.fit(quiet=True)
-    run = SavedRun(tmp_path / "run")
-    evaluation = run.evaluate(checkpoint="latest")
-    assert evaluation.samples
-    assert evaluation.step == run.metrics[-1]["step"]
-    last = run.metrics[-1]
-    shared = [key for key in evaluation.metrics if key in last and not CLOCKS.search(key)]
-    assert shared
-    assert all(evaluation.metrics[key] == last[key] for key in shared)
-    responses = run.generate(["a b"], num_samples=2, seed=3, max_new_tokens=4)
-    assert len(responses) == 2
-    assert all(len(each.token_ids) <= 4 for each in responses)
-    assert (run.export(tmp_path / "model") / "model.safetensors").is_file()
-    assert run.report().is_file()
-    capsys.readouterr()
 
 
 def test_mistakes_are_found_before_anything_is_loaded(inputs, tmp_path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
-from proximo.callables import calling_problem
+from proximo.callables import calling_problem, methods_problem
 from proximo.errors import ConfigError
 from proximo.metrics.sinks import Sink
 
@@ -39,7 +39,7 @@ class GivenObjects:
             return [self._item(item, name) for item in value]
         if isinstance(value, Path):
             return str(value)
-        return self._import_path(value) if callable(value) else value
+        return self._import_path(value) if callable(value) or hasattr(value, "score") else value
 
     def _item(self, value: Any, name: str) -> Any:
         """An item of the list of that name."""
@@ -101,10 +101,10 @@ class GivenObjects:
             return self._section(sink, "")
         if isinstance(sink, type) or (callable(sink) and not hasattr(sink, "write")):
             return {"kind": "function", "function": self._import_path(sink)}
-        if not hasattr(sink, "write"):
+        if problem := methods_problem(sink, ["write(step, metrics)", "close()"]):
             raise ConfigError(
                 "a sink is a mapping such as {'kind': 'wandb'}, an object with write(step, metrics) and close(), or a "
-                f"function that makes one; got {sink!r:.60}"
+                f"function that makes one; got {sink!r:.60}: {problem}"
             )
         return {"kind": "function", "function": self._import_path(_Opened(sink))}
 

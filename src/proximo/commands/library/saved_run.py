@@ -168,4 +168,5 @@ def _sampling(given_fields: Mapping[str, Any]) -> "SamplingOptions":
         raise ConfigError(
             f"sampling has no option {unknown[0]!r}{nearest(unknown[0], known)}; it has {', '.join(known)}"
         )
-    return SamplingOptions(**{"max_new_tokens": 128, **given_fields})
+    asked: dict[str, Any] = {"max_new_tokens": 128, **given_fields}
+    return SamplingOptions(**asked)

@@ -1,0 +1,218 @@
+"""Rewards, rows and sinks that a program gives as objects do what their sections in a recipe do."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo import FunctionReward, PPOConfig, PPOTrainer, Response, Scored, TrackedRun, Training, WeightedReward
+from proximo.errors import ConfigError, RunFolderError
+from proximo.run.reporting import journal
+from tiny_runs import make_inputs, recipe_of, share_of_vowels
+
+
+def brief(prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [-len(text) / 10 for text in responses]
+
+
+class Brief:
+    """A source of scores."""
+
+    name = "brief"
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        return [Scored(response=each, score=-len(each.text) / 10) for each in responses]
+
+
+BY_NAME = [
+    {"kind": "function", "name": "brief", "function": "test_objects_in_recipes:brief"},
+    {"kind": "function", "name": "share_of_vowels", "function": "tiny_runs:share_of_vowels", "weight": 0.5},
+]
+REWARDS: dict[str, Any] = {
+    "functions": [brief, (0.5, share_of_vowels)],
+    "sources": [Brief(), (0.5, FunctionReward(share_of_vowels, name="share_of_vowels"))],
+    "their sum": WeightedReward([(1, Brief()), (0.5, FunctionReward(share_of_vowels, name="share_of_vowels"))]),
+    "beside a section": [brief, BY_NAME[1]],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+
+
+def trained(place: Path, folder: Path, changes: Mapping[str, Any]) -> Training:
+    short = {"run.folder": str(folder), "run.evaluate_every_steps": None, "value.init_from": "policy"}
+    return Training(recipe_of("ppo", place), {**short, "ppo.num_steps": 2, "gold": share_of_vowels, **changes})
+
+
+def numbers(training: Training) -> list[dict[str, float]]:
+    lines = training.fit(quiet=True).metrics
+    return [{key: value for key, value in line.items() if "/" in key and "time" not in key} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    lines = numbers(trained(place, tmp_path_factory.mktemp("by name") / "run", {"reward": BY_NAME}))
+    return [{key: value for key, value in line.items() if key.startswith("score/")} for line in lines]
+
+
+@pytest.mark.parametrize("form", REWARDS)
+def test_a_reward_may_be_given_in_any_form(form, scores, place, tmp_path) -> None:
+    lines = numbers(trained(place, tmp_path / "run", {"reward": REWARDS[form]}))
+    assert "score/brief/mean" in scores[-1]
+    assert [{key: line[key] for key in wanted} for wanted, line in zip(scores, lines, strict=True)] == scores
+
+
+def test_the_trainer_takes_the_same_forms() -> None:
+    config = PPOConfig(num_steps=1, prompts_per_step=2, rollout={"max_new_tokens": 4})
+    found = []
+    for reward in (REWARDS["functions"], REWARDS["sources"], REWARDS["their sum"]):
+        trainer = PPOTrainer(tiny_language_model(seed=1), tiny_tokenizer(), config=config)
+        (line,) = trainer.train(["ab", "cd"], reward=reward)
+        found.append({key: value for key, value in line.items() if key.startswith("score/")})
+    assert {"score/brief/mean", "score/share_of_vowels/mean"} <= found[0].keys()
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ([], "empty list"),
+        ([("a", brief)], "pairs"),
+        ([(True, brief)], "pairs"),
+        ([(float("nan"), brief)], "pairs"),
+        ([(0.5, brief, 1)], "pairs"),
+        (3, "cannot be called"),
+        ([lambda prompts: [0.0]], "signature"),
+        (Brief, "Brief"),
+        ([brief, (0.5, brief)], "different names"),
+    ],
+)
+def test_what_is_no_reward_is_refused_before_anything_is_loaded(reward, message, place, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trained(place, tmp_path / "run", {"reward": reward})
+
+
+def test_a_source_is_named_and_a_changed_one_is_not_resumed(place, tmp_path) -> None:
+    class Twice(Brief):
+        name = "brief"
+
+    training = trained(place, tmp_path / "run", {"reward": [Brief()], "run.save_every_steps": 1})
+    training.fit(quiet=True)
+    other = trained(place, tmp_path / "run", {"reward": [Twice()], "run.save_every_steps": 1})
+    with pytest.raises(RunFolderError, match="given:Twice"):
+        other.fit(quiet=True, resume="must")
+    misnamed = {"kind": "function", "name": "other", "function": Brief()}
+    with pytest.raises(ConfigError, match="set name"):
+        trained(place, tmp_path / "new", {"reward": [misnamed]}).fit(quiet=True)
+
+
+class Kept:
+    """A sink that keeps what it gets, samples too."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.samples: list[int] = []
+        self.closed = 0
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert metrics
+        self.steps.append(step)
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self.samples += [step] * len(samples)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_sinks_may_be_objects_and_get_each_step_once_over_a_resume(place, tmp_path) -> None:
+    kept, made = Kept(), list[tuple[TrackedRun, Kept]]()
+
+    def make(run: TrackedRun) -> Kept:
+        made.append((run, Kept()))
+        return made[-1][1]
+
+    class Stop(RuntimeError): ...
+
+    def stop(step: int, metrics: Mapping[str, float]) -> None:
+        if step == 2:
+            raise Stop
+
+    changes = {"ppo.num_steps": 3, "run.save_every_steps": 1}
+    training = trained(place, tmp_path / "run", {**changes, "run.sinks": [kept, make]})
+    with pytest.raises(Stop):
+        training.fit(quiet=True, on_step=stop)
+    training.fit(quiet=True, resume="auto")
+    assert kept.steps == [0, 1, 2, 3]
+    assert {*kept.samples} == {0, 1, 2, 3}
+    assert kept.closed == 2
+    assert [sink.steps for _, sink in made] == [[0, 1, 2], [3]]
+    assert len({run.id for run, _ in made}) == 1
+    with pytest.raises(ConfigError, match="a sink is"):
+        trained(place, tmp_path / "new", {"run.sinks": [3]})
+    with pytest.raises(ConfigError, match="no method close"):
+        trained(place, tmp_path / "new", {"run.sinks.0": type("Open", (), {"write": print})()})
+
+
+def rows_of(place: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_rows_in_every_form_train_the_same_model(place, tmp_path) -> None:
+    rows = rows_of(place, "texts")
+
+    class Table:
+        """Rows that are made as they are read."""
+
+        def __iter__(self):
+            return iter(rows)
+
+    forms: dict[str, Any] = {
+        "file": {"path": str(place / "texts.jsonl")},
+        "data set": Dataset.from_list(rows),
+        "stream": IterableDataset.from_generator(lambda: iter(rows)),
+        "list": rows,
+        "iterable": Table(),
+        "with options": {"function": Dataset.from_list([*rows, *rows]), "max_rows": len(rows)},
+        "renamed": {
+            "function": [{"ask": row["prompt"], "say": row["response"]} for row in rows],
+            "columns": {"prompt": "ask", "response": "say"},
+        },
+    }
+    losses = {}
+    for form, source in forms.items():
+        recipe = recipe_of("sft", place)
+        changes = {"run.folder": str(tmp_path / form), "data.sources": [source], "sft.num_epochs": 0.5}
+        run = Training(recipe, changes).fit(quiet=True)
+        losses[form] = [line.get("sft/loss") for line in run.metrics]
+    assert all(loss == losses["file"] for loss in losses.values()), losses
+
+
+def test_messages_are_rows(place, tmp_path) -> None:
+    """Chat rows by the tokenizer's template, as from a file."""
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}"
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    rows = [
+        {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]}
+        for row in rows_of(place, "texts")
+    ]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    losses = []
+    for number, source in enumerate([{"path": str(tmp_path / "chat.jsonl")}, rows, Dataset.from_list(rows)]):
+        changes = {"run.folder": str(tmp_path / str(number)), "tokenizer.path": str(tmp_path / "tokenizer")}
+        training = Training(recipe_of("sft", place), {**changes, "data.sources": [source], "data.max_tokens": 60})
+        losses.append([line.get("sft/loss") for line in training.fit(quiet=True).metrics])
+    assert losses[0] == losses[1] == losses[2]
