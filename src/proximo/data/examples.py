@@ -1,15 +1,16 @@
 """Rows to `TextExample`, the input of supervised fine-tuning: token ids, and which of them count in the loss."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import TextForm, text_exchanges
+from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
-from proximo.data.rows import Row, row_ids
+from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Rendered, TextEncoder, Tokens
 from proximo.data.truncation import TooLong
@@ -68,39 +69,62 @@ def load_text_examples(
     options: ExampleOptions,
     *,
     cache: TokenCache | None = None,
-) -> tuple[list[TextExample], LoadReport]:
+) -> tuple[Sequence[TextExample], LoadReport]:
     """Examples in the order of the rows, and what became of the rows.
 
-    Raises DataError naming the row for what is malformed, and where no example is left.
+    Many examples lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, and where no
+    example is left.
     """
-    encoder = TextEncoder(tokenizer, cache)
-    paired = [
-        (identity, exchange)
-        for identity, exchange in zip(row_ids(rows), text_exchanges(rows, options.form), strict=True)
-        if exchange is not None
-    ]
-    exchanges = in_form([exchange for _, exchange in paired], to_messages=options.as_messages, system=options.system)
-    identities = [identity for identity, _ in paired]
-    rendered, encoded = encode_exchanges(encoder, exchanges, every_turn=options.train_on == "responses")
-    if options.layout == "blocks":
-        examples, num_characters = _blocks(exchanges, encoded, options)
-        counts = {"num_kept_rows": len(exchanges), "num_characters": num_characters}
-    else:
-        examples, counts = _one_per_row(encoder, identities, rendered, encoded, options)
-    merges, checked = encoder.count_merges(rendered, encoded)
-    report = LoadReport(
-        num_rows=len(rows),
-        num_ties=len(rows) - len(paired),
-        num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
-        num_merged_boundaries=merges,
-        unwritable=encoder.unwritable(rendered),
-        num_checked_boundaries=checked,
-        num_tokens=sum(len(example.token_ids) for example in examples),
-        **counts,
-    )
+    loader = _Loader(TextEncoder(tokenizer, cache), options)
+    examples = collected(loader.examples(rows))
     if not examples:
-        raise DataError(f"no example is left: {report} (max_tokens {options.max_tokens})")
-    return examples, report
+        raise DataError(f"no example is left: {loader.report} (max_tokens {options.max_tokens})")
+    return examples, loader.report
+
+
+class _Loader:
+    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+
+    def __init__(self, encoder: TextEncoder, options: ExampleOptions) -> None:
+        self.encoder = encoder
+        self.options = options
+        self.report = LoadReport(num_rows=0, num_kept_rows=0)
+        self._blocks = _Blocks(options.max_tokens or 0)
+
+    def examples(self, rows: Sequence[Row]) -> Iterator[TextExample]:
+        check_row_ids(rows)
+        exchanges = text_exchanges(rows, self.options.form)
+        paired = ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
+        for portion in portions(paired, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
+            yield from self._portion(portion)
+        if self.options.layout == "blocks":
+            yield from self._counted(self._blocks.rest(), LoadReport(num_rows=0, num_kept_rows=0))
+
+    def _portion(self, portion: Sequence[tuple[str, Exchange | None]]) -> Sequence[TextExample]:
+        options, encoder = self.options, self.encoder
+        paired = [(identity, exchange) for identity, exchange in portion if exchange is not None]
+        exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
+        rendered, encoded = encode_exchanges(encoder, exchanges, every_turn=options.train_on == "responses")
+        if options.layout == "blocks":
+            examples, counts = self._blocks.added(exchanges, encoded)
+        else:
+            examples, counts = _one_per_row(encoder, [identity for identity, _ in paired], rendered, encoded, options)
+        merges, checked = encoder.count_merges(rendered, encoded)
+        report = LoadReport(
+            num_rows=len(portion),
+            num_ties=len(portion) - len(paired),
+            num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
+            num_merged_boundaries=merges,
+            unwritable=encoder.unwritable(rendered),
+            num_checked_boundaries=checked,
+            **counts,
+        )
+        return self._counted(examples, report)
+
+    def _counted(self, examples: Sequence[TextExample], report: LoadReport) -> Sequence[TextExample]:
+        num_tokens = sum(len(example.token_ids) for example in examples)
+        self.report += replace(report, num_tokens=num_tokens)
+        return examples
 
 
 def _one_per_row(
@@ -160,18 +184,32 @@ def _num_characters(
     return sum(len(segment.text) for segment in learned if segment.written or everything)
 
 
-def _blocks(
-    exchanges: Sequence[Exchange], encoded: Sequence[Encoded], options: ExampleOptions
-) -> tuple[list[TextExample], int]:
-    """Blocks overlap by one token: each token of the stream but the first is a target exactly once."""
-    if any(exchange.prompt != "" for exchange in exchanges):
-        raise ConfigError("the layout blocks is for plain text; prompts with responses keep one example per row")
-    stream = [token for item in encoded for token in (*item.prompt.ids, *item.responses[0].ids)]
-    length = options.max_tokens or len(stream)
-    blocks = [stream[start : start + length] for start in range(0, max(1, len(stream) - 1), length - 1)]
-    examples = [
-        TextExample(id=f"block-{number}", token_ids=tuple(block), loss_mask=(False, *[True] * (len(block) - 1)))
-        for number, block in enumerate(blocks, start=1)
-        if len(block) > 1
-    ]
-    return examples, sum(len(str(exchange.responses[0])) for exchange in exchanges)
+class _Blocks:
+    """Joins texts and cuts them into blocks that overlap by one token, so that each but the first is a target once."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._stream: list[int] = []
+        self._number = 0
+
+    def added(
+        self, exchanges: Sequence[Exchange], encoded: Sequence[Encoded]
+    ) -> tuple[list[TextExample], dict[str, int]]:
+        """The blocks that are full with these texts, and what became of their rows. Raises ConfigError for a prompt."""
+        if any(exchange.prompt != "" for exchange in exchanges):
+            raise ConfigError("the layout blocks is for plain text; prompts with responses keep one example per row")
+        stream = self._stream + [token for item in encoded for token in (*item.prompt.ids, *item.responses[0].ids)]
+        starts = range(0, len(stream) - self._length + 1, self._length - 1)
+        blocks = [self._block(stream[start : start + self._length]) for start in starts]
+        self._stream = stream[len(blocks) * (self._length - 1) :]
+        num_characters = sum(len(str(exchange.responses[0])) for exchange in exchanges)
+        return blocks, {"num_kept_rows": len(exchanges), "num_characters": num_characters}
+
+    def rest(self) -> list[TextExample]:
+        """The last block, which is shorter; none if only the token is left that ended the one before."""
+        return [self._block(self._stream)] if len(self._stream) > 1 else []
+
+    def _block(self, ids: Sequence[int]) -> TextExample:
+        self._number += 1
+        mask = (False, *[True] * (len(ids) - 1))
+        return TextExample(id=f"block-{self._number}", token_ids=tuple(ids), loss_mask=mask)

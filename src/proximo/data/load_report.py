@@ -1,7 +1,8 @@
 """What became of the rows of a load: kept, dropped, cut. Numbers only."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,12 @@ class LoadReport:
     """Number of tokens of all kept rows."""
     num_characters: int = 0
     """Characters of the text that is trained on: for bits per character."""
+
+    def __add__(self, other: "LoadReport") -> "LoadReport":
+        """The counts of two portions of a load together."""
+        names = [each.name for each in fields(self) if each.name != "unwritable"]
+        counts = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return LoadReport(**counts, unwritable=dict(Counter(self.unwritable) + Counter(other.unwritable)))
 
     def __str__(self) -> str:
         """One line: rows, what was lost, what to look at."""

@@ -1,6 +1,6 @@
 """Preference pairs made from a labelled set, as a function source: `proximo.data.pairing:label_pairs`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import Any
 
@@ -48,7 +48,7 @@ def label_pairs(
         yield {"prompt": "", "chosen": first, "rejected": second}
 
 
-def _labelled(rows: list[Row], text: str, label: str, *, wanted: Any) -> list[str]:
+def _labelled(rows: Sequence[Row], text: str, label: str, *, wanted: Any) -> list[str]:
     texts = []
     for row in rows:
         # CSV gives labels as text, JSON as numbers.

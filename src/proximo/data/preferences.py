@@ -1,16 +1,18 @@
 """Rows to `PreferencePair`, the input of reward-model training. Not the loss."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proximo.data.formats.preference_formats import PreferenceForm
-from proximo.data.formats.prompt_response import Messages, in_form
+from proximo.data.formats.prompt_response import Exchange, Messages, in_form
 from proximo.data.formats.row_formats import preference_exchanges
 from proximo.data.formats.typed_columns import number_cell
+from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
-from proximo.data.rows import Row, row_ids
+from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
@@ -69,17 +71,46 @@ def load_preference_pairs(
     options: PairOptions,
     *,
     cache: TokenCache | None = None,
-) -> tuple[list[PreferencePair], LoadReport]:
+) -> tuple[Sequence[PreferencePair], LoadReport]:
     """A pair for each row with a preference, in the order of the rows; ties and identical pairs are left out, counted.
 
-    Raises DataError naming the row for what is malformed, and where no pair is left.
+    Many pairs lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, and where no pair
+    is left.
     """
-    encoder = TextEncoder(tokenizer, cache)
-    comparable = [
-        (row, identity, exchange)
-        for row, identity, exchange in zip(rows, row_ids(rows), preference_exchanges(rows, options.form), strict=True)
-        if exchange is not None
-    ]
+    loader = _Loader(TextEncoder(tokenizer, cache), options)
+    pairs = collected(loader.pairs(rows))
+    report = replace(loader.report, num_duplicate_pairs=len(pairs) - num_distinct(loader.hashes))
+    if not pairs:
+        raise DataError(f"no pair is left: {report} (max_tokens {options.max_tokens})")
+    return pairs, report
+
+
+class _Loader:
+    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+
+    def __init__(self, encoder: TextEncoder, options: PairOptions) -> None:
+        self.encoder = encoder
+        self.options = options
+        self.report = LoadReport(num_rows=0, num_kept_rows=0)
+        self.hashes = array("q")
+        """Of the tokens of each pair."""
+
+    def pairs(self, rows: Sequence[Row]) -> Iterator[PreferencePair]:
+        check_row_ids(rows)
+        read = zip(rows, preference_exchanges(rows, self.options.form), strict=True)
+        for portion in portions(read, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
+            pairs, report = _portion(self.encoder, portion, self.options)
+            self.report += report
+            self.hashes.extend(
+                hash((pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids)) for pair in pairs
+            )
+            yield from pairs
+
+
+def _portion(
+    encoder: TextEncoder, portion: Sequence[tuple[Row, Exchange | None]], options: PairOptions
+) -> tuple[list[PreferencePair], LoadReport]:
+    comparable = [(row, row_id(row), exchange) for row, exchange in portion if exchange is not None]
     num_with_preference = len(comparable)
     comparable = [pair for pair in comparable if min(map(_num_words, pair[2].responses)) >= options.min_response_words]
     exchanges = in_form([pair for _, _, pair in comparable], to_messages=options.as_messages, system=options.system)
@@ -93,13 +124,11 @@ def load_preference_pairs(
     pairs = [_pair(row, identity, fitted) for row, identity, fitted in kept]
     merges, checked = encoder.count_merges(rendered, encoded)
     report = LoadReport(
-        num_rows=len(rows),
+        num_rows=len(portion),
         num_kept_rows=len(pairs),
-        num_ties=len(rows) - num_with_preference,
+        num_ties=len(portion) - num_with_preference,
         num_too_short=num_with_preference - len(comparable),
         num_identical_pairs=len(comparable) - len(differing),
-        num_duplicate_pairs=len(pairs)
-        - len({(pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids) for pair in pairs}),
         num_too_long=len(differing) - len(kept),
         num_truncated=sum(fitted.is_truncated for _, _, fitted in kept),
         num_empty_responses=sum(not text for _, _, fitted in kept for text in fitted.exchange.responses),
@@ -108,8 +137,6 @@ def load_preference_pairs(
         num_checked_boundaries=checked,
         num_tokens=sum(pair.num_tokens for pair in pairs),
     )
-    if not pairs:
-        raise DataError(f"no pair is left: {report} (max_tokens {options.max_tokens})")
     return pairs, report
 
 

@@ -1,16 +1,18 @@
 """Rows to `Prompt` records, the input of rollouts. Not what is sampled for them."""
 
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import prompt_exchanges
 from proximo.data.formats.typed_columns import answer_cell, mean_cell
+from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
-from proximo.data.rows import Row, row_ids
+from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
@@ -54,15 +56,44 @@ def load_prompts(
     options: PromptOptions,
     *,
     cache: TokenCache | None = None,
-) -> tuple[list[Prompt], LoadReport]:
+) -> tuple[Sequence[Prompt], LoadReport]:
     """A prompt for each row that fits, in the order of the rows.
 
     `answer` becomes the reference answer, the mean of `base_scores` the base score, all other columns the metadata.
-    Raises DataError naming the row for what is malformed, for a prompt without any token, and where no prompt is left.
+    Many prompts lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, for a prompt
+    without any token, and where no prompt is left.
     """
-    encoder = TextEncoder(tokenizer, cache)
-    identities = row_ids(rows)
-    exchanges = [_opening(exchange, options.first_words) for exchange in prompt_exchanges(rows)]
+    loader = _Loader(TextEncoder(tokenizer, cache), options)
+    prompts = collected(loader.prompts(rows))
+    report = replace(loader.report, num_duplicate_prompts=len(prompts) - num_distinct(loader.hashes))
+    if not prompts:
+        raise DataError(f"no prompt is left: {report} (at most {options.max_tokens} tokens are allowed)")
+    return prompts, report
+
+
+class _Loader:
+    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+
+    def __init__(self, encoder: TextEncoder, options: PromptOptions) -> None:
+        self.encoder = encoder
+        self.options = options
+        self.report = LoadReport(num_rows=0, num_kept_rows=0)
+        self.hashes = array("q")
+        """Of the tokens of each prompt."""
+
+    def prompts(self, rows: Sequence[Row]) -> Iterator[Prompt]:
+        check_row_ids(rows)
+        for portion in portions(zip(rows, prompt_exchanges(rows), strict=True), lambda pair: pair[1].num_characters):
+            prompts, report = _portion(self.encoder, portion, self.options)
+            self.report += report
+            self.hashes.extend(hash(prompt.token_ids) for prompt in prompts)
+            yield from prompts
+
+
+def _portion(
+    encoder: TextEncoder, portion: Sequence[tuple[Row, Exchange]], options: PromptOptions
+) -> tuple[list[Prompt], LoadReport]:
+    exchanges = [_opening(exchange, options.first_words) for _, exchange in portion]
     exchanges = in_form(exchanges, to_messages=options.as_messages, system=options.system)
     rendered, encoded = encode_exchanges(encoder, exchanges)
     fitted = [
@@ -70,22 +101,19 @@ def load_prompts(
         for exchange, tokens in zip(exchanges, encoded, strict=True)
     ]
     kept = [
-        (_prompt(row, identity, fitted_prompt, options), fitted_prompt.is_truncated)
-        for row, identity, fitted_prompt in zip(rows, identities, fitted, strict=True)
+        (_prompt(row, fitted_prompt, options), fitted_prompt.is_truncated)
+        for (row, _), fitted_prompt in zip(portion, fitted, strict=True)
         if fitted_prompt is not None
     ]
     prompts = [prompt for prompt, _ in kept]
     report = LoadReport(
-        num_rows=len(rows),
+        num_rows=len(portion),
         num_kept_rows=len(prompts),
-        num_too_long=len(rows) - len(prompts),
+        num_too_long=len(portion) - len(prompts),
         num_truncated=sum(is_truncated for _, is_truncated in kept),
-        num_duplicate_prompts=len(prompts) - len({prompt.token_ids for prompt in prompts}),
         unwritable=encoder.unwritable(rendered),
         num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
-    if not prompts:
-        raise DataError(f"no prompt is left: {report} (at most {options.max_tokens} tokens are allowed)")
     return prompts, report
 
 
@@ -98,7 +126,7 @@ def _opening(exchange: Exchange, num_words: int | None) -> Exchange:
     return replace(exchange, prompt=words[0] if words else exchange.prompt)
 
 
-def _prompt(row: Row, identity: str, fitted: Fitted, options: PromptOptions) -> Prompt:
+def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
     prompt, ids = fitted.exchange.prompt, fitted.encoded.prompt.ids
     if not ids:
         raise DataError(
@@ -108,7 +136,7 @@ def _prompt(row: Row, identity: str, fitted: Fitted, options: PromptOptions) -> 
     missing = options.max_tokens - len(ids) if options.fill_to_max and options.max_tokens is not None else 0
     metadata: dict[str, Any] = {name: value for name, value in row.values.items() if name not in _NOT_METADATA}
     return Prompt(
-        id=identity,
+        id=row_id(row),
         token_ids=(*ids[-1:] * missing, *ids),
         text=prompt if isinstance(prompt, str) else None,
         messages=None if isinstance(prompt, str) else prompt,

@@ -37,6 +37,7 @@ class TokenCache:
         """The folder of the cache; None caches nothing."""
         self.folder = folder
         self.notes: list[str] = []
+        self._read_texts = self._read_files = 0
 
     def ids(self, tokenizer: "PreTrainedTokenizerBase", texts: list[str], tokenise: Tokenise) -> list[list[int]]:
         """What `tokenise` returns for the texts, from the folder or into it.
@@ -59,7 +60,7 @@ class TokenCache:
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             self.notes.append(f"token cache: {path} is of no use and is made anew ({error})")
         else:
-            self.notes.append(f"token cache: {len(texts):,} texts read from {path}")
+            self._note_read(len(texts), path)
             return cached_ids
         ids = tokenise(texts)
         try:
@@ -67,6 +68,14 @@ class TokenCache:
         except OSError as error:
             self.notes.append(f"token cache: nothing is kept, {path} cannot be written ({error.strerror or error})")
         return ids
+
+    def _note_read(self, num_texts: int, path: Path) -> None:
+        """One note, however many portions a load has."""
+        earlier = f"token cache: {self._read_texts:,} texts read from "
+        self.notes = [note for note in self.notes if not note.startswith(earlier)]
+        self._read_texts, self._read_files = self._read_texts + num_texts, self._read_files + 1
+        place = path if self._read_files == 1 else f"{self._read_files:,} files in {self.folder}"
+        self.notes.append(f"token cache: {self._read_texts:,} texts read from {place}")
 
     def _write(self, path: Path, ids: Sequence[Sequence[int]]) -> None:
         lengths = np.array([len(text_ids) for text_ids in ids], dtype=np.int64)

@@ -1,9 +1,10 @@
 """Builds the task of `proximo ppo` from its recipe. The steps: task.py, trainer.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def _check_rows(sources: Sequence[RewardSource | None], rows: SplitRows, data: "
 class _Texts:
     """PTX texts with fingerprints and notes; empty if the recipe has no `ptx_data`."""
 
-    examples: list[TextExample] | None = None
+    examples: Sequence[TextExample] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -210,21 +211,22 @@ def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: To
 class _Data:
     """What a run reads besides models: prompts, their reference answers where asked for, PTX texts."""
 
-    prompts: list[Prompt]
-    held_out: list[Prompt]
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
     answers: list[Response]
     texts: _Texts
     difficulty: DifficultyFilter | None
     notes: tuple[str, ...]
 
     @property
-    def all_prompts(self) -> list[Prompt]:
+    def all_prompts(self) -> Iterator[Prompt]:
         """Training prompts, then held-out prompts."""
-        return [*self.prompts, *self.held_out]
+        return chain(self.prompts, self.held_out)
 
 
 def _load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Data:
-    options, held_out = prompt_options(recipe.data), list[Prompt]()
+    options = prompt_options(recipe.data)
+    held_out: Sequence[Prompt] = []
     prompts, report = load_prompts(rows.training, tokenizer, options, cache=cache)
     difficulty = make_difficulty_filter(recipe, prompts)
     texts = _load_texts(recipe, tokenizer, cache)
@@ -287,7 +289,7 @@ def budget(recipe: PPORecipe) -> int:
 
 
 def _check_positions(
-    recipe: PPORecipe, prompts: Sequence[Prompt], models: Mapping[str, LanguageModel | ScalarModel | None]
+    recipe: PPORecipe, prompts: Iterable[Prompt], models: Mapping[str, LanguageModel | ScalarModel | None]
 ) -> None:
     """Raises ConfigError if the longest prompt plus response exceeds the context of a model."""
     longest = max(len(prompt.token_ids) for prompt in prompts)

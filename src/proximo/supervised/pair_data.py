@@ -1,10 +1,13 @@
 """Loads and tokenises the preference pairs of a stage, for reward model training and DPO."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.data import PreferenceDataConfig
+from proximo.data.large_lists import collected
 from proximo.data.load_report import LoadReport
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.token_cache import TokenCache
@@ -15,22 +18,22 @@ from proximo.run.build.data import SplitRows
 class SplitPairs:
     """Training pairs and held-out pairs."""
 
-    training: list[PreferencePair]
-    held_out: list[PreferencePair]
+    training: Sequence[PreferencePair]
+    held_out: Sequence[PreferencePair]
     report: LoadReport
     """What was loaded and dropped among the training rows."""
 
     @property
-    def all(self) -> list[PreferencePair]:
-        """Training and held-out pairs."""
-        return [*self.training, *self.held_out]
+    def all(self) -> Sequence[PreferencePair]:
+        """Training and held-out pairs, on disk if they are many."""
+        return collected(chain(self.training, self.held_out))
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt plus response."""
         return max(
             len(pair.prompt_token_ids) + max(len(pair.chosen_token_ids), len(pair.rejected_token_ids))
-            for pair in self.all
+            for pair in chain(self.training, self.held_out)
         )
 
     @property

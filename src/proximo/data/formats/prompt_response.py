@@ -22,6 +22,14 @@ class Exchange:
     is_transcript: bool = False
     """True where the text holds turns of `Human:` and `Assistant:`."""
 
+    @property
+    def num_characters(self) -> int:
+        """Of the prompt and all responses; in messages those of their contents that are text."""
+        return sum(
+            len(part) if isinstance(part, str) else sum(len(str(turn.get("content") or "")) for turn in part)
+            for part in (self.prompt, *self.responses)
+        )
+
 
 def said(text: str) -> Messages:
     """One turn of the assistant."""

@@ -1,6 +1,6 @@
 """What the rows of a load mean: prompts alone (PPO), prompts with a response (fine-tuning), pairs. Not their tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
 from proximo.data.formats.preference_formats import (
@@ -23,30 +23,30 @@ Made = TypeVar("Made")
 _ANSWERS = ("response", "completion", "output")
 
 
-def prompt_exchanges(rows: Sequence[Row]) -> list[Exchange]:
+def prompt_exchanges(rows: Iterable[Row]) -> Iterator[Exchange]:
     """The prompt of each row, without responses; of a pair, what its two responses answer.
 
     A last turn of the assistant is left out: it is what the policy is asked to write.
     """
-    return _by_source(rows, _prompt_reader)
+    return _each_by_source(rows, _prompt_reader)
 
 
-def text_exchanges(rows: Sequence[Row], form: TextForm = "auto") -> list[Exchange | None]:
+def text_exchanges(rows: Iterable[Row], form: TextForm = "auto") -> Iterator[Exchange | None]:
     """Prompt and response of each row: plain text (the prompt is ""), both columns, messages, or a pair's chosen.
 
     Turns behind the assistant's last are left out. None for a pair that is a tie.
     """
-    return _by_source(rows, lambda row: _text_reader(row, form))
+    return _each_by_source(rows, lambda row: _text_reader(row, form))
 
 
-def preference_exchanges(rows: Sequence[Row], form: PreferenceForm = "auto") -> list[Exchange | None]:
+def preference_exchanges(rows: Iterable[Row], form: PreferenceForm = "auto") -> Iterator[Exchange | None]:
     """Prompt, chosen and rejected response of each row; None for a tie."""
 
     def reader(row: Row) -> Callable[[Row], Exchange | None]:
         row_form = preference_form(row) if form == "auto" else form
         return lambda any_row: preference_exchange(any_row, row_form)
 
-    return _by_source(rows, reader)
+    return _each_by_source(rows, reader)
 
 
 def _response_field(row: Row) -> str | None:
@@ -54,15 +54,13 @@ def _response_field(row: Row) -> str | None:
     return next((field for field in _ANSWERS if field in row.values), None)
 
 
-def _by_source(rows: Sequence[Row], reader_of: Callable[[Row], Callable[[Row], Made]]) -> list[Made]:
+def _each_by_source(rows: Iterable[Row], reader_of: Callable[[Row], Callable[[Row], Made]]) -> Iterator[Made]:
     readers: dict[str, Callable[[Row], Made]] = {}
-    made = []
     for row in rows:
         key = row.name or row.source
         if key not in readers:
             readers[key] = reader_of(row)
-        made.append(readers[key](row))
-    return made
+        yield readers[key](row)
 
 
 def _prompt_reader(first: Row) -> Callable[[Row], Exchange]:

@@ -1,5 +1,6 @@
 """The text of a file, or the reason why it has none. Not the parsing of it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from proximo.errors import DataError
@@ -18,6 +19,36 @@ _NOT_TEXT = {
 }
 
 
+def file_lines(path: Path, label: str, *, line_word: str = "line") -> Iterator[str]:
+    """The lines of a UTF-8 file with their ends, read one after the other. Raises DataError as `read_file_text`.
+
+    Only "\\n" ends a line: JSON strings may hold U+2028 and others that str.splitlines would cut at.
+    """
+    is_empty = True
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                content = line.removeprefix(_UTF8_MARK) if number == 1 else line
+                if number == 1:
+                    refuse_other_than_text(content, label)
+                is_empty = is_empty and not content.strip()
+                yield _decode(content, label, line_word, first_line=number)
+    except OSError as error:
+        raise DataError(f"{label}: the file cannot be read: {error.strerror or error}") from error
+    if is_empty:
+        raise _empty(path, label)
+
+
+def begins_with(mark: bytes, path: Path) -> bool:
+    """Whether the first byte of a file that is not blank is this one. False for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            first = next((content for line in file if (content := line.removeprefix(_UTF8_MARK).strip())), b"")
+    except OSError:
+        return False
+    return first.startswith(mark)
+
+
 def read_file_text(path: Path, label: str, *, line_word: str = "line") -> str:
     """The contents of a UTF-8 file; a byte order mark at its start is left out, as it carries nothing.
 
@@ -30,9 +61,13 @@ def read_file_text(path: Path, label: str, *, line_word: str = "line") -> str:
         raise DataError(f"{label}: the file cannot be read: {error.strerror or error}") from error
     data = data.removeprefix(_UTF8_MARK)
     if not data.strip():
-        raise DataError(f"{label}: the file is empty ({path.stat().st_size} bytes)")
+        raise _empty(path, label)
     refuse_other_than_text(data, label)
     return _decode(data, label, line_word)
+
+
+def _empty(path: Path, label: str) -> DataError:
+    return DataError(f"{label}: the file is empty ({path.stat().st_size} bytes)")
 
 
 def refuse_other_than_text(data: bytes, label: str) -> None:
@@ -42,23 +77,23 @@ def refuse_other_than_text(data: bytes, label: str) -> None:
             raise DataError(f"{label}: {reason}")
 
 
-def _decode(data: bytes, label: str, line_word: str) -> str:
+def _decode(data: bytes, label: str, line_word: str, *, first_line: int = 1) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        line, byte = _place(data, error.start)
+        line, byte = _place(data, error.start, first_line)
         raise DataError(
             f"{label}, {line_word} {line}: byte {byte} of the line (0x{data[error.start]:02x}) is not UTF-8; "
             "save the file as UTF-8"
         ) from error
     if "\x00" in text:
-        line, byte = _place(data, data.index(b"\x00"))
+        line, byte = _place(data, data.index(b"\x00"), first_line)
         raise DataError(
             f"{label}, {line_word} {line}: byte {byte} of the line is NUL; the file is UTF-16 or not text at all"
         )
     return text
 
 
-def _place(data: bytes, offset: int) -> tuple[int, int]:
+def _place(data: bytes, offset: int, first_line: int) -> tuple[int, int]:
     line_start = data.rfind(b"\n", 0, offset) + 1
-    return data.count(b"\n", 0, offset) + 1, offset - line_start + 1
+    return data.count(b"\n", 0, offset) + first_line, offset - line_start + 1

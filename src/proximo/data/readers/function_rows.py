@@ -45,7 +45,7 @@ def _row(values: Any, import_path: str, number: int) -> Row:
         raise DataError(
             f"{import_path}, row {number}: a row must be a mapping from column names to values, got {values!r:.80}"
         )
-    return Row(source=import_path, number=number, values=values)
+    return Row(source=import_path, number=number, values=dict(values))
 
 
 def _imported(import_path: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Rows of JSON files: an array of objects, or one object a line. Strict: what is not JSON is an error with its row."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from proximo.data.rows import Row
@@ -10,16 +10,9 @@ from proximo.errors import DataError
 _BLANK = " \t\r\n"
 
 
-def is_json_array(text: str) -> bool:
-    """True where the first character that is not blank opens an array."""
-    return text.lstrip(_BLANK).startswith("[")
-
-
-def json_line_rows(text: str, source: str) -> Iterator[Row]:
+def json_line_rows(lines: Iterable[str], source: str) -> Iterator[Row]:
     """One object a line. Blank lines are passed over and counted, so that the row number is the line number."""
     decoder = _strict_decoder()
-    # Only "\n" ends a line: JSON strings may hold U+2028 and others that str.splitlines would cut at.
-    lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         content = line.strip(_BLANK)
         if content:

@@ -7,12 +7,13 @@ from itertools import islice
 from pathlib import Path
 
 from proximo.callables import IMPORT_PATH
+from proximo.data.large_lists import collected
 from proximo.data.order import shuffled
 from proximo.data.readers.columns import with_columns
 from proximo.data.readers.csv_rows import csv_rows
-from proximo.data.readers.file_text import read_file_text, refuse_other_than_text
+from proximo.data.readers.file_text import begins_with, file_lines, read_file_text, refuse_other_than_text
 from proximo.data.readers.function_rows import function_rows
-from proximo.data.readers.json_rows import is_json_array, json_array_rows, json_line_rows
+from proximo.data.readers.json_rows import json_array_rows, json_line_rows
 from proximo.data.readers.problems import as_problem
 from proximo.data.readers.source import DataSource, Format
 from proximo.data.readers.split import DataPhase, phase_indices
@@ -50,7 +51,7 @@ class SourceCount:
 class RowSet:
     """Rows ready to be used, source after source in file order, and how many each source gave."""
 
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     counts: tuple[SourceCount, ...]
 
     def __str__(self) -> str:
@@ -63,8 +64,8 @@ def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase 
 
     Without weights every row of every source is used once an epoch. With weights the shares of the sources in an
     epoch are the weights, no row twice: the source that runs out first gives all, the others a draw made with `seed`.
-    `max_rows` cuts a source before anything else. Raises DataError naming source and row, ConfigError where some
-    sources have weights and others none.
+    `max_rows` cuts a source before anything else. Many rows lie on disk (`large_lists.py`). Raises DataError naming
+    source and row, ConfigError where some sources have weights and others none.
     """
     weights = _weights(sources)
     read = [read_source(source, name=name) for source, name in zip(sources, _short_names(sources), strict=True)]
@@ -72,19 +73,20 @@ def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase 
     if weights is not None:
         wanted = mixture_counts([len(rows) for rows in parts], weights)
         parts = [
-            [rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=source_index)]
+            collected(rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=source_index))
             for source_index, (rows, count) in enumerate(zip(parts, wanted, strict=True))
         ]
     counts = tuple(
         SourceCount(source=source.path, num_read=len(all_rows), num_used=len(rows))
         for source, all_rows, rows in zip(sources, read, parts, strict=True)
     )
-    return RowSet(rows=tuple(row for rows in parts for row in rows), counts=counts)
+    rows = parts[0] if len(parts) == 1 else collected(row for rows in parts for row in rows)
+    return RowSet(rows=rows, counts=counts)
 
 
-def read_source(source: DataSource, *, name: str = "") -> list[Row]:
+def read_source(source: DataSource, *, name: str = "") -> Sequence[Row]:
     """The rows of one source, columns mapped, at most `max_rows`. Raises DataError, also where there is none."""
-    rows = [replace(_mapped(row, source), name=name) for row in islice(_raw_rows(source), source.max_rows)]
+    rows = collected(replace(_mapped(row, source), name=name) for row in islice(_raw_rows(source), source.max_rows))
     if not rows:
         raise DataError(f"{source.path}: the source has no rows")
     return rows
@@ -107,10 +109,10 @@ def _weights(sources: Sequence[DataSource]) -> list[float] | None:
     return weights
 
 
-def _part(rows: list[Row], source: DataSource, phase: DataPhase | None) -> list[Row]:
+def _part(rows: Sequence[Row], source: DataSource, phase: DataPhase | None) -> Sequence[Row]:
     if phase is None or source.whole:
         return rows
-    part = [rows[index] for index in sorted(phase_indices(len(rows), phase))]
+    part = collected(rows[index] for index in sorted(phase_indices(len(rows), phase)))
     if not part:
         raise DataError(
             f"{source.path}: part {phase.part} of the proportions {phase.proportions} of {len(rows)} rows is empty"
@@ -151,15 +153,15 @@ def _rows_of_function(source: DataSource) -> Iterator[Row]:
 
 
 def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[Row]:
-    text = read_file_text(path, source.path, line_word="row" if text_format == "jsonl" else "line")
     # Both endings are used for both forms, so `auto` looks; a named format is believed.
     if text_format == "json" or (source.format == "auto" and text_format == "jsonl"):
-        text_format = "json" if is_json_array(text) else "jsonl"
+        text_format = "json" if begins_with(b"[", path) else "jsonl"
+    if text_format == "jsonl":
+        return json_line_rows(file_lines(path, source.path, line_word="row"), source.path)
+    text = read_file_text(path, source.path)
     match text_format:
         case "json":
             return json_array_rows(text, source.path)
-        case "jsonl":
-            return json_line_rows(text, source.path)
         case "csv":
             return csv_rows(text, source.path, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         case _:

@@ -18,7 +18,7 @@ def parquet_rows(path: Path, source: str) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(batch_size=1000):
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(source=source, number=number, values=values)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.run import RunConfig
+from proximo.data.large_lists import collected
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.data.readers.split import DataPhase, hold_out
@@ -18,15 +20,15 @@ from proximo.errors import DataError
 class SplitRows:
     """Training rows and held-out rows, with fingerprints."""
 
-    training: tuple[Row, ...]
-    held_out: tuple[Row, ...]
+    training: Sequence[Row]
+    held_out: Sequence[Row]
     description: str
     """The number of rows from each source, as text."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Source -> digest of its rows. With the settings they determine which rows are held out."""
-        return fingerprints((*self.training, *self.held_out))
+        return fingerprints(chain(self.training, self.held_out))
 
 
 def read_split(data: DataConfig, *, seed: int) -> SplitRows:
@@ -45,8 +47,8 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
         )
     kept, held = hold_out(len(found.rows), data.held_out_rows, seed=seed)
     return SplitRows(
-        training=tuple(found.rows[i] for i in kept),
-        held_out=tuple(found.rows[i] for i in held),
+        training=collected(found.rows[i] for i in kept) if held else found.rows,
+        held_out=collected(found.rows[i] for i in held),
         description=str(found),
     )
 

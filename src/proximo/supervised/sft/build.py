@@ -1,6 +1,7 @@
 """Builds the task of `proximo sft` from its recipe. The steps: task.py."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.rows import Row
@@ -27,13 +28,13 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
     check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model})
     options = example_options(recipe.data)
     examples, report = load_text_examples(rows.training, tokenizer, options, cache=cache)
-    held_out: list[TextExample] = []
+    held_out: Sequence[TextExample] = []
     held_out_characters = 0
     if rows.held_out:
         held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, options, cache=cache)
         held_out_characters = held_out_report.num_characters
     model = build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy")
-    longest = max(len(example.token_ids) for example in [*examples, *held_out])
+    longest = max(len(example.token_ids) for example in chain(examples, held_out))
     check_lengths(model.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
     if not recipe.sft.dropout:
         disable_dropout(model.model)
