@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import yaml
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
     from proximo.plan.record import Plan
+    from proximo.ppo.recipe import PPORecipe
 
 
 class Training:
@@ -137,12 +138,16 @@ class Training:
         Raises ConfigError for a recipe without rewards, UserError if `out` exists.
         """
         from proximo.commands.pass_rates import run_pass_rates
-        from proximo.ppo.recipe import PPORecipe
 
-        if not isinstance(self.recipe, PPORecipe):
+        if not (hasattr(self.recipe, "policy") and hasattr(self.recipe, "ppo")):
             raise ConfigError("pass rates are measured for a recipe of PPO, whose rewards judge the answers")
         with self._ready():
-            run_pass_rates(self.recipe, Path(out), samples_per_prompt=samples_per_prompt, num_prompts=num_prompts)
+            run_pass_rates(
+                cast("PPORecipe", self.recipe),
+                Path(out),
+                samples_per_prompt=samples_per_prompt,
+                num_prompts=num_prompts,
+            )
         return Path(out)
 
     @contextmanager
