@@ -22,8 +22,8 @@ from proximo.plan.text import to_json
 from proximo.run.reporting import journal
 from tiny_runs import make_inputs, recipe_of
 
-NO_PYTHON = {"doctor", "engine", "serve-reward"}
-"""They tell of the machine, and start servers for other machines."""
+NO_PYTHON = {"doctor", "engine", "init", "serve-reward"}
+"""They tell of the machine, ask for a first recipe at the terminal, and start servers for other machines."""
 CLOCKS = re.compile(r"seconds|_second|throughput|memory|cache")
 
 
