@@ -31,6 +31,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
+from proximo.rewards.no_reward import NoReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -53,6 +54,7 @@ __all__ = [
     "ModelError",
     "ModelReward",
     "ModelRewardConfig",
+    "NoReward",
     "OptimizerConfig",
     "OwnOptimizer",
     "PPOConfig",

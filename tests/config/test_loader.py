@@ -78,8 +78,8 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         "  line 14: ppo.advantage.gamma must be a number, got 'two'\n"
         "  line 15: run2 is not a known key; did you mean run?\n"
         "  override run.seed=-1: run.seed must be at least 0, got -1\n"
-        "  override ppo.kl.apply_to=reword: ppo.kl.apply_to must be 'reward', 'loss' or 'none', got 'reword'; did you "
-        "mean reward?"
+        "  override ppo.kl.apply_to=reword: ppo.kl.apply_to must be 'reward', 'loss', 'margin' or 'none', got "
+        "'reword'; did you mean reward?"
     )
 
 

@@ -89,7 +89,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "values": (ValueWorker, "values"),
     "training of the policy": (PolicyWorker, "train"),
     "loss of the policy": (PolicyWorker, "_loss"),
-    "full KL": (ReferenceWorker, "full_kl"),
+    "full KL": (ReferenceWorker, "divergence"),
     "training of the value model": (ValueWorker, "train"),
     "loss of the value model": (ValueWorker, "loss"),
     "forward of a layer": (PolicyWorker, "_hidden"),

@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "value_normalised": {"value_loss": {"normalise": "exponential"}},
     "groups": GROUPS,
     "groups together": GROUPS | {"keep_groups_together": True, "minibatch_responses": 4},
+    # The last minibatch of a step is one pair, so that a rank has none.
+    "pairs": {"policy_loss": {"objective": "online_dpo"}, "kl": {"coefficient": 0.4}, "minibatch_responses": 6},
     # So low a limit takes tokens out in every update but the first of a step.
     "m2po": GROUPS | {"policy_loss": {"objective": "m2po", "max_second_moment": 1e-5}, "epochs_per_step": 2},
     "full_kl": {"kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}},
@@ -134,6 +136,7 @@ EACH = {
     "value_normalised": GRADS,
     "groups": WHOLE,
     "groups together": WHOLE,
+    "pairs": FULL,
     "m2po": GRADS,
     "ptx": FULL,
     "full_kl": FULL,

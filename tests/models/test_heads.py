@@ -300,7 +300,7 @@ def test_the_full_kl_is_refused_across_devices_and_vocabularies():
     hidden, head = drawn(2, WIDTH), head_of({}, bias=False)
     with pytest.raises(ModelError, match="on one device, not on cpu and meta"):
         full_kl(hidden, head, hidden.to("meta"), head)
-    with pytest.raises(ModelError, match="9 tokens and the reference 8"):
+    with pytest.raises(ModelError, match="for 8 tokens, the policy for 9"):
         full_kl(hidden, head, hidden, OutputHead(weight=head.weight[:8]))
 
 

@@ -15,7 +15,6 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.evaluation import evaluate_policy
@@ -313,11 +312,6 @@ def language_model(**options) -> LanguageModel:
 @pytest.mark.parametrize(
     ("policy", "others", "message"),
     [
-        (
-            lambda: language_model().with_adapter(LoRAOptions(rank=2)),
-            lambda: {"reference": language_model()},
-            "leave reference out",
-        ),
         (language_model, lambda: {"reference": language_model(vocab_size=70)}, "logits for 70 tokens"),
         (
             lambda: language_model(vocab_size=70),

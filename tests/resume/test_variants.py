@@ -13,7 +13,7 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.errors import TrainingError
 from proximo.run.options import RunOptions
 from run_outcomes import assert_same_outcome, outcome
-from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs, recipe_of, run
+from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LLAMA, LORA, Kind, changed, make_inputs, recipe_of, run
 
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
@@ -48,6 +48,20 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),
+    "ppo from a teacher alone": (
+        "ppo",
+        {
+            "reward": [],
+            "reference": {"config": LLAMA | {"hidden_size": 32}},
+            "value": {},
+            "ppo.advantage": "return_to_go",
+            "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+        },
+    ),
+    "ppo of pairs, whose beta adapts": (
+        "ppo",
+        {"ppo.policy_loss": {"objective": "online_dpo"}, "ppo.samples_per_prompt": 3, "ppo.minibatch_responses": 4},
+    ),
     "ppo that samples a step ahead": ("ppo", {"ppo.rollout.staleness": 1}),
     "ppo that samples further groups": (
         "ppo",

@@ -5,7 +5,8 @@ pass the tensors through `masking.select` first. Statistics are sums and counts 
 micro-batches add up with `+` to those of the whole.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -74,6 +75,8 @@ class PolicyStatistics:
     abs_log_ratio: Shaped[Tensor, ""]
     max_abs_log_ratio: Shaped[Tensor, ""]
     """Not a sum: the largest seen; 0 over no tokens."""
+    others: Mapping[str, Shaped[Tensor, ""]] = field(default_factory=dict)
+    """Name -> sum of what only some losses measure."""
 
     def __add__(self, other: "PolicyStatistics") -> "PolicyStatistics":
         return PolicyStatistics(
@@ -86,6 +89,7 @@ class PolicyStatistics:
             k3=self.k3 + other.k3,
             abs_log_ratio=self.abs_log_ratio + other.abs_log_ratio,
             max_abs_log_ratio=torch.maximum(self.max_abs_log_ratio, other.max_abs_log_ratio),
+            others={name: value + other.others[name] for name, value in self.others.items()},
         )
 
 

@@ -32,9 +32,12 @@ from proximo.trainer_kinds import register
 INTERRUPTED = 130
 TRAIN = "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`"
 OTHER_TOOLS_COMMANDS = {
+    "distill": "`proximo ppo` with a teacher as reference, as in the recipe distill",
     "eval": "`proximo evaluate`",
     "finetune": "`proximo sft`",
     "grpo": "`proximo ppo` with ppo.advantage=group_standardised, as in the recipe grpo-function",
+    "gkd": "`proximo ppo` with a teacher as reference, as in the recipe distill",
+    "online-dpo": "`proximo ppo` with ppo.policy_loss.objective=online_dpo, as in the recipe online-dpo",
     "rlhf": "`proximo pipeline`, or `proximo ppo` for its last step",
     "rloo": "`proximo ppo` with ppo.advantage=leave_one_out",
     "rm": "`proximo reward`",

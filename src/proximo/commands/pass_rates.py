@@ -41,13 +41,15 @@ from proximo.working_directory import kept_working_directory
 def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:
     """Sample and score as the first step would, write one row per training prompt, and print a summary.
 
-    Raises UserError if the file exists or its folder does not, and TrainingError if too many responses could
-    not be scored.
+    Raises UserError if the file exists, its folder does not or the recipe has no reward, and TrainingError if too many
+    responses could not be scored.
     """
     if output.exists():
         raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
+    if not recipe.reward:
+        raise UserError("the recipe has no reward, so no response passes or fails: give it one")
     verify_models(inputs_of(recipe))
     title = str(output)
     unfinished, output = temporary_beside(output.absolute()), output.absolute()

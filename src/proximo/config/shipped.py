@@ -29,7 +29,8 @@ class ShippedRecipe:
 def shipped_recipes() -> tuple[ShippedRecipe, ...]:
     """All shipped recipes, sorted by name."""
     folder = files("proximo") / "recipes"
-    entries = [entry for place in (folder, folder / "presets", folder / "vllm") for entry in place.iterdir()]
+    places = (folder, *(folder / name for name in ("presets", "verifiable", "vllm")))
+    entries = [entry for place in places for entry in place.iterdir()]
     entries = sorted((entry for entry in entries if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return tuple(
         ShippedRecipe(name=entry.name.removesuffix(".yaml"), text=entry.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +37,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 _NO_SHARE = -1e4
 """Log-probs are clamped to this value: its exp is 0, so p log p is 0. With -inf it would be NaN."""
+
+MAX_SPARE_ROWS = 0.01
+"""Rows that the output layer of a reference may have beyond the policy's, as a share of these: models of one family may
+pad their layers to different sizes, with rows of no token."""
 
 CHUNK_TOKENS = 256
 """Positions per chunk on a CPU, and the minimum on other devices. On a CPU this was within 5% of the fastest size for
@@ -287,6 +291,15 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
     return gradient.scatter_add_(1, targets[:, None], of_logprobs[:, None])
 
 
+def check_same_rows(num_rows: int, num_reference_rows: int) -> None:
+    """Raises ModelError where the output layers of policy and reference cannot be of one vocabulary."""
+    if not 0 <= num_reference_rows - num_rows <= MAX_SPARE_ROWS * num_rows:
+        raise ModelError(
+            f"the reference gives logits for {num_reference_rows} tokens, the policy for {num_rows}: the KL compares "
+            "the same tokens; bring a reference with the policy's vocabulary"
+        )
+
+
 def full_kl(
     hidden: Float[Tensor, "positions hidden"],
     head: OutputHead,
@@ -298,25 +311,51 @@ def full_kl(
 ) -> Float[Tensor, "positions"]:
     """KL(policy || reference) over the whole vocabulary at each position, in nats: [N, D] twice -> [N].
 
-    The formula is that of `algorithms.kl.full_kl`, in chunks.
-    Gradients reach the policy's hidden states and head, not the reference. Raises ModelError if the two are on
-    different devices or have different vocabularies.
+    The `kl` of `full_divergence`, which says more.
+    """
+    return full_divergence(
+        hidden, head, reference_hidden, reference_head, temperature=temperature, chunk_tokens=chunk_tokens
+    ).kl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """How far the policy is from the reference at each position."""
+
+    kl: Float[Tensor, "positions"]
+    """KL(policy || reference) over the whole vocabulary, in nats."""
+    same_top: Bool[Tensor, "positions"]
+    """Whether the most likely token of the two is the same."""
+
+
+def full_divergence(
+    hidden: Float[Tensor, "positions hidden"],
+    head: OutputHead,
+    reference_hidden: Float[Tensor, "positions reference_hidden"],
+    reference_head: OutputHead,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int | None = None,
+) -> Divergence:
+    """The policy against the reference over the whole vocabulary: [N, D] twice -> [N] each.
+
+    The formula of the KL is that of `algorithms.kl.full_kl`, in chunks. Gradients reach the policy's hidden states and
+    head, not the reference. Rows that the reference has beyond the policy's are left out
+    (`check_same_rows`). Raises ModelError if the two are on different devices or have different vocabularies.
     """
     if hidden.device != reference_hidden.device:
         raise ModelError(
             f"the full KL needs policy and reference on one device, not on {hidden.device} and "
             f"{reference_hidden.device}; use a sampled estimator (k1) instead"
         )
-    if head.weight.shape[0] != reference_head.weight.shape[0]:
-        raise ModelError(
-            f"the full KL needs one vocabulary, but the policy has {head.weight.shape[0]} tokens and the reference "
-            f"{reference_head.weight.shape[0]}"
-        )
+    shared = head.weight.shape[0]
+    check_same_rows(shared, reference_head.weight.shape[0])
 
-    def of_chunk(rows: Tensor, reference_rows: Tensor) -> Tensor:
+    def of_chunk(rows: Tensor, reference_rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            reference = reference_head.logits(reference_rows) / temperature
-        return kl.full_kl(head.logits(rows) / temperature, reference)
+            reference = reference_head.logits(reference_rows)[:, :shared] / temperature
+        logits = head.logits(rows) / temperature
+        return kl.full_kl(logits, reference), logits.argmax(-1) == reference.argmax(-1)
 
     size = chunk_tokens or head.chunk_tokens
     pieces = zip(hidden.split(size), reference_hidden.split(size), strict=True)
@@ -325,4 +364,6 @@ def full_kl(
         "preserve_rng_state": False,
         "context_fn": keep_casts_in_recomputation,
     }
-    return torch.cat([checkpoint(of_chunk, mine, other, **options) for mine, other in pieces])
+    parts = [checkpoint(of_chunk, mine, other, **options) for mine, other in pieces]
+    divergences, same_top = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Divergence(kl=divergences, same_top=same_top)

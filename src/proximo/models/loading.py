@@ -20,6 +20,7 @@ from transformers import (
 from proximo.errors import CheckpointError, ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES
+from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.precision.placement import Precision
@@ -123,6 +124,17 @@ def check_tokenizer(
     if source.config is None or "vocab_size" in source.config:
         num_rows = read_config(base or source).get_text_config().vocab_size
         refuse_unembedded(tokenizer, num_rows, role=role, added=added)
+
+
+def check_same_output(source: ModelSource, reference: ModelSource, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ModelError if the output layer of `reference` is not of the vocabulary of `source`. Reads no weights."""
+    check_same_rows(*(max(_num_rows(each, tokenizer), vocabulary_size(tokenizer)) for each in (source, reference)))
+
+
+def _num_rows(source: ModelSource, tokenizer: PreTrainedTokenizerBase) -> int:
+    if source.config is not None and "vocab_size" not in source.config:
+        return vocabulary_size(tokenizer)
+    return read_config(adapter_base(source) or source).get_text_config().vocab_size
 
 
 def _own_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:

@@ -157,9 +157,7 @@ PLAIN = ModelConfig(config={"model_type": "any"})
 def make_reference(
     section: ModelConfig | None, policy: LanguageModel, configs: ModelConfigs, num_tokens: int | None
 ) -> Model:
-    """The reference model: the base of a policy with an adapter, else the named model or a copy of the policy."""
-    if policy.has_adapter:
-        return base_alone(policy)
-    if section is None:
-        return policy.frozen_copy()
-    return freeze(language_model(configs.sized(section, num_tokens), PLAIN, precision=policy.precision))
+    """The reference model: the named one, or else the base of a policy with an adapter, or a copy of the policy."""
+    if section is not None:
+        return freeze(language_model(configs.sized(section, num_tokens), PLAIN, precision=policy.precision))
+    return base_alone(policy) if policy.has_adapter else policy.frozen_copy()

@@ -14,7 +14,7 @@ from proximo.algorithms.advantages import zero_variance_groups
 from proximo.algorithms.kl import k1
 from proximo.algorithms.segments import segment_sum, value_positions
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, DataError
 from proximo.records import Experience, Finish, Scored, ScoreState
 
 
@@ -60,6 +60,20 @@ def group_ids(scored: Sequence[Scored]) -> Tensor:
     """[R] group index of each response: responses to one prompt have the same index."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
+
+
+def pair_ids(scored: Sequence[Scored]) -> Tensor:
+    """[R] index of the pair of each response: 2 i and 2 i + 1 are a pair.
+
+    Raises DataError if they are not two responses to one prompt.
+    """
+    prompts = [s.response.prompt.id for s in scored]
+    if len(prompts) % 2 or prompts[::2] != prompts[1::2]:
+        raise DataError(
+            "policy_loss.objective online_dpo and online_ipo compare two responses to each prompt, one after the "
+            f"other; the {len(prompts)} given responses do not come in such pairs"
+        )
+    return torch.arange(len(scored)) // 2
 
 
 def task_reward_of(scored: Scored, name: str | None) -> float:

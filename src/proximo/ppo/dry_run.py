@@ -33,6 +33,8 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
         yield "engine", _engine(recipe.engine)
     if recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {recipe.ppo.rollout.staleness} steps ahead"
+    if not recipe.reward:
+        yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.apply_to}"
     for index, source in enumerate(recipe.reward):
         yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
     if recipe.gold is not None:
@@ -93,7 +95,8 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[Line]:
     yield "one step", f"{ppo.prompts_per_step:,} prompts x {ppo.responses_per_prompt:,} = {responses:,} responses"
     if ppo.samples_per_prompt is not None:
         sampled = ppo.prompts_per_step * ppo.samples_per_prompt
-        yield "", f"the best of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
+        kept = "best and worst" if ppo.policy_loss.is_pairwise else "best"
+        yield "", f"the {kept} of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
     yield "", f"{ppo.epochs_per_step} epochs x {minibatches} minibatches of {of_update:,}{uneven} = {updates:,} updates"
     yield "", f"at most {responses:,} x ({max_prompt_tokens:,} + {ppo.rollout.max_new_tokens:,}) = {tokens:,} tokens"
     if ppo.critic_warmup_steps:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.algorithms.kl import k1
+from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
@@ -16,6 +16,7 @@ from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.records import Prompt, Scored
+from proximo.rewards.no_reward import NoReward
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
@@ -66,12 +67,13 @@ def evaluate_policy(
     divergences: list[float | None] = [None] * len(responses)
     if roles.reference is not None:
         # Always k1, whatever kl.estimator is: a full KL over the vocabulary would cost a pass and is not shown.
-        difference = k1(
-            logprobs_of(roles.evaluated.model, responses, config), logprobs_of(roles.reference.model, responses, config)
-        )
-        parts = difference.split([len(response.token_ids) for response in responses])
+        both = [logprobs_of(worker.model, responses, config) for worker in (roles.evaluated, roles.reference)]
+        parts = k1(*both).split([len(response.token_ids) for response in responses])
         divergences = [float(part.double().sum()) for part in parts]
-    metrics = _metrics(scored, divergences) | statistics_of(reward)
+    is_scored = not isinstance(reward, NoReward)
+    metrics = _metrics(scored, divergences, is_scored=is_scored) | statistics_of(reward)
+    if roles.reference is not None and not is_scored:
+        metrics["evaluation/k3_per_token"] = Mean(float(k3(*both).double().sum()), len(both[0]))
     if config.solved_score is not None:
         metrics |= pass_metrics(scored, size=size, config=config)
     if config.task_reward is not None:
@@ -83,21 +85,26 @@ def evaluate_policy(
     return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)
 
 
-def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> dict[str, MetricValue]:
-    responses, scores = response_metrics(scored), score_metrics(scored)
+def _metrics(
+    scored: Sequence[Scored], divergences: Sequence[float | None], *, is_scored: bool
+) -> dict[str, MetricValue]:
+    responses, scores = response_metrics(scored), score_metrics(scored) if is_scored else {}
+    whole = {"score/mean": "evaluation/score", "score/std": "evaluation/score_std"}
     components = {
         f"evaluation/score/{name.split('/')[1]}": value for name, value in scores.items() if name.count("/") == 2
     }
-    return components | {
-        "evaluation/score": scores["score/mean"],
-        "evaluation/score_std": scores["score/std"],
-        "evaluation/tokens": responses["response/tokens_mean"],
-        "evaluation/finished_fraction": responses["response/finished_fraction"],
-        "evaluation/distinct_2": responses["response/distinct_2"],
-        "evaluation/unscored": responses["response/unscored"],
-        "evaluation/responses": Sum(len(scored)),
-        "evaluation/kl": Mean.of(value for value in divergences if value is not None),
-    }
+    return (
+        components
+        | {whole[name]: value for name, value in scores.items() if name in whole}
+        | {
+            "evaluation/tokens": responses["response/tokens_mean"],
+            "evaluation/finished_fraction": responses["response/finished_fraction"],
+            "evaluation/distinct_2": responses["response/distinct_2"],
+            "evaluation/unscored": responses["response/unscored"],
+            "evaluation/responses": Sum(len(scored)),
+            "evaluation/kl": Mean.of(value for value in divergences if value is not None),
+        }
+    )
 
 
 def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> dict[str, MetricValue]:

@@ -18,7 +18,7 @@ from proximo.algorithms.segments import segment_ids, segment_sum
 from proximo.algorithms.shaping import clip_scores, clip_with_parts, scaled_rows, shape_rewards
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
-from proximo.ppo.counted import counted_mask, group_ids, has_score, in_zero_variance_group
+from proximo.ppo.counted import counted_mask, group_ids, has_score, in_zero_variance_group, pair_ids
 from proximo.records import Experience, Finish, Passes, Scored
 
 
@@ -261,7 +261,7 @@ def estimate_advantages(
     gamma = config.advantage.gamma
     if config.advantage.estimator in ("return_to_go", "greedy_baseline"):  # the score already contains the baseline
         return estimators.returns_to_go(rewards, mask, lengths, gamma=gamma), None
-    groups = group_ids(scored)
+    groups = pair_ids(scored) if config.policy_loss.is_pairwise else group_ids(scored)
     if config.advantage.estimator == "group_return_to_go":
         return estimators.group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=gamma), None
     # The other estimators compare whole returns (score and KL penalty) within a group; all tokens get the result.

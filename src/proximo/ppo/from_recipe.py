@@ -22,6 +22,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
+from proximo.models.loading import check_same_output
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import ScalarModel
@@ -34,6 +35,7 @@ from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
+from proximo.rewards.no_reward import NoReward
 from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
@@ -48,6 +50,7 @@ from proximo.run.build.models import (
     build_tokenizer,
     check_readers,
     load_reward_tokenizer,
+    model_source,
     prepare_device,
     reads_alike,
 )
@@ -79,6 +82,9 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
     roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
     check_readers(recipe.tokenizer, tokenizer, roles)
+    if reference_config is not None:
+        sources = (model_source(config, seed=0) for config in (policy_config, reference_config))
+        check_same_output(*sources, tokenizer)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = _load_data(recipe, rows, tokenizer, cache)
@@ -108,7 +114,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     sources = [
         (config.weight, source) for config, source in zip(recipe.reward, all_sources[: len(recipe.reward)], strict=True)
     ]
-    reward = WeightedReward(sources)
+    reward = WeightedReward(sources) if sources else NoReward()
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     compared = device_spec if reference_config is None else device_spec.on(reference_config.device)
@@ -274,10 +280,12 @@ def _unsaved_models(
 ) -> dict[str, nn.Module]:
     """Models that no checkpoint of this run holds: reference, bases of adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
-    if policy.has_adapter:  # its base is the reference
+    if policy.has_adapter:  # its base is the reference, unless there is another one
         models["policy_base"] = policy.model
-    elif recipe.ppo.kl.apply_to != "none":
-        models["reference"] = (policy if reference is None else reference).model
+    if reference is not None:
+        models["reference"] = reference.model
+    elif recipe.ppo.kl.apply_to != "none" and not policy.has_adapter:
+        models["reference"] = policy.model
     if value is not None and value.has_adapter:
         models["value_base"] = value.model
     return models

@@ -9,13 +9,13 @@ from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
 from proximo.config.placed_roles import PlacedRole
+from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
     check_quantisation,
-    check_reference,
     check_tokenizer,
 )
 from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
@@ -44,19 +44,21 @@ class PPORecipe(TrainerRecipe):
     )
 
     policy: RoleModelConfig
-    """The model to train. The reference is a frozen copy of it, or its base with LoRA."""
+    """The model to train. Without `reference`, a frozen copy of it is the reference, or its base with LoRA."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
     reference: RoleModelConfig | None = None
-    """Another reference than a copy of the policy; it must have the policy's vocabulary."""
+    """Another reference than a copy of the policy, such as a teacher (docs/distillation.md); it must have the policy's
+    vocabulary."""
     value: RoleScalarModelConfig = RoleScalarModelConfig()
     """The critic; unused if `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
     ptx_data: TextDataConfig | None = None
     """Texts that are mixed into the updates of the policy, weighted by `ppo.ptx`."""
-    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
-    """What is rewarded: the weighted sum of these sources."""
+    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...]
+    """What is rewarded: the weighted sum of these sources. An empty list rewards nothing: the policy then learns from
+    `reference` alone (docs/distillation.md)."""
     gold: Annotated[WatchedSourceConfig, Field(discriminator="kind")] | None = None
     """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
     engine: Annotated[EngineConfig, Field(discriminator="kind")] = LocalEngineConfig()
@@ -73,10 +75,10 @@ class PPORecipe(TrainerRecipe):
     def _consistent(self) -> Self:
         check_tokenizer(self.policy, "policy", self.tokenizer)
         check_names(self.reward)
-        if all(source.weight == 0 for source in self.reward):
+        if self.reward and all(source.weight == 0 for source in self.reward):
             raise ValueError("every reward source has weight 0, so every score would be 0: set another weight")
         names = [source.name for source in self.reward]
-        if not self.ppo.task_reward_is_of(names):
+        if self.reward and not self.ppo.task_reward_is_of(names):
             raise ValueError(
                 f"ppo.task_reward is {self.ppo.task_reward}, which is no reward source and no part of one; sources: "
                 f"{', '.join(names)}"
@@ -90,7 +92,6 @@ class PPORecipe(TrainerRecipe):
             )
         if self.ppo.uses_critic and self.value.init_from == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.init_from is reward, but no reward source is of kind model")
-        check_reference(self.policy, "policy", self.reference)
         if (
             self.ppo.uses_critic
             and self.policy.config is not None
@@ -105,6 +106,19 @@ class PPORecipe(TrainerRecipe):
             )
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("the reference does not train: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _learns_from_something(self) -> Self:
+        if self.reward:
+            return self
+        if problem := distillation_problem(self.ppo, has_teacher=self.reference is not None):
+            raise ValueError(problem)
+        if self.data.filter is not None:
+            raise ValueError(
+                "data.filter chooses prompts by their scores, and without a reward there are none: remove it, or give "
+                "a reward"
+            )
         return self
 
     @model_validator(mode="after")
@@ -228,7 +242,7 @@ class PPORecipe(TrainerRecipe):
         trained = {key: each for key, each in optimizers.items() if key == "ppo.policy_optimizer"}
         roles = [PlacedRole(role="policy", key="policy", model=self.policy, trains=True, optimizers=trained)]
         if ppo.kl.apply_to != "none":
-            base = "policy" if self.policy.lora is not None else None
+            base = "policy" if self.policy.lora is not None and self.reference is None else None
             leader = "policy" if ppo.kl.reference_every_steps is not None else None
             common = self.reference is None and (base is not None or self.policy.frozen_layers > 0)
             roles.append(

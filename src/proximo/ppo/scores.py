@@ -13,8 +13,8 @@ from proximo.records import Scored
 def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
     """Best of n: keep `responses_per_prompt` of the `samples_per_prompt` responses to each prompt, in sampling order.
 
-    Responses are ranked by raw score; those that do not count or have no score come last. Raises DataError if a prompt
-    has another number of responses.
+    Responses are ranked by raw score; those that do not count or have no score come last. A loss over pairs keeps the
+    best and the worst one. Raises DataError if a prompt has another number of responses.
     """
     size = config.sampled_per_prompt
     groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
@@ -23,10 +23,14 @@ def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
             f"with samples_per_prompt = {size} a step chooses among {size} responses to each prompt, one prompt after "
             f"the other; it was given {len(candidates)} responses that do not come in such groups"
         )
-    kept = [
-        best_of(group, config.responses_per_prompt, lambda s: counts(s, config) and has_score(s, config))
-        for group in groups
-    ]
+
+    def eligible(scored: Scored) -> bool:
+        return counts(scored, config) and has_score(scored, config)
+
+    if config.policy_loss.is_pairwise:
+        kept = [best_and_worst_of(group, eligible) for group in groups]
+    else:
+        kept = [best_of(group, config.responses_per_prompt, eligible) for group in groups]
     return [scored for group in kept for scored in group]
 
 
@@ -35,13 +39,27 @@ def best_of(group: Sequence[Scored], num_kept: int, eligible: Callable[[Scored],
 
     The first of equal ones is kept. Responses that are not eligible come last.
     """
+    return [group[index] for index in sorted(_ranked(group, eligible)[:num_kept])]
+
+
+def best_and_worst_of(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[Scored]:
+    """The responses with the highest and the lowest score, in their given order.
+
+    The first of equal best ones and the last of equal worst ones. Another response stands in for an eligible one that
+    is missing.
+    """
+    ranked, num_eligible = _ranked(group, eligible), sum(eligible(scored) for scored in group)
+    return [group[index] for index in sorted((ranked[0], ranked[max(2, num_eligible) - 1]))]
+
+
+def _ranked(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[int]:
+    """Indices of the group, the best first, equal ones in their given order, those that are not eligible last."""
 
     def rank(index: int) -> tuple[bool, float]:
         ranked = eligible(group[index])
         return not ranked, -group[index].score if ranked else 0.0
 
-    best = sorted(range(len(group)), key=rank)[:num_kept]
-    return [group[index] for index in sorted(best)]
+    return sorted(range(len(group)), key=rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,6 +60,8 @@ class StepOutcome:
     """The coefficient in this step; None in a run without KL."""
     shaped_scores: ShapedScores | None = None
     """None in a run without score shaping."""
+    is_scored: bool = True
+    """False in a run without a reward, whose scores mean nothing."""
     compares_groups: bool = True
     """Whether a critic-free baseline is computed from the responses to one prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -83,8 +85,9 @@ def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> 
         experience_metrics(outcome)
         | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
         | time_metrics(outcome, num_epochs=config.epochs_per_step)
-        | group_metrics(outcome.experience.scored, counted_mask(outcome.experience.scored, config), config)
     )
+    if outcome.is_scored:
+        metrics |= group_metrics(outcome.experience.scored, counted_mask(outcome.experience.scored, config), config)
     if RECOMPUTED & outcome.seconds.keys():
         metrics |= mismatch_metrics(outcome.experience, None if outcome.ahead is None else outcome.ahead.steps_behind)
     if outcome.ahead is not None:
@@ -100,8 +103,8 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
     valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
     counted = counted_responses(experience)
-    metrics: dict[str, MetricValue] = response_metrics(experience.scored) | score_metrics(experience.scored)
-    metrics |= {
+    metrics: dict[str, MetricValue] = response_metrics(experience.scored)
+    metrics |= (score_metrics(experience.scored) if outcome.is_scored else {}) | {
         "reward/mean": Mean.of(totals[i] for i in counted),
         "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),

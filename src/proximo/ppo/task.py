@@ -18,6 +18,7 @@ from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
+from proximo.rewards.no_reward import NoReward
 from proximo.rewards.on_ranks import score_on_ranks
 from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.statistics import statistics_of
@@ -32,9 +33,6 @@ Gold = Sequence[float | None]
 
 class PPOTask:
     """Runs the steps of a PPOTrainer over prompts, in the order of each epoch."""
-
-    best_metric: str | None = "evaluation/score"
-    best_is_lowest: bool = False
 
     def __init__(  # noqa: PLR0913 - the parts of a run
         self,
@@ -51,6 +49,9 @@ class PPOTask:
         notes: Sequence[str] = (),
     ) -> None:
         self.ppo = ppo
+        self.is_scored = not isinstance(reward, NoReward)
+        self.best_metric: str | None = "evaluation/score" if self.is_scored else "evaluation/k3_per_token"
+        self.best_is_lowest = not self.is_scored
         self.prompts = prompts
         self.held_out = held_out
         self.reward = reward
@@ -93,7 +94,7 @@ class PPOTask:
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
         rows = rows_to_log(scored, self.samples_per_step)
-        samples = [_sample("train", scored[i], divergences[i], gold[i]) for i in rows]
+        samples = [self._sample("train", scored[i], divergences[i], gold[i]) for i in rows]
         return Record(metrics=metrics, samples=samples)
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:
@@ -105,7 +106,7 @@ class PPOTask:
         evaluation = evaluate_policy(ppo.roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(evaluation.scored)
         samples = [
-            _sample("evaluation", scored, kl, score) | _beside(other)
+            self._sample("evaluation", scored, kl, score) | _beside(other)
             for scored, kl, score, other in zip(
                 evaluation.scored, evaluation.kl, gold, evaluation.reference, strict=True
             )
@@ -131,6 +132,10 @@ class PPOTask:
         self.ppo.state = TrainState.from_json(checkpoint.state["task"], steps_done=checkpoint.step)
         if self.difficulty is not None and self.ppo.state.difficulty is not None:
             self.difficulty.state = self.ppo.state.difficulty
+
+    def _sample(self, kind: str, scored: Scored, kl: float | None, gold: float | None) -> dict[str, Any]:
+        sample = _sample(kind, scored, kl, gold)
+        return sample if self.is_scored else sample | {"score": None}
 
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:

@@ -63,9 +63,9 @@ def trained_part(model: ModelConfig | ScalarModelConfig) -> str:
 
 def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> str:
     """The model that the KL divergence is measured against."""
-    if policy.lora is not None:
-        return "the policy's base, no second copy"
-    return "a frozen copy of the policy" if reference is None else f"{describe_model(reference)}, frozen"
+    if reference is not None:
+        return f"{describe_model(reference)}, frozen"
+    return "a frozen copy of the policy" if policy.lora is None else "the policy's base, no second copy"
 
 
 def data_lines(recipe: TrainerRecipe, data: DataConfig) -> Iterator[Line]:

@@ -14,8 +14,13 @@ CLIPS = {
     "cispo": (1.0, 0.2),
     "sapo": (1.0, math.inf),
     "m2po": (1.0, math.inf),
+    "online_dpo": (1.0, math.inf),
+    "online_ipo": (1.0, math.inf),
 }
-"""Objective -> default (clip_low, clip_high). sapo has a gate instead of a clip; m2po masks tokens instead."""
+"""Objective -> default (clip_low, clip_high). sapo has a gate instead of a clip; m2po masks tokens instead;
+online_dpo and online_ipo have no ratio."""
+PAIRWISE = ("online_dpo", "online_ipo")
+"""Objectives that compare two responses to a prompt."""
 
 
 class RejectionConfig(Section):
@@ -34,11 +39,13 @@ class RejectionConfig(Section):
 class PolicyLossConfig(Section):
     """The policy loss: objective, clip, aggregation, and corrections for another sampler."""
 
-    objective: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "m2po"] = "ppo"
+    objective: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "m2po", "online_dpo", "online_ipo"] = "ppo"
     """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `gmpo`: the geometric mean of a
     response's clipped ratios. `cispo`: the clipped ratio as a weight of the log-prob, so every token keeps its
     gradient. `sapo`: a soft gate instead of the clip. `m2po`: no clip, but excludes the tokens furthest from the old
-    policy; see `max_second_moment`."""
+    policy; see `max_second_moment`. `online_dpo` and `online_ipo`: the loss of DPO or
+    IPO on the better and the worse of two responses to each prompt, with `kl.coefficient` as beta
+    (docs/online-dpo.md)."""
     clip_low: float | None = Field(None, gt=0, le=1)
     """Lower clip of the ratio at 1 - clip_low; 1 means no bound. Null means 0.2, 0.0003 for gspo, 0.33 (a log-ratio of
     -0.4) for gmpo and 1 for cispo."""
@@ -74,6 +81,11 @@ class PolicyLossConfig(Section):
     tokens."""
     rejection: RejectionConfig | None = None
     """Exclude tokens or responses on which sampler and policy differ too much; null keeps all."""
+
+    @property
+    def is_pairwise(self) -> bool:
+        """True if the loss compares two responses to a prompt."""
+        return self.objective in PAIRWISE
 
     @property
     def needs_sampled_logprobs(self) -> bool:

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.implied import with_implied
 from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, ValueLossConfig
+from proximo.config.ppo.pairs import pairs_problem
 from proximo.config.ppo.ptx import PTXConfig
 from proximo.config.ppo.score import ScoreConfig
 from proximo.config.run import OptimizerConfig
@@ -81,8 +83,10 @@ class RolloutConfig(Section):
 class KLConfig(Section):
     """The KL penalty, which keeps the policy near the reference."""
 
-    apply_to: Literal["reward", "loss", "none"] = "reward"
-    """Subtract the KL from the reward, add it to the loss, or do not use it (then no reference is loaded)."""
+    apply_to: Literal["reward", "loss", "margin", "none"] = "reward"
+    """Subtract the KL from the reward, add it to the loss, or do not use it (then no reference is loaded). `margin` is
+    for the objectives `online_dpo` and `online_ipo`, whose default it is: their margin compares policy and
+    reference."""
     estimator: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
     """In the reward: k1 has the gradient of the sequence KL; full has only the part through later states; k2, k3 and
     abs are biased. In the loss only k2, weighted_k3 and full are accepted, which have the gradient of the KL at each
@@ -91,7 +95,7 @@ class KLConfig(Section):
     """Clip the KL of a token to plus and minus this many nats before weighting; null does not clip. In the loss a
     clipped KL has no gradient."""
     coefficient: float = Field(0.05, ge=0)
-    """Weight of the KL; the initial weight if it is adaptive."""
+    """Weight of the KL; the initial weight if it is adaptive. With `margin` the beta of DPO and IPO."""
     target: float | None = Field(None, gt=0)
     """Adapt the coefficient so that the mean KL of a response (nats, sum of k1) approaches this target; null keeps it
     constant."""
@@ -131,10 +135,12 @@ class PPOConfig(Section):
     prompts_per_step: int = Field(64, ge=1)
     """Prompts per step."""
     responses_per_prompt: int = Field(1, ge=1)
-    """Responses per prompt; they form a group for group-wise advantages."""
+    """Responses per prompt; they form a group for group-wise advantages. 2 by default with the objectives `dpo` and
+    `ipo`."""
     samples_per_prompt: int | None = Field(None, ge=2)
-    """Sample this many responses per prompt and train on the `responses_per_prompt` with the best scores; null trains
-    on all samples. This changes the objective, see docs/ppo.md, "Best of n"."""
+    """Sample this many responses per prompt and train on the `responses_per_prompt` with the best scores, or with the
+    objectives `online_dpo` and `online_ipo` on the best and the worst one; null trains on all samples. This changes the
+    objective, see docs/ppo.md, "Best of n"."""
     epochs_per_step: int = Field(2, ge=1)
     """Epochs over a rollout batch."""
     minibatch_responses: int | None = Field(None, ge=1)
@@ -209,7 +215,13 @@ class PPOConfig(Section):
     @property
     def responses_per_update(self) -> int:
         """Number of responses in one minibatch."""
-        return self.minibatch_responses or max(1, self.responses_per_step // 4)
+        unit = 2 if self.policy_loss.is_pairwise else 1
+        return self.minibatch_responses or unit * max(1, self.responses_per_step // (4 * unit))
+
+    @property
+    def groups_together(self) -> bool:
+        """True if the responses to a prompt are put into the same update."""
+        return self.policy_loss.is_pairwise or (self.keep_groups_together and self.responses_per_prompt > 1)
 
     @property
     def uses_critic(self) -> bool:
@@ -273,6 +285,16 @@ class PPOConfig(Section):
 
     @model_validator(mode="after")
     def _estimator_fits(self) -> Self:
+        problem = pairs_problem(
+            self.policy_loss,
+            self.advantage,
+            apply_to=self.kl.apply_to,
+            beta=self.kl.coefficient,
+            responses_per_prompt=self.responses_per_prompt,
+            responses_per_update=self.responses_per_update,
+        )
+        if problem:
+            raise ValueError(problem)
         if self.advantage.compares_groups and self.responses_per_prompt < 2:
             raise ValueError(
                 f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
@@ -296,17 +318,8 @@ class PPOConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _corrects_staleness(cls, values: Any) -> Any:
-        """Asynchronous rollouts weight each token by default: they come from earlier policies."""
-        if not isinstance(values, dict):
-            return values
-        rollout, loss = values.get("rollout"), values.get("policy_loss", {})
-        staleness = rollout.get("staleness") if isinstance(rollout, dict) else getattr(rollout, "staleness", 0)
-        given = loss if isinstance(loss, dict) else getattr(loss, "model_fields_set", {"behaviour_weight"})
-        if not staleness or "behaviour_weight" in given:
-            return values
-        own = dict(loss) if isinstance(loss, dict) else loss.model_dump(exclude_unset=True)
-        return values | {"policy_loss": own | {"behaviour_weight": "truncated"}}
+    def _with_implied(cls, values: Any) -> Any:
+        return with_implied(values)
 
     @model_validator(mode="after")
     def _resamples_alone(self) -> Self:

@@ -12,6 +12,7 @@ from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.adapted import base_of, is_adapted
+from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.models.scalar import ScalarModel
@@ -48,21 +49,14 @@ def check_models(
         if model is not None:
             _check_full_precision(model, role=role)
     check_vocabulary(policy.base, tokenizer, role="policy")
-    if reference is not None and policy.has_adapter:
-        raise ModelError(
-            "a reference was given beside a policy with an adapter, whose base is the reference: "
-            "leave reference out, or bring a policy without an adapter"
-        )
     if policy.has_adapter and moves:
         raise ModelError(
             "kl.reference_every_steps moves the reference, but that of a policy with an adapter is the base below it: "
             "leave it out, or bring a policy without an adapter"
         )
-    if reference is not None and reference.vocab_size != policy.vocab_size:
-        raise ModelError(
-            f"the reference gives logits for {reference.vocab_size} tokens, the policy for {policy.vocab_size}: the KL "
-            "compares the same tokens; bring a reference with the policy's vocabulary"
-        )
+    if reference is not None:
+        check_same_rows(policy.vocab_size, reference.vocab_size)
+        check_vocabulary(reference.base, tokenizer, role="reference")
     if value is not None:
         refuse_half_shared(value, policy)
     if value is not None and embedding_rows(value.base) < policy.vocab_size:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from proximo.callables import calling_problem
+from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.models.adapted import is_adapted
@@ -14,6 +15,7 @@ from proximo.ppo.reference_answers import check_answers
 from proximo.records import Prompt
 from proximo.rewards.dense import is_list
 from proximo.rewards.function import FunctionReward, function_name
+from proximo.rewards.no_reward import NoReward
 from proximo.rewards.source import RewardSource, source_problem
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
 
@@ -98,6 +100,12 @@ def _as_single(reward: Any) -> RewardSource:
     return cast("RewardSource", reward)
 
 
+def check_learning(source: RewardSource | None, config: PPOConfig, *, has_teacher: bool) -> None:
+    """Raises ConfigError for `NoReward` without a teacher to learn from, or with options that need scores."""
+    if isinstance(source, NoReward) and (problem := distillation_problem(config, has_teacher=has_teacher)):
+        raise ConfigError(problem)
+
+
 def check_training(
     prompts: Sequence[Prompt],
     config: PPOConfig,
@@ -109,7 +117,10 @@ def check_training(
     """Raises DataError for prompts that cannot be trained on, ConfigError if no step is left, no scores will come
     (`scored` is False), or `on_step` has the wrong signature."""
     if not scored:
-        raise ConfigError("no reward: pass reward= (a function or a source) to train or to the trainer")
+        raise ConfigError(
+            "no reward: pass reward= (a function or a source) to train or to the trainer; NoReward() learns "
+            "from reference= alone"
+        )
     if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
         raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
     if not prompts:

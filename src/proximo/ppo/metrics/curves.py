@@ -124,6 +124,16 @@ PPO_MORE = (
         share=True,
     ),
     Curve(
+        key="pairs",
+        title="Pairs: margin of the better response",
+        unit="score",
+        traces=(Trace("pairs/margin", "margin"), Trace("pairs/accuracy", "fraction ranked rightly")),
+        healthy="The margin rises and settles, and the fraction stays above 0.5. Both near their start: the policy "
+        "does not learn from the pairs.",
+        section=Section.MORE,
+        guide=0.0,
+    ),
+    Curve(
         key="coefficient",
         title="KL coefficient",
         unit="score per nat",

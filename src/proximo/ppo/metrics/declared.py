@@ -9,7 +9,7 @@ from proximo.ppo.metrics.evaluation import GENERATED
 from proximo.ppo.metrics.experience import EXPERIENCE, ROLLOUT, SCORE
 from proximo.ppo.metrics.mismatch import MISMATCH, STALENESS
 from proximo.ppo.metrics.sources import SOURCES
-from proximo.ppo.metrics.updates import FIRST_MINIBATCH, POLICY, PTX, VALUE
+from proximo.ppo.metrics.updates import FIRST_MINIBATCH, PAIRS, POLICY, PTX, VALUE
 
 PPO_METRICS = TrainerMetrics(
     tables={
@@ -18,7 +18,7 @@ PPO_METRICS = TrainerMetrics(
         "PPO: responses": ROLLOUT,
         "PPO: engine and learner": MISMATCH,
         "PPO: asynchronous rollouts": STALENESS,
-        "PPO: policy updates": (*FIRST_MINIBATCH, *POLICY, *PTX),
+        "PPO: policy updates": (*FIRST_MINIBATCH, *POLICY, *PAIRS, *PTX),
         "PPO: value updates": VALUE,
     },
     evaluation=GENERATED,

@@ -68,6 +68,14 @@ GENERATED = (
         definition="Mean over those answers of the sum of k1 over tokens, as in kl/sequence.",
     ),
     Metric(
+        name="evaluation/k3_per_token",
+        reduction=Mean,
+        unit="nats per token",
+        definition="k3 of the policy from the reference, mean over the tokens of the responses: an estimate of the KL "
+        "that is never negative. Only in runs without a reward, whose best checkpoint has the lowest.",
+        better=Better.DOWN,
+    ),
+    Metric(
         name="evaluation/tokens",
         reduction=Mean,
         unit="tokens",

@@ -214,6 +214,22 @@ EXPERIENCE = (
         definition="Mean over tokens of k3 = exp(-k1) - 1 + k1: never negative, and less noisy than k1.",
     ),
     Metric(
+        name="kl/full_per_token",
+        reduction=Mean,
+        unit="nats per token",
+        definition="The KL of the policy from the reference over the whole vocabulary, mean over the tokens of all "
+        "updates: no estimate. Only with `kl.apply_to: loss` and `kl.estimator: full`.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="kl/same_top_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of the same tokens at whose position the most likely token of policy and reference is the "
+        "same.",
+        better=Better.UP,
+    ),
+    Metric(
         name="kl/coefficient",
         reduction=Last,
         unit="score per nat",

@@ -105,6 +105,8 @@ def kl_outweighs_policy_loss(run: Run) -> str | None:
     means, size = fifths(k3), _size_of_advantages(run)
     if setting(run.config, "ppo", "kl", "apply_to") != "loss" or means is None or not len(coefficients) or not size:
         return None
+    if not len(run.series("score/mean")):  # without a reward the KL is all there is to learn
+        return None
     ratio = math.sqrt(2 * max(0.0, means[-1]))  # rounding can make k3 negative
     pull = coefficients.values[-1] * ratio
     if pull <= MAX_KL_TO_ADVANTAGE * size or succeeds(run):

@@ -139,6 +139,44 @@ POLICY = (
     ),
 )
 
+PAIRS = (
+    Metric(
+        name="pairs/accuracy",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of the pairs of all updates whose better response has the higher implicit reward; a tie "
+        "counts half. Only with the objectives `online_dpo` and `online_ipo`, as the others of this group.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="pairs/margin",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over the same pairs of the better response's implicit reward minus the worse one's.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="pairs/reward_chosen",
+        reduction=Mean,
+        unit="score",
+        definition="Mean implicit reward of the better responses: `kl.coefficient` times policy log-prob minus "
+        "reference log-prob.",
+    ),
+    Metric(
+        name="pairs/reward_rejected",
+        reduction=Mean,
+        unit="score",
+        definition="Mean implicit reward of the worse responses.",
+    ),
+    Metric(
+        name="pairs/trained",
+        reduction=Sum,
+        unit="pairs",
+        definition="Pairs in the updates of the step, over all epochs. Prompts whose responses have equal scores give "
+        "none: group/zero_advantage_fraction is their share.",
+    ),
+)
+
 PTX = (
     Metric(
         name="ptx/loss",

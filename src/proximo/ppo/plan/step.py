@@ -207,7 +207,7 @@ def _update_batches(config: PPOConfig, lengths: Lengths, *, num_ranks: int) -> B
         lengths,
         config.responses_per_update,
         token_budget=config.tokens_per_microbatch,
-        responses_per_prompt=config.responses_per_prompt if config.keep_groups_together else 1,
+        responses_per_prompt=config.responses_per_prompt if config.groups_together else 1,
         num_ranks=num_ranks,
     )
 

@@ -20,7 +20,7 @@ from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError, TrainingError
 from proximo.learner.update import Learner
 from proximo.metrics.values import MetricValue, Sum
-from proximo.models.heads import token_logprobs
+from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
@@ -39,9 +39,9 @@ from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.policy_loss import (
     add_m2po_mask,
     behaviour_metrics,
+    learned_part,
     policy_columns,
     policy_loss,
-    without_rejected,
 )
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
 from proximo.ppo.update.reports import AT_REST, Report, UpdateLog, policy_metrics, update_metrics
@@ -250,10 +250,10 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         """Train the policy for all epochs, or until `target_kl` ends the step.
 
         Takes no update if no response has a learning signal or all tokens are rejected. If the returns hardly differ,
-        the
-        metrics report that nothing moved; otherwise they are left out. `reference`: needed for a full KL in the loss.
+        the metrics report that nothing moved; otherwise they are left out. `reference`: needed for a full KL in the
+        loss.
         """
-        learned = without_rejected(experience, self.config.policy_loss)
+        learned = learned_part(experience, self.config.policy_loss)
         if nothing_to_learn(experience, self.config) or _has_none_left(learned, experience):
             return (self._no_update(experience),)
 
@@ -279,7 +279,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         The policy's guards apply. The first report also has gradient norm, learning rate and skips of both; the second
         has only the metrics of the value head.
         """
-        learned = without_rejected(experience, self.config.policy_loss)
+        learned = learned_part(experience, self.config.policy_loss)
         if _has_none_left(learned, experience):
             return self._no_update(experience), Report(metrics={}, refusals=())
 
@@ -306,11 +306,12 @@ class PolicyWorker(RoleWorker[LanguageModel]):
     def _loss(
         self, hidden: Tensor, batch: Microbatch, state: TrainState, reference: ReferenceWorker | None
     ) -> tuple[Tensor, PolicyStatistics]:
-        def full_kl() -> Tensor:
+        def divergence() -> Divergence:
             assert reference is not None, "the graph puts the reference beside the call"
-            return reference.full_kl(self.model, hidden, batch.packed)
+            return reference.divergence(self.model, hidden, batch.packed)
 
-        return policy_loss(self.model, hidden, batch, self.config, kl_coefficient=state.kl_coefficient, full_kl=full_kl)
+        coefficient = state.kl_coefficient
+        return policy_loss(self.model, hidden, batch, self.config, kl_coefficient=coefficient, divergence=divergence)
 
     def _guard(
         self, experience: Experience, state: TrainState, of_policy: Callable[[Statistics], PolicyStatistics]
@@ -341,7 +342,8 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         options = self.config.policy_loss
         check_skipped_fraction(taken.whole, self.config, role=self.role, step=state.steps_done)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
-        weights = taken.num_tokens if options.aggregation == "token_mean" else taken.num_responses
+        by_token = options.aggregation == "token_mean" and not options.is_pairwise
+        weights = taken.num_tokens if by_token else taken.num_responses
         metrics: dict[str, MetricValue] = policy_metrics(totals) | update_metrics(self.role, taken, weights)
         if isinstance(updates, JointUpdates):
             metrics |= updates.metrics
@@ -356,7 +358,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
 
 def _has_none_left(learned: Experience, experience: Experience) -> bool:
-    """Whether rejection removed all tokens of a non-empty mask."""
+    """Whether a non-empty mask has no token left to train on: all are rejected, or all pairs have equal scores."""
     return bool(experience.mask.any()) and not learned.mask.any()
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
-from proximo.models.heads import full_kl, token_logprobs
+from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
@@ -64,14 +64,14 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         logprobs, divergences = both.unbind(-1)
         return logprobs, divergences
 
-    def full_kl(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Tensor:
-        """[N] full KL of the policy from the reference at each state, in chunks.
+    def divergence(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Divergence:
+        """The policy against the reference over the whole vocabulary at each of N states, in chunks.
 
         `hidden`: [N, D] states of the policy.
         """
         temperature = self.config.rollout.temperature
         return self.model.backbone.run_pass(
-            lambda: full_kl(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
+            lambda: full_divergence(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
         )
 
     def follow(self, state: TrainState, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:

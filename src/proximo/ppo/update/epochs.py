@@ -63,14 +63,18 @@ class Epochs:
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: UpdateLog[Statistics] = UpdateLog(num_planned=len(plan))
         beside = num_overlapped_updates(len(plan), self.model, self.concurrent_model, experience)
-        budget, device = self.config.tokens_per_microbatch, self.model.device
+        budget, device, pairs = (
+            self.config.tokens_per_microbatch,
+            self.model.device,
+            self.config.policy_loss.is_pairwise,
+        )
         refusal = guard.refusal if guard is not None else lambda _: None
         with learner.training():
             for number, members in enumerate(plan):
                 check_peer()
                 if number == beside:
                     use_all_threads()
-                batches = cut_minibatch(experience, clean, members, token_budget=budget, device=device)
+                batches = cut_minibatch(experience, clean, members, token_budget=budget, device=device, in_pairs=pairs)
                 result = learner.update(self.prepare(batches), loss, guard=refusal)
                 taken.results.append(result)
                 taken.num_tokens.append(batches[0].num_update_tokens)

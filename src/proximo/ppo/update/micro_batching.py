@@ -27,8 +27,10 @@ def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: 
             f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
             "truncation_value: mask, or could not be scored"
         )
-    groups = None
-    if config.keep_groups_together and config.responses_per_prompt > 1:
+    groups: list[int] | list[str] | None = None
+    if config.policy_loss.is_pairwise:  # not by the prompt, of which a step may have several pairs
+        groups = [index // 2 for index in members]
+    elif config.groups_together:
         groups = [experience.scored[index].response.prompt.id for index in members]
     epochs = plan_minibatches(
         members,
@@ -48,20 +50,27 @@ def cut_minibatch(
     *,
     token_budget: int,
     device: torch.device,
+    in_pairs: bool = False,
 ) -> list[Microbatch]:
     """Split a minibatch into micro-batches of whole responses within the token budget. `columns`: name -> [T].
 
-    On several ranks these are this rank's micro-batches. One without responses is a pass over nothing.
+    On several ranks these are this rank's micro-batches. One without responses is a pass over nothing. `in_pairs`: each
+    two responses that follow one another stay together, also where they exceed the budget.
     """
     responses = [scored.response for scored in experience.scored]
     sizes, ends = experience.lengths, list(accumulate(experience.lengths))
-    prompts = [responses[i].prompt.token_ids for i in minibatch]
+    units = [minibatch[i : i + 2] for i in range(0, len(minibatch), 2)] if in_pairs else [[i] for i in minibatch]
+    prompts = [responses[unit[0]].prompt.token_ids for unit in units]
     plan = plan_own_share(
-        [len(prompt) + sizes[i] for prompt, i in zip(prompts, minibatch, strict=True)],
+        # The responses of a pair share their prompt, except for its last token.
+        [
+            len(prompt) + sum(sizes[i] for i in unit) + len(unit) - 1
+            for prompt, unit in zip(prompts, units, strict=True)
+        ],
         token_budget=token_budget,
         prefixes=shareable_prefixes(prompts),
     )
-    chosen = [[minibatch[i] for i in indices] for indices in plan]
+    chosen = [[i for index in indices for i in units[index]] for indices in plan]
     # Indexing is several times as fast as splitting every column into all its responses.
     source = experience.mask.device
 

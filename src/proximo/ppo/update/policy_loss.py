@@ -16,9 +16,10 @@ from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue
-from proximo.models.heads import token_logprobs
+from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.ppo.update.microbatch import Microbatch
+from proximo.ppo.update.pair_loss import pair_loss
 from proximo.records import Experience
 
 
@@ -29,26 +30,35 @@ def policy_loss(
     config: PPOConfig,
     *,
     kl_coefficient: float,
-    full_kl: Callable[[], Tensor],
+    divergence: Callable[[], Divergence],
 ) -> tuple[Tensor, PolicyStatistics]:
     """The policy loss of a micro-batch, a scalar, with statistics. Micro-batches add up to the loss of the update.
 
-    `hidden`: [T, D] states before each response token. `full_kl`: returns the [T] full KL over the vocabulary, if it is
-    in the loss.
+    `hidden`: [T, D] states before each response token. `divergence`: compares policy and reference over the vocabulary
+    at each of them, for the full KL.
     """
     options, temperature = config.policy_loss, config.rollout.temperature
     bonus = options.entropy_coefficient
     tokens = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
     (clean,) = select(batch.mask, tokens.logprobs)
+    if options.is_pairwise:
+        loss, sums = pair_loss(clean, batch, objective=options.objective, beta=kl_coefficient)
+        nowhere = torch.zeros_like(batch.mask)
+        statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], nowhere, batch.mask)
+        return loss, replace(statistics, others=sums)
     result = token_losses(clean, batch, options)
     per_token = result.loss
-    if config.kl.apply_to == "loss":
-        divergence = full_kl() if config.kl.estimator == "full" else _sampled_kl(clean, batch, config)
-        per_token = per_token + kl_coefficient * kl.clamped(divergence, config.kl.clamp)
+    sums = {}
+    if config.kl.apply_to == "loss" and config.kl.estimator == "full":
+        full = divergence()
+        sums = {"full_kl": full.kl.detach()[batch.mask].sum(), "same_top": full.same_top[batch.mask].sum()}
+        per_token = per_token + kl_coefficient * kl.clamped(full.kl, config.kl.clamp)
+    elif config.kl.apply_to == "loss":
+        per_token = per_token + kl_coefficient * kl.clamped(_sampled_kl(clean, batch, config), config.kl.clamp)
     if tokens.entropy is not None:
         per_token = per_token - bonus * select(batch.mask, tokens.entropy)[0]
     statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], result.clipped, batch.mask)
-    return aggregate(per_token, batch, config), statistics
+    return aggregate(per_token, batch, config), replace(statistics, others=sums)
 
 
 def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
@@ -68,8 +78,10 @@ def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str
     return columns
 
 
-def without_rejected(experience: Experience, config: PolicyLossConfig) -> Experience:
-    """The experience with rejected tokens removed from its mask."""
+def learned_part(experience: Experience, config: PolicyLossConfig) -> Experience:
+    """The experience without rejected tokens in its mask, and under a loss over pairs without those of equal scores."""
+    if config.is_pairwise:
+        return replace(experience, mask=experience.mask & (experience.advantages != 0))
     if config.rejection is None:
         return experience
     old, sampled = experience.old_logprobs, _sampled_logprobs(experience)
@@ -108,7 +120,7 @@ def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[
         metrics["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
         metrics["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
     if config.rejection is not None:
-        kept = int(without_rejected(experience, config).mask.sum())
+        kept = int(learned_part(experience, config).mask.sum())
         metrics["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))
     return metrics
 

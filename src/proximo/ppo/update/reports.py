@@ -58,12 +58,22 @@ AT_REST: dict[str, MetricValue] = {
 def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
     """Clip fraction, mean ratio, effective sample size and KL of the policy updates."""
     count = total.num_tokens.item()
-    return {
+    return _other_metrics(total) | {
         "policy/clip_fraction": Mean(total.clipped.item(), count),
         "policy/ratio_mean": Mean(total.ratio.item(), count),
         "policy/effective_sample_size": Mean(total.ratio.item() ** 2, count * total.ratio_squared.item()),
         "policy/approx_kl": Mean(total.k3.item(), count),
     }
+
+
+def _other_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
+    """Metrics of what only some losses measure: the full KL, and pairs."""
+    others = {name: value.item() for name, value in total.others.items()}
+    if (num_pairs := others.pop("pairs", None)) is not None:
+        means: dict[str, MetricValue] = {f"pairs/{name}": Mean(value, num_pairs) for name, value in others.items()}
+        return means | {"pairs/trained": Sum(num_pairs)}
+    names = {"full_kl": "kl/full_per_token", "same_top": "kl/same_top_fraction"}
+    return {names[name]: Mean(value, total.num_tokens.item()) for name, value in others.items()}
 
 
 def update_metrics(role: str, taken: UpdateLog, weights: Sequence[int]) -> dict[str, MetricValue]:

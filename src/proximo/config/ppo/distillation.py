@@ -1,0 +1,43 @@
+"""Checks the options of PPO for a run without a reward, which learns from its reference alone."""
+
+from proximo.config.ppo.options import PPOConfig
+
+
+def distillation_problem(config: PPOConfig, *, has_teacher: bool) -> str | None:
+    """The first option that needs scores, or leaves nothing to learn, with the reason; None if all options fit.
+
+    `has_teacher`: the reference is another model than the policy at its start.
+    """
+    if config.kl.apply_to == "none" or config.kl.coefficient == 0:
+        return (
+            "without a reward the policy learns from the KL to its reference alone, and ppo.kl leaves it out: set "
+            "ppo.kl.apply_to to loss or reward with a coefficient above 0, or give a reward"
+        )
+    if not has_teacher or config.kl.reference_every_steps is not None:
+        return (
+            "without a reward the policy learns from its reference, the teacher, but the reference is a copy of the "
+            "policy: set reference.path to another model and leave out ppo.kl.reference_every_steps, or give a reward"
+        )
+    if config.uses_critic and config.kl.apply_to == "loss":
+        return (
+            "without a reward and with ppo.kl.apply_to: loss every return is 0, and advantage gae has nothing to "
+            "estimate: set ppo.advantage to return_to_go, which needs no value model"
+        )
+    for key, is_given in _needs_scores(config).items():
+        if is_given:
+            return f"ppo.{key} compares scores, and without a reward there are none: remove it, or give a reward"
+    return None
+
+
+def _needs_scores(config: PPOConfig) -> dict[str, bool]:
+    """Key -> whether an option is given that reads scores."""
+    return {
+        "samples_per_prompt": config.samples_per_prompt is not None,
+        "advantage.zero_variance_groups": config.advantage.excludes_zero_variance,
+        "score.minus_reference_answer": config.score.minus_reference_answer,
+        "advantage greedy_baseline": config.advantage.estimator == "greedy_baseline",
+        "task_reward": config.task_reward is not None,
+        "solved_score": config.solved_score is not None,
+        "evaluate_reference": config.evaluate_reference,
+        "guards.max_constant_reward_steps": config.guards.max_constant_reward_steps is not None,
+    }
