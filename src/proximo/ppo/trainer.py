@@ -55,7 +55,6 @@ from proximo.ppo.roles.in_notebook import open_progress, trainer_html
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
-from proximo.rewards.no_reward import NoReward
 from proximo.rewards.on_ranks import scored_once
 from proximo.rewards.statistics import statistics_of
 from proximo.rewards.weighted import Reward
@@ -76,12 +75,10 @@ class PPOTrainer:
     Args:
         policy: the model to train, in place.
         tokenizer: the policy's tokenizer.
-        reference: the reference of the KL. None makes a frozen copy of the policy, or uses its base under LoRA. Unused
-            if the configuration has no KL.
+        reference: the reference of the KL. None makes a copy of the policy, or uses its base under LoRA.
         value: the critic. None starts one from a copy of the policy's backbone with a new head; "trunk" puts the head
             on the policy's own backbone (as does a `scalar_on(policy)` of models/sharing/trunk.py).
-        reward: source or function that scores responses in `train`; `step` takes scores instead. `NoReward()` learns
-            from `reference`, a teacher, alone.
+        reward: source or function that scores in `train`; `step` takes scores. `NoReward()` learns from `reference`.
         ptx: texts for the language-modelling loss of `config.ptx`.
         config: the options of PPO; None for the defaults.
         seed: seed of all sampling and shuffling.
@@ -127,7 +124,6 @@ class PPOTrainer:
         self.extra_calls = tuple(extra_calls)
         self.seed = seed
         self.tokenizer = tokenizer
-        self._has_teacher = reference is not None
         self.policy = as_policy(policy)
         reference, value = as_reference(reference, self.policy), as_value(value)
         moves = self.config.kl.reference_every_steps is not None
@@ -226,7 +222,7 @@ class PPOTrainer:
         """
         if reward is not None:
             self.roles.reward.source = as_source(reward)
-        check_learning(self.roles.reward.source, self.config, has_teacher=self._has_teacher)
+        check_learning(self.roles.reward.source, self.config, has_teacher=self.roles.has_teacher)
         known = self._prompts(prompts)
         scored = self.roles.reward.source is not None or any(call.name == "score" for call in self.extra_calls)
         check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
@@ -323,7 +319,7 @@ class PPOTrainer:
             candidates=outcome.values.get("candidates"),
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.apply_to == "none" else self.state.kl_coefficient,
-            is_scored=scored is not None or not isinstance(self.roles.reward.source, NoReward),
+            is_scored=scored is not None or self.roles.reward.is_scored,
             compares_groups=self.config.advantage.compares_groups,
             extra=values_of(self.extra_calls, graph, outcome.values),
             ahead=self._ahead(outcome.values["experience"]) if scored is None else None,

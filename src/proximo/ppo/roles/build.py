@@ -51,6 +51,8 @@ class Roles:
     """None in a run without KL."""
     value: ValueWorker | None = None
     average: AverageWorker | None = None
+    has_teacher: bool = False
+    """Whether the reference is another model than the policy at its start."""
 
     @property
     def group(self) -> dict[str, RoleWorker | RewardWorker]:
@@ -159,6 +161,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         reference=reference_worker,
         value=value_worker,
         average=average,
+        has_teacher=reference is not None and not own_reference,
     )
 
 

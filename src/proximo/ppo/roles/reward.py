@@ -11,6 +11,7 @@ from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response, Scored, ScoreState
+from proximo.rewards.no_reward import NoReward
 from proximo.rewards.source import EagerSource, RewardSource, is_eager
 from proximo.run.user_code import ask
 
@@ -28,6 +29,11 @@ class RewardWorker:
         self.source = source
         self.tokenizer = tokenizer
         self.config = config
+
+    @property
+    def is_scored(self) -> bool:
+        """False for `NoReward`, whose scores mean nothing."""
+        return not isinstance(self.source, NoReward)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
