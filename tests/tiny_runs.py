@@ -17,13 +17,13 @@ from proximo.config.recipe import TrainerRecipe
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
-from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.scalar import HeadStart, mark_steps, scalar_from_language_model
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kind
 
-Kind = Literal["sft", "reward", "dpo", "ppo"]
-KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo")
+Kind = Literal["sft", "reward", "prm", "dpo", "ppo"]
+KINDS: tuple[Kind, ...] = ("sft", "reward", "prm", "dpo", "ppo")
 NUM_STEPS = 5
 SAVED_STEPS = (2, 4, 5)
 
@@ -58,15 +58,22 @@ def make_inputs(place: Path) -> Path:
     )
     save_pretrained(scalar.model, place / "reward_model")
     tiny_tokenizer().save_pretrained(place / "reward_model")
+    mark_steps(scalar, " ")
+    save_pretrained(scalar.model, place / "step_model")
+    tiny_tokenizer().save_pretrained(place / "step_model")
     language_model = tiny_language_model(seed=3, num_hidden_layers=1)
     save_pretrained(language_model, place / "language_model")
     _save_reward_adapter(language_model, place)
     tiny_tokenizer().save_pretrained(place / "language_model")
     draw = random.Random(4)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": _words(draw, 2), "response": _words(draw, 3), "chosen": _words(draw, 3), "rejected": _words(draw, 2)}
         for _ in range(12)
     ]
+    for row in rows:
+        # A text of three words in steps of a word each, of which those with a vowel at their end are right.
+        row["steps"] = row["response"].split()
+        row["labels"] = [word[-1] in "ae" for word in row["steps"]]
     for name, columns in COLUMNS.items():
         lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
         (place / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -81,7 +88,12 @@ def _save_reward_adapter(base: PreTrainedModel, place: Path) -> None:
     tiny_tokenizer().save_pretrained(place / "reward_adapter")
 
 
-COLUMNS = {"texts": ("prompt", "response"), "pairs": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
+COLUMNS = {
+    "texts": ("prompt", "response"),
+    "pairs": ("prompt", "chosen", "rejected"),
+    "steps": ("prompt", "steps", "labels"),
+    "prompts": ("prompt",),
+}
 
 
 def _words(draw: random.Random, count: int) -> str:
@@ -108,7 +120,7 @@ def recipe_of(kind: Kind, place: Path) -> dict[str, Any]:
         "samples_per_step": 1,
         "tensorboard": False,
     }
-    sections = {"sft": _sft, "reward": _reward, "dpo": _dpo, "ppo": _ppo}[kind](place)
+    sections = {"sft": _sft, "reward": _reward, "prm": _prm, "dpo": _dpo, "ppo": _ppo}[kind](place)
     return {"run": run, "tokenizer": {"path": str(place / "tokenizer")}, **sections}
 
 
@@ -125,6 +137,14 @@ def _reward(place: Path) -> dict[str, Any]:
         "model": {"config": LLAMA},
         "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
         "reward": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
+    }
+
+
+def _prm(place: Path) -> dict[str, Any]:
+    return {
+        "model": {"config": LLAMA},
+        "data": {"sources": [{"path": str(place / "steps.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        "prm": {"num_epochs": 2, "solutions_per_step": 4, "tokens_per_microbatch": 40, "optimizer": _optimizer()},
     }
 
 

@@ -32,6 +32,7 @@ from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreS
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.no_reward import NoReward
+from proximo.rewards.prm import ProcessReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -59,6 +60,7 @@ __all__ = [
     "OwnOptimizer",
     "PPOConfig",
     "PPOTrainer",
+    "ProcessReward",
     "Prompt",
     "ProximoError",
     "RandomKey",

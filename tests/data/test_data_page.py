@@ -13,10 +13,11 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
+from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
+EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs|steps) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(("kind", "block"), EXAMPLES)
@@ -32,6 +33,8 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
                 assert loaded[0].answer == "7"
             case "texts":
                 loaded, _ = load_text_examples(rows, tiny_tokenizer(), ExampleOptions())
+            case "steps":
+                loaded, _ = load_step_examples(rows, tiny_tokenizer(), StepOptions())
             case _:
                 loaded, _ = load_preference_pairs(rows, tiny_tokenizer(), PairOptions())
         assert len(loaded) == 1
@@ -39,7 +42,8 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"prompts": 4, "problems": 1, "texts": 5, "pairs": 6}
+    wanted = {"prompts": 4, "problems": 1, "texts": 5, "pairs": 6, "steps": 1}
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == wanted
 
 
 def test_the_plain_template_of_the_page_is_the_one_that_is_shipped() -> None:

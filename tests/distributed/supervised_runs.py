@@ -1,4 +1,4 @@
-"""Short runs of SFT, reward models and DPO, as they are on one process or as a rank of several."""
+"""Short runs of SFT, reward models, PRMs and DPO, as they are on one process or as a rank of several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from distributed.paths import plain_paths
 from proximo.config.devices import DevicesConfig
 from proximo.data.examples import TextExample
 from proximo.data.preferences import PreferencePair
+from proximo.data.step_examples import StepExample
 from proximo.distributed.world import whole
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -23,6 +24,8 @@ from proximo.run.build.sharding import shard_model
 from proximo.run.logs import Record
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.dpo.task import DPOTask
+from proximo.supervised.prm.recipe import PRMConfig
+from proximo.supervised.prm.task import PRMTask
 from proximo.supervised.reward.recipe import RewardTrainingConfig
 from proximo.supervised.reward.task import RewardTask
 from proximo.supervised.sft.recipe import SFTConfig
@@ -31,7 +34,7 @@ from proximo.supervised.task import SupervisedTask, TaskInputs
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, recipe_of
 
-Trainer = Literal["sft", "reward", "dpo"]
+Trainer = Literal["sft", "reward", "prm", "dpo"]
 TRAINERS: tuple[Trainer, ...] = ("sft", "reward", "dpo")
 NUM_UPDATES = 20
 TIGHT = 1e-9
@@ -68,6 +71,8 @@ EVERY_CASE: list[tuple[Trainer, str]] = [
     ),
     ("reward", "divergence_window"),
     ("dpo", "ipo"),
+    ("prm", "accumulation"),
+    ("prm", "few_rows"),
 ]
 EVERY_WAY = [FULL, GRADS, REPLICATE, OFFLOADED, EACH_MICROBATCH]
 
@@ -101,6 +106,17 @@ def pairs(count: int = 13) -> list[PreferencePair]:
     ]
 
 
+def solutions(count: int = 13) -> list[StepExample]:
+    """Of 1 to 4 steps of different lengths."""
+    generator = torch.Generator().manual_seed(2)
+    made = []
+    for index in range(count):
+        ends = tuple(range(2 + index % 3, 12, 3))[: 1 + index % 4]
+        labels = tuple(float((index + step) % 3 > 0) for step in range(len(ends)))
+        made.append(StepExample(id=str(index), token_ids=draw(generator, ends[-1] + 1), ends=ends, labels=labels))
+    return made
+
+
 def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch.dtype) -> SupervisedTask:
     options = dict(CASES[case])
     lora, rows = options.pop("lora", False), options.pop("rows", 4)
@@ -113,7 +129,7 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     sizes: dict[str, Any] = {"hidden_size": 32, "attention_dropout": 0.5 if "dropout" in options else 0.0}
     language = LanguageModel(tiny_language_model(dtype=dtype, seed=3, **sizes), precision=precision)
     model: Any = language
-    if trainer == "reward":
+    if trainer in ("reward", "prm"):
         model = scalar_from_language_model(language, HeadStart.NORMAL, seed=1)
     if lora:
         model = model.with_adapter(LoRAOptions(rank=2, alpha=4.0, seed=1))
@@ -130,7 +146,7 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     shard_model(model, lies, role="model", beside=[] if reference is None else [reference.model])
     if reference is not None:
         shard_model(reference, lies, role="reference", beside=[model.model])
-    data: Sequence[Any] = texts() if trainer == "sft" else pairs()
+    data: Sequence[Any] = {"sft": texts, "prm": solutions}.get(trainer, pairs)()
     inputs: dict[str, Any] = {
         "model": model,
         "tokenizer": tiny_tokenizer(),
@@ -141,6 +157,8 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     }
     if trainer == "sft":
         return SFTTask(TaskInputs(config=SFTConfig(examples_per_step=rows, **shared), **inputs))
+    if trainer == "prm":
+        return PRMTask(TaskInputs(config=PRMConfig(solutions_per_step=rows, **shared), **inputs))
     if trainer == "reward":
         centring = {} if "loss" in options else {"score_centring": 0.1}
         config = RewardTrainingConfig(pairs_per_step=rows, **shared, **centring)

@@ -43,8 +43,9 @@ def check(found: dict[str, Any], wanted: dict[str, Any], bound: float) -> None:
     for sample, other in zip(found["samples"], wanted["samples"], strict=True):
         assert sample.keys() == other.keys()
         for name, value in other.items():
-            same = relative(sample[name], value) < bound if isinstance(value, float) else sample[name] == value
-            assert same, name
+            numbers, others = (each if isinstance(each, list) else [each] for each in (sample[name], value))
+            for one, another in zip(numbers, others, strict=True):
+                assert relative(one, another) < bound if isinstance(another, float) else one == another, name
     assert found["weights"].keys() == wanted["weights"].keys()
     for name, weight in wanted["weights"].items():
         difference = (found["weights"][name] - weight).abs().max() / weight.abs().max().clamp(min=1e-2)
@@ -74,6 +75,7 @@ def check_case(ranks: Ranks, trainer: Trainer, case: str, devices: dict[str, Any
         ("reward", "divergence_window", REPLICATE),
         ("reward", "frozen", GRADS),
         ("reward", "lora", FULL),
+        ("prm", "accumulation", REPLICATE),
         ("dpo", "ipo", FULL),
         ("dpo", "lora_few_rows", FULL),
         ("dpo", "checkpointing", FULL),
@@ -84,7 +86,9 @@ def test_two_ranks_train_as_one(two: Ranks, trainer: Trainer, case: str, devices
     check_case(two, trainer, case, devices)
 
 
-@pytest.mark.parametrize(("trainer", "devices"), [("sft", REPLICATE), ("reward", FULL), ("dpo", GRADS)], ids=str)
+@pytest.mark.parametrize(
+    ("trainer", "devices"), [("sft", REPLICATE), ("reward", FULL), ("prm", FULL), ("dpo", GRADS)], ids=str
+)
 def test_three_ranks_train_as_one_also_where_two_of_them_have_no_row(
     three: Ranks, trainer: Trainer, devices: dict[str, Any]
 ) -> None:

@@ -15,6 +15,7 @@ from proximo.metrics.catalogue import catalogue
 from proximo.metrics.definitions import UnknownMetricError
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.prm.recipe import PRMRecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
@@ -64,7 +65,7 @@ def test_module_paths_that_are_named_exist(page: Path) -> None:
 
 @by_page
 def test_settings_that_are_named_are_in_some_recipe(page: Path) -> None:
-    kinds = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
+    kinds = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, PPORecipe, PipelineRecipe)
     for word in code_words(page):
         key = word.partition("=")[0].partition(":")[0]
         if SETTING.fullmatch(key):

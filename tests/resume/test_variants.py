@@ -44,6 +44,11 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft in bf16": ("sft", {"run.precision": "bf16"}),
     "reward with dropout": ("reward", {"model.config": GPT2_WITH_DROPOUT, "reward.dropout": True}),
     "reward with an adapter": ("reward", {"model.lora": LORA, "reward.loss": "divergence_window"}),
+    "prm with dropout on the last steps": (
+        "prm",
+        {"model.config": GPT2_WITH_DROPOUT, "prm.dropout": True, "data.train_on": "last"},
+    ),
+    "prm with an adapter": ("prm", {"model.lora": LORA, "data.train_on": "until_error"}),
     "dpo of an adapter": ("dpo", {"model.lora": LORA, "dpo.label_smoothing": 0.1}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),

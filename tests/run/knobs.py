@@ -17,6 +17,7 @@ from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.schema.base import Section
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
+from proximo.supervised.prm.recipe import PRMConfig
 from proximo.supervised.reward.recipe import RewardTrainingConfig
 from proximo.supervised.sft.recipe import SFTConfig
 from tiny_runs import LORA, Kind
@@ -52,6 +53,10 @@ def two_sources(first: float, second: float) -> dict[str, Any]:
 
 def scorer(**options: Any) -> dict[str, Any]:
     return {"reward": [{"kind": "model", "path": "$/reward_model", **options}]}
+
+
+def judge(**options: Any) -> dict[str, Any]:
+    return {"reward": [{"kind": "prm", "path": "$/step_model", **options}]}
 
 
 CHATTING = {**scorer(), "data.as_messages": True, "data.max_prompt_tokens": 20}
@@ -299,6 +304,14 @@ KNOBS = [
         {"reference": {"path": "$/other_model"}},
         {"model": {"path": "$/language_model"}},
     ),
+    Knob(data.StepDataConfig, "step_separator", "prm", {"data.step_separator": "; "}),
+    Knob(data.StepDataConfig, "train_on", "prm", {"data.train_on": "last"}),
+    Knob(data.StepDataConfig, "max_tokens", "prm", {"data.max_tokens": 16}),
+    Knob(PRMConfig, "num_epochs", "prm", {"prm.num_epochs": 3}),
+    Knob(PRMConfig, "solutions_per_step", "prm", {"prm.solutions_per_step": 3}),
+    Knob(PRMConfig, "tokens_per_microbatch", "prm", {"prm.tokens_per_microbatch": 900}),
+    Knob(PRMConfig, "dropout", "prm", {"prm.dropout": True}, DROPOUT),
+    Knob(PRMConfig, "optimizer", "prm", {"prm.optimizer": {"learning_rate": 1e-3}}),
     Knob(DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
     Knob(DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
     Knob(DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
@@ -475,6 +488,9 @@ KNOBS = [
     Knob(rewards.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
     Knob(rewards.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
     Knob(rewards.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
+    Knob(rewards.PRMRewardConfig, "kind", "ppo", judge(), scorer()),
+    Knob(rewards.PRMRewardConfig, "name", "ppo", judge(name="other"), judge()),
+    Knob(rewards.PRMRewardConfig, "step_separator", "ppo", judge(step_separator="a"), judge()),
     Knob(rewards.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
     Knob(rewards.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
     Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
@@ -575,6 +591,15 @@ SHOWN_ELSEWHERE = {
         "test_programs_and_tests_import_the_packages_that_are_named",
     ),
     **{(rewards.VerifierRewardConfig, name): test for name, test in GRADED.items()},
+    # Responses of two steps are rare here.
+    (rewards.PRMRewardConfig, "aggregate"): (
+        "rewards/test_process_reward.py",
+        "test_the_score_of_a_response_is_an_aggregate_of_its_steps",
+    ),
+    (rewards.PRMRewardConfig, "dense"): (
+        "rewards/test_process_reward.py",
+        "test_a_step_is_rewarded_at_the_token_that_ends_it_and_the_last_one_at_the_last_token",
+    ),
     (rewards.FunctionRewardConfig, "process"): (
         "rewards/test_function_process.py",
         "test_the_function_is_called_elsewhere_with_what_it_is_always_called_with",

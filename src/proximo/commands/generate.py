@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from proximo.callables import IMPORT_PATH
 from proximo.checkpoint import atomic
 from proximo.config.engine import EngineConfig, LocalEngineConfig
-from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import RunFolderError, UserError
@@ -32,7 +31,7 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
-from proximo.run.build.models import DeviceSpec, build_reward_source
+from proximo.run.build.models import DeviceSpec, build_reward_source, reward_model_config
 from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
 
@@ -128,7 +127,7 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
     path = language_model_path(model, options.checkpoint)
     responses = _generate(path, prompts, options)
     if source is None:
-        config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
+        config = reward_model_config(reward_model_path(options.reward))
         tokenizer = load_tokenizer(path)
         device_spec = DeviceSpec(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
         source = build_reward_source(config, tokenizer, device_spec=device_spec, tokens_per_microbatch=8192)

@@ -121,6 +121,19 @@ class PreferenceDataConfig(DataConfig):
     """Drop pairs in which an answer has fewer words; 0 keeps all."""
 
 
+class StepDataConfig(DataConfig):
+    """Data of a process reward model: solutions in steps, with a label for each step."""
+
+    step_separator: str = Field("\n", min_length=1)
+    """Text that ends each step. A row with a step that contains it is dropped and counted. The model keeps it in its
+    config.json."""
+    train_on: Literal["all", "until_error", "last"] = "all"
+    """Steps that count in the loss: all; those up to and including the first wrong one (arXiv:2305.20050); or the last
+    one alone, whose label then says whether the solution is right (outcome supervision)."""
+    max_tokens: int = Field(1024, ge=2)
+    """Maximum tokens of prompt and solution together. With `too_long: truncate` a solution loses its last steps."""
+
+
 class PromptFilterConfig(Section):
     """Removes prompts from later epochs by the mean score of their responses in the last epoch."""
 

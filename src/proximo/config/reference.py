@@ -159,7 +159,7 @@ def _default(field: FieldInfo) -> str:
             return "empty"
         case tuple():
             return f"`[{', '.join(map(show, value))}]`"
-    return f"`{show(value) if not isinstance(value, str) else value}`"
+    return f"`{value if isinstance(value, str) and (not value or value.strip()) else show(value)}`"
 
 
 if __name__ == "__main__":

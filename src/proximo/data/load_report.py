@@ -28,6 +28,8 @@ class LoadReport:
     """Dropped, as neither output was preferred."""
     num_without_targets: int = 0
     """Dropped, as no token of them counts in the loss."""
+    num_inseparable: int = 0
+    """Dropped, as a step holds the separator of steps, or shares its last token with another step."""
     num_empty_responses: int = 0
     """Kept: responses with no text, which end at once."""
     num_merged_boundaries: int = 0
@@ -56,6 +58,7 @@ class LoadReport:
             "ties dropped": self.num_ties,
             "with too short a response, dropped": self.num_too_short,
             "without a token to learn, dropped": self.num_without_targets,
+            "with steps that the separator does not tell apart, dropped": self.num_inseparable,
             "duplicate prompts": self.num_duplicate_prompts,
             "duplicate pairs": self.num_duplicate_pairs,
             "empty responses": self.num_empty_responses,

@@ -1,4 +1,4 @@
-"""Calibration of a reward model: whether its confidence matches its accuracy on labelled pairs.
+"""Calibration of a reward model: whether its confidence matches its accuracy on labelled pairs or steps.
 
 Under the Bradley-Terry model, the confidence that the response with the higher score is the better one is
 sigmoid(|margin|). Pairs are binned by confidence, and each bin's mean confidence is compared with its accuracy.
@@ -50,6 +50,18 @@ def calibration(margins: Iterable[float], *, num_bins: int = 10) -> Calibration:
         members[index].append((confidence, 0.5 if margin == 0 else float(margin > 0)))
     bins = tuple(_bin(index, width, pairs) for index, pairs in enumerate(members) if pairs)
     return Calibration(bins=bins)
+
+
+def probability_error(probabilities: Sequence[float], labels: Sequence[float], *, num_bins: int = 10) -> float | None:
+    """Expected calibration error of probabilities: mean |mean probability - mean label| over bins, weighted by entries.
+
+    The bins of probability are of equal width. A label is 0, 1 or itself a probability. None without entries.
+    """
+    members: list[list[tuple[float, float]]] = [[] for _ in range(num_bins)]
+    for probability, label in zip(probabilities, labels, strict=True):
+        members[min(int(probability * num_bins), num_bins - 1)].append((probability, label))
+    gaps = [abs(sum(probability - label for probability, label in part)) for part in members]
+    return sum(gaps) / len(labels) if labels else None
 
 
 def _bin(index: int, width: float, pairs: Sequence[tuple[float, float]]) -> CalibrationBin:

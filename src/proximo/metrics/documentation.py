@@ -79,7 +79,8 @@ SAMPLES = """\
 
 Runs of a reward model and of DPO store held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`,
 `rejected`, `score_chosen`, `score_rejected`; the scores of DPO are implicit rewards. The calibration plot of the report
-uses the pairs of the last evaluation.
+uses the pairs of the last evaluation. Runs of a process reward model store held-out solutions, with the `labels` of
+their steps and the `probabilities` that these are right; `score` is the lowest.
 """
 
 

@@ -24,7 +24,11 @@ from proximo.models.precision.placement import Precision
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+_STEP_SEPARATOR = "step_separator"
+"""The name of an attribute of configurations."""
 
 
 class HeadStart(StrEnum):
@@ -125,6 +129,16 @@ class ScalarModel:
         """Weight and, if there is one, bias of the head; under an adapter, of the copy that trains."""
         tensors = list(self.base.get_submodule("score").parameters())
         return [tensor for tensor in tensors if tensor.requires_grad] or tensors
+
+
+def mark_steps(model: ScalarModel, separator: str) -> None:
+    """Keep the text that ends a step in the configuration of a process reward model; it is saved with the model."""
+    setattr(model.base.config, _STEP_SEPARATOR, separator)
+
+
+def step_separator_of(config: "PreTrainedConfig") -> str | None:
+    """What `mark_steps` kept in a configuration; None for a model that was not trained to judge steps."""
+    return getattr(config, _STEP_SEPARATOR, None)
 
 
 def start_head(layer: nn.Linear, start: HeadStart, *, seed: int) -> None:

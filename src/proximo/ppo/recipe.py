@@ -83,14 +83,15 @@ class PPORecipe(TrainerRecipe):
                 f"ppo.task_reward is {self.ppo.task_reward}, which is no reward source and no part of one; sources: "
                 f"{', '.join(names)}"
             )
-        dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
+        scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
+        dense = [source.name for source in scorers if source.dense != "none"]
         if dense and not self.ppo.advantage.is_per_token:
             raise ValueError(
                 f"reward source {dense[0]} has token-level rewards, but ppo.advantage "
                 f"{self.ppo.advantage.estimator} uses one advantage per response: use gae or a return to go, or "
                 "set dense: none"
             )
-        if self.ppo.uses_critic and self.value.init_from == "reward" and all(s.kind != "model" for s in self.reward):
+        if self.ppo.uses_critic and self.value.init_from == "reward" and not scorers:
             raise ValueError("value.init_from is reward, but no reward source is of kind model")
         if (
             self.ppo.uses_critic

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -31,8 +32,22 @@ Dense = Literal["none", "deltas", "absolute"]
 """Per-token rewards: none, the change that a token makes to the score, or the score up to the token."""
 
 
-Parts = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt and of a response to it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a reward model reads of a response."""
+
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    places: Sequence[int] = ()
+    """Ascending indices of the tokens of prompt and response whose scores are wanted. None lies before the last token
+    of the prompt, since responses to one prompt share what comes before."""
+    refusal: str | None = None
+    """Why the response cannot be read, if it cannot."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Those of prompt and response."""
+        return (*self.prompt_ids, *self.response_ids)
 
 
 class ModelReward:
@@ -84,22 +99,11 @@ class ModelReward:
         refuses it, or if its score is not finite.
         """
         start = time.monotonic()
-        parts, refusals = self._token_ids(responses)
-        lengths = [len(prompt) + len(response) for prompt, response in parts]
-        limit = self.model.position_limit
-        # Lengths in the policy's tokens are checked before training, so only re-rendered sequences can be too long.
-        readable = [
-            i
-            for i, length in enumerate(lengths)
-            if i not in refusals and (self.encoder is None or limit is None or length <= limit)
-        ]
-        known = self._scores_of([parts[i] for i in readable])
-        scores = [list[float]() for _ in parts]
-        for i, sequence_scores in zip(readable, known, strict=True):
-            scores[i] = sequence_scores
+        readings = [self._reading(response) for response in responses]
+        known = self._scores_of([reading if self._can_read(reading) else None for reading in readings])
         scored = [
-            self._scored(response, scores[i], refusals.get(i) or self._too_long(lengths[i]))
-            for i, response in enumerate(responses)
+            self._scored(response, scores, reading.refusal or self._too_long(len(reading.token_ids)))
+            for response, reading, scores in zip(responses, readings, known, strict=True)
         ]
         if current().leads:
             self._statistics.count(scored, time.monotonic() - start)
@@ -109,49 +113,54 @@ class ModelReward:
         """The metrics of this source since the last call. Its seconds are those of whole batches."""
         return self._statistics.taken(self.name)
 
-    def _scores_of(self, parts: Sequence[Parts]) -> list[list[float]]:
-        """For each prompt with its response the score at its last token.
+    def _can_read(self, reading: Reading) -> bool:
+        if reading.refusal is not None or not reading.places:
+            return False
+        # Lengths in the policy's tokens are checked before training, so only re-rendered sequences can be too long.
+        limit = None if self.encoder is None else self.model.position_limit
+        return limit is None or len(reading.token_ids) <= limit
 
-        With `dense`, the scores at the last prompt token and at all response tokens, or at all tokens without a prompt.
-        """
+    def _scores_of(self, readings: Sequence[Reading | None]) -> list[list[float]]:
+        """For each response its scores at the wanted places; none for None."""
         world = current()
-        prefixes = shareable_prefixes([prompt for prompt, _ in parts])
+        wanted = {index: reading for index, reading in enumerate(readings) if reading is not None}
+        indices, given = list(wanted), list(wanted.values())
+        prefixes = shareable_prefixes([reading.prompt_ids for reading in given])
         plans = plan_shares(
-            [len(prompt) + len(response) for prompt, response in parts],
+            [len(reading.token_ids) for reading in given],
             token_budget=self.tokens_per_microbatch,
             num_ranks=world.size,
             prefixes=prefixes,
         )
-        own = [
-            len(prompt) + len(response) - len(prefix)
-            for (prompt, response), prefix in zip(parts, prefixes, strict=True)
-        ]
         results = []
         with casting(), self.model.backbone.at_work():
             for batch in plans[world.rank]:
                 # A rank without a batch takes a pass over one token, since the ranks meet in every pass.
+                read = [given[i] for i in batch] or [Reading(response_ids=(0,), places=(0,))]
                 packed = pack(
-                    [(*parts[i][0], *parts[i][1]) for i in batch] or [(0,)],
-                    shareable=[len(prefixes[i]) for i in batch],
+                    [reading.token_ids for reading in read],
+                    shareable=[len(prefixes[i]) for i in batch] or [0],
                     device=self.model.device,
                 )
-                scores = self.model.backbone.run_pass(partial(self._scores, packed, [own[i] for i in batch]))
+                scores = self.model.backbone.run_pass(partial(self._scores, packed, read))
                 results.append(scores if batch else scores[:0])
         if not results:
-            return []
+            return [[] for _ in readings]
         rows = world.gather_rows(torch.cat(results), what=f"scores of {self.name}")
-        order = [index for plan in plans for batch in plan for index in batch]
-        sizes = [1 if self.dense == "none" else own[index] for index in order]
-        pieces = dict(zip(order, rows.split(sizes), strict=True))
-        return [pieces[index].tolist() for index in range(len(parts))]
+        order = [i for plan in plans for batch in plan for i in batch]
+        pieces = rows.split([len(given[i].places) for i in order])
+        found = {indices[i]: piece.tolist() for i, piece in zip(order, pieces, strict=True)}
+        return [found.get(index, []) for index in range(len(readings))]
 
-    def _scores(self, packed: Packed, own: Sequence[int]) -> Tensor:
-        """The scores at the last tokens of sequences, or with `dense` at the last `own` tokens of each."""
-        if self.dense == "none":
-            return self.model.sequence_scores(packed)
+    def _scores(self, packed: Packed, readings: Sequence[Reading]) -> Tensor:
+        """The scores at the wanted places, response by response."""
         ends = (packed.last_indices + 1).tolist()
-        rows = [torch.arange(end - count, end) for end, count in zip(ends, own or [1], strict=True)]
-        return self.model.token_scores(packed, send(torch.cat(rows), self.model.device))
+        rows = [
+            end - len(reading.token_ids) + place
+            for end, reading in zip(ends, readings, strict=True)
+            for place in reading.places
+        ]
+        return self.model.token_scores(packed, send(torch.tensor(rows), self.model.device))
 
     def _scored(self, response: Response, scores: list[float], reason: str) -> Scored:
         """`reason` explains the missing score if `scores` is empty."""
@@ -168,17 +177,16 @@ class ModelReward:
     def _too_long(self, length: int) -> str:
         return f"{self.name} reads at most {self.model.position_limit} of its tokens, the response makes {length}"
 
-    def _token_ids(self, responses: Sequence[Response]) -> tuple[list[Parts], dict[int, str]]:
-        """The token ids of prompt and response, and by index the errors of responses that could not be rendered."""
-        parts: list[Parts] = []
-        refusals: dict[int, str] = {}
-        for index, response in enumerate(responses):
-            both: Parts = response.prompt.token_ids, response.token_ids
-            if self.encoder is not None:
-                finished = response.finish.terminated
-                try:
-                    both = render_for(self.encoder, response.prompt, response.text, finished=finished)
-                except (RenderingError, TemplateLimitError) as error:
-                    both, refusals[index] = ((), ()), f"{self.name}: {error}"
-            parts.append(both)
-        return parts, refusals
+    def _reading(self, response: Response) -> Reading:
+        """The token ids of prompt and response, and the last of them; with `dense` also those from the prompt's last
+        token on."""
+        prompt, answer = response.prompt.token_ids, response.token_ids
+        if self.encoder is not None:
+            finished = response.finish.terminated
+            try:
+                prompt, answer = render_for(self.encoder, response.prompt, response.text, finished=finished)
+            except (RenderingError, TemplateLimitError) as error:
+                return Reading(refusal=f"{self.name}: {error}")
+        last = len(prompt) + len(answer) - 1
+        first = last if self.dense == "none" else max(0, len(prompt) - 1)
+        return Reading(prompt_ids=prompt, response_ids=answer, places=range(first, last + 1))

@@ -126,6 +126,7 @@ def _training(recipe: TrainerRecipe | None, run: Run) -> Iterator[str]:
         lines.append(f"- Reward: {_cell(source.name)} ({_public(first)}), weight {source.weight:g}")
     yield "\n".join(lines)
     rows = [(key, _value(recipe, key)) for key in (*trainer_of(recipe).card_settings, "run.precision", "run.seed")]
+    rows = [(key, repr(value) if key.endswith("separator") else value) for key, value in rows]
     rows += [(package, (run.environment or {}).get(package)) for package in ("torch", "transformers")]
     yield _markdown(("setting", "value"), [(f"`{key}`", _cell(value)) for key, value in rows if value is not None])
 

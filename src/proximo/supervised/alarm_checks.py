@@ -22,6 +22,8 @@ GAP, GAP_STANDARD_ERRORS = 0.15, 3
 CALIBRATION_ERROR, BIN_NOISE = 0.15, 2.5
 """A calibration error must exceed the first value, and the second divided by sqrt(pairs). The latter is twice the
 error that a perfect model shows in ten bins, 0.4 * sqrt(10 / pairs)."""
+CONSTANT_LOSS = 0.98
+"""A held-out loss of steps above this fraction of the loss of a constant means that nothing was learned."""
 FLAT_LOSS, FLAT_PAIR_LOSS = 0.005, 0.00005
 """Smallest relative change of the held-out loss that counts as learning. The value for pairs is lower, since with noisy
 labels a pairwise loss changes little even when the model learns."""
@@ -138,6 +140,18 @@ def is_miscalibrated(run: Run) -> str | None:
     if newest is None or newest[1] <= max(CALIBRATION_ERROR, BIN_NOISE / math.sqrt(pairs) if pairs else 0.0):
         return None
     return f"It is {newest[1]:.2f} at step {newest[0]}."
+
+
+def is_no_better_than_a_constant(run: Run) -> str | None:
+    """Describes a held-out loss of steps that is no lower than that of giving every step the mean label."""
+    newest, constant = newest_evaluation(run, "evaluation/loss"), newest_evaluation(run, "evaluation/constant_loss")
+    steps = run.series("evaluation/steps")
+    if newest is None or constant is None or steps.values[-1] < 100 or newest[1] <= CONSTANT_LOSS * constant[1]:
+        return None
+    return (
+        f"The loss of {number(steps.values[-1])} held-out steps is {newest[1]:.4g} at step {newest[0]}, and that of a "
+        f"constant {constant[1]:.4g}."
+    )
 
 
 def _held_out_pairs(run: Run) -> float | None:

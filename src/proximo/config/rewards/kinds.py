@@ -3,7 +3,12 @@
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import CustomVerifierRewardConfig, FunctionRewardConfig, ModelRewardConfig
+from proximo.config.rewards.sources import (
+    CustomVerifierRewardConfig,
+    FunctionRewardConfig,
+    ModelRewardConfig,
+    PRMRewardConfig,
+)
 from proximo.config.rewards.texts import (
     JSONSchemaRewardConfig,
     LengthRewardConfig,
@@ -26,5 +31,5 @@ WatchedSourceConfig = (
     | RepetitionRewardConfig
 )  # fmt: skip
 """Kinds that need no model; they can also be the gold score, which is logged and not trained on."""
-RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig
+RewardSourceConfig = ModelRewardConfig | PRMRewardConfig | WatchedSourceConfig
 """Every kind of reward source."""

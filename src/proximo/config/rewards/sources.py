@@ -80,6 +80,24 @@ class ModelRewardConfig(Section):
         return self
 
 
+class PRMRewardConfig(ModelRewardConfig):
+    """Scores by a process reward model, which judges the steps of a response. docs/process-rewards.md."""
+
+    kind: Literal["prm"]  # ty: ignore[incompatible-attribute-override]
+    """A sequence classifier with one label that `proximo prm` trained."""
+    name: str = Field("prm", pattern=f"^{COMPONENT}$")
+    """Name of this component in the metrics."""
+    step_separator: str | None = Field(None, min_length=1)
+    """Text that separates the steps of a response; null for the one that the model was trained with."""
+    aggregate: Literal["min", "product", "last", "mean"] = "min"
+    """How the probabilities of the steps become the score of the response: their smallest, their product, that of the
+    last step, or their mean."""
+    dense: Literal["none", "deltas", "absolute"] = "none"
+    """`none`: the last token gets the score. `deltas`: the last token of each step gets the change that the step makes
+    to the aggregate; the changes sum to the same score. `absolute`: the last token of each step gets its probability,
+    and the sum is the score, which grows with the number of steps."""
+
+
 class FunctionRewardConfig(Section):
     """Scores by a Python function."""
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
-from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.data import PromptDataConfig, StepDataConfig, TextDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.data.examples import ExampleOptions
 from proximo.data.prompts import PromptOptions
+from proximo.data.step_examples import StepOptions
 from proximo.learner.low_memory import check_low_memory
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
@@ -31,6 +32,18 @@ def example_options(config: TextDataConfig) -> ExampleOptions:
         max_tokens=config.max_tokens,
         too_long=config.too_long,
         layout=config.layout,
+        as_messages=config.as_messages,
+        system=config.system,
+    )
+
+
+def step_options(config: StepDataConfig) -> StepOptions:
+    """How rows become solutions with labels."""
+    return StepOptions(
+        separator=config.step_separator,
+        train_on=config.train_on,
+        max_tokens=config.max_tokens,
+        too_long=config.too_long,
         as_messages=config.as_messages,
         system=config.system,
     )

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.rewards.sources import ModelRewardConfig, PRMRewardConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.templates.chat import check_syntax, end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
@@ -22,13 +22,14 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
-from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
-from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.scalar import HeadStart, ScalarModel, step_separator_of
 from proximo.models.sharing.shared_base import scalar_from_adapter
 from proximo.models.sharing.trunk import copy_head, scalar_on
 from proximo.rewards.model import ModelReward
+from proximo.rewards.prm import ProcessReward
 from proximo.rewards.source import RewardSource
 from proximo.run.build.reward_sources import build_source_without_model
 
@@ -250,6 +251,22 @@ def build_reward_source(
         place = device_spec.loading_device
         model = load_scalar_model(source, fresh_head=None, device=place, precision=device_spec.precision)
     model.model.requires_grad_(False)
+    if isinstance(config, PRMRewardConfig):
+        return ProcessReward(
+            model,
+            own,
+            policy_tokenizer=policy_tokenizer,
+            step_separator=config.step_separator,
+            aggregate=config.aggregate,
+            dense=config.dense,
+            name=config.name,
+            tokens_per_microbatch=tokens_per_microbatch,
+        )
+    if step_separator_of(model.base.config) is not None:
+        raise ConfigError(
+            f"reward source {config.name!r}: {config.path} is a process reward model, which judges steps and not whole "
+            "responses: set kind: prm"
+        )
     return ModelReward(
         model,
         name=config.name,
@@ -257,6 +274,14 @@ def build_reward_source(
         tokens_per_microbatch=tokens_per_microbatch,
         dense=config.dense,
     )
+
+
+def reward_model_config(path: str) -> ModelRewardConfig:
+    """The section of the reward model at `path`, with `kind: prm` where it judges steps. Reads no weights."""
+    source = ModelSource(path=path)
+    if adapter_base(source) is None and step_separator_of(read_config(source)) is not None:
+        return PRMRewardConfig(kind="prm", path=path)
+    return ModelRewardConfig(kind="model", path=path)
 
 
 def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:

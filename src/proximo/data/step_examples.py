@@ -1,0 +1,191 @@
+"""Rows to `StepExample`, the input of a process reward model in training: a solution in steps, each with a label."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from proximo.data.formats.preference_formats import asked_in
+from proximo.data.formats.prompt_response import Exchange, in_form
+from proximo.data.formats.typed_columns import cell, describe, text_cell
+from proximo.data.load_report import LoadReport
+from proximo.data.rows import Row, row_ids
+from proximo.data.steps import (
+    DEFAULT_SEPARATOR,
+    EncodedSolution,
+    Solution,
+    StepFinder,
+    check_separator,
+    encode_steps,
+    rendered_solution,
+)
+from proximo.data.token_cache import TokenCache
+from proximo.data.tokenise import TextEncoder
+from proximo.data.truncation import TooLong
+from proximo.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TrainOn = Literal["all", "until_error", "last"]
+"""The steps that count: all, those up to the first wrong one, or the last one alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepExample:
+    """A solution, cut behind the last step that counts."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    """Of the prompt and the solution."""
+    ends: tuple[int, ...]
+    """Indices in `token_ids` of the last tokens of the steps that count, ascending."""
+    labels: tuple[float, ...]
+    """For each of these steps whether it is right: 1, 0, or a probability."""
+    num_prompt_tokens: int = 0
+    """How many of the tokens are the prompt's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOptions:
+    """Options for turning rows into solutions with labels."""
+
+    separator: str = DEFAULT_SEPARATOR
+    train_on: TrainOn = "all"
+    max_tokens: int | None = None
+    """Of prompt and solution together."""
+    too_long: TooLong = "drop"
+    """A truncated solution loses its last steps, and is dropped if no step that counts is left."""
+    as_messages: bool = False
+    """Prompt and solution become messages, rendered with the chat template."""
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a limit below 2, and for an empty separator."""
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise ConfigError(f"max_tokens of a solution must be at least 2, got {self.max_tokens}")
+        if not self.separator:
+            raise ConfigError("step_separator must not be empty: it is what ends a step")
+
+
+def load_step_examples(
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase",
+    options: StepOptions,
+    *,
+    cache: TokenCache | None = None,
+) -> tuple[list[StepExample], LoadReport]:
+    """An example for each row that can be used, in the order of the rows, and what became of the rows.
+
+    Raises DataError naming the row for what is malformed, and if no example is left; ConfigError for a separator that
+    the tokenizer cannot write.
+    """
+    encoder = TextEncoder(tokenizer, cache)
+    check_separator(encoder, options.separator)
+    labelled = [_labelled(row) for row in rows]
+    exchanges = in_form(
+        [Exchange(origin=row.origin, prompt=asked_in(row)) for row in rows],
+        to_messages=options.as_messages,
+        system=options.system,
+    )
+    separable = [
+        (identity, Solution(origin=exchange.origin, prompt=exchange.prompt, steps=steps), labels)
+        for identity, exchange, (steps, labels) in zip(row_ids(rows), exchanges, labelled, strict=True)
+        if not any(options.separator in step for step in steps)
+    ]
+    finder = StepFinder(tokenizer=tokenizer, separator=options.separator)
+    encoded = encode_steps(encoder, [solution for _, solution, _ in separable], finder)
+    apart = [
+        (_example(identity, tokens, labels, options.train_on), solution)
+        for (identity, solution, labels), tokens in zip(separable, encoded, strict=True)
+        if tokens is not None
+    ]
+    fitted = [_fitted(example, options) for example, _ in apart]
+    examples = [example for example in fitted if example is not None]
+    report = LoadReport(
+        num_rows=len(rows),
+        num_kept_rows=len(examples),
+        num_inseparable=len(rows) - len(apart),
+        num_too_long=len(apart) - len(examples),
+        num_truncated=sum(kept is not None and kept != whole for kept, (whole, _) in zip(fitted, apart, strict=True)),
+        unwritable=encoder.unwritable([rendered_solution(encoder, each, options.separator) for _, each in apart]),
+        num_tokens=sum(len(example.token_ids) for example in examples),
+    )
+    if not examples:
+        raise DataError(
+            f"no solution is left: {report} (step_separator {options.separator!r}, max_tokens {options.max_tokens})"
+        )
+    return examples, report
+
+
+def is_right(label: float) -> bool:
+    """Whether a step with this label, or this probability, counts as right."""
+    return label >= 0.5
+
+
+def first_wrong(labels: Sequence[float]) -> int | None:
+    """Index of the first step that is not right; None if all are."""
+    return next((index for index, label in enumerate(labels) if not is_right(label)), None)
+
+
+def _labelled(row: Row) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """The steps and labels of a row; the columns are `steps` or TRL's `completions`, and `labels`."""
+    field = "completions" if "steps" not in row.values and "completions" in row.values else "steps"
+    steps = tuple(_step(row, field, step) for step in _list(row, field))
+    labels = tuple(_label(row, label) for label in _list(row, "labels"))
+    if len(steps) != len(labels):
+        raise DataError(
+            f"{row.origin}: column 'labels' must have one label for each of the {len(steps)} steps, got {len(labels)}"
+        )
+    return steps, labels
+
+
+def _list(row: Row, field: str) -> Sequence[Any]:
+    value = cell(row, field)
+    if not isinstance(value, list | tuple) or not value:
+        raise DataError(
+            f"{row.origin}: column '{field}' must be a list with an entry for each step, got {describe(value)}"
+        )
+    return value
+
+
+def _step(row: Row, field: str, step: Any) -> str:
+    text = text_cell(replace(row, values={field: step}), field).strip()
+    if not text:
+        raise DataError(f"{row.origin}: column '{field}' has a blank step: leave it out, with its label")
+    return text
+
+
+def _label(row: Row, label: Any) -> float:
+    is_number = isinstance(label, bool | int | float)
+    if not is_number or not 0 <= label <= 1:  # NaN is neither
+        raise DataError(
+            f"{row.origin}: a label must be true, false, or the probability that the step is right, from 0 to 1; got "
+            f"{describe(label)}"
+        )
+    return float(label)
+
+
+def _example(identity: str, tokens: EncodedSolution, labels: Sequence[float], train_on: TrainOn) -> StepExample:
+    last = len(labels) - 1
+    first = last if train_on == "last" else 0
+    wrong = first_wrong(labels) if train_on == "until_error" else None
+    counted = slice(first, 1 + (last if wrong is None else wrong))
+    ends = [len(tokens.prompt_ids) + end for end in tokens.ends[counted]]
+    return StepExample(
+        id=identity,
+        # Nothing behind the last step that counts changes its score.
+        token_ids=(*tokens.prompt_ids, *tokens.response_ids)[: ends[-1] + 1],
+        ends=tuple(ends),
+        labels=tuple(labels[counted]),
+        num_prompt_tokens=len(tokens.prompt_ids),
+    )
+
+
+def _fitted(example: StepExample, options: StepOptions) -> StepExample | None:
+    limit = options.max_tokens
+    if limit is None or len(example.token_ids) <= limit:
+        return example
+    ends = tuple(end for end in example.ends if end < limit)
+    if options.too_long == "drop" or not ends:
+        return None
+    return replace(example, token_ids=example.token_ids[: ends[-1] + 1], ends=ends, labels=example.labels[: len(ends)])

@@ -1,0 +1,135 @@
+"""The steps of a solution: their texts, and the tokens at which they end. The labels of training: step_examples.py.
+
+A separator ends each step, also the last one. A process reward model always reads its own tokens of the whole solution
+in that form, in training and in use, so a step is judged by the same tokens in both (`encode_steps`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from proximo.data.formats.prompt_response import Exchange, Messages, said
+from proximo.data.rendering import render
+from proximo.data.tokenise import Rendered, Segment, TextEncoder
+from proximo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_SEPARATOR = "\n"
+_UNFINISHED = "\ufffd"
+"""The replacement character, which decoding writes for an incomplete UTF-8 sequence."""
+
+
+def split_steps(text: str, separator: str = DEFAULT_SEPARATOR) -> list[str]:
+    """The steps of a solution, without the white space around them. Blank steps are none."""
+    return [step for part in text.split(separator) if (step := part.strip())]
+
+
+@dataclass(kw_only=True)
+class StepFinder:
+    """Finds the tokens at which the steps of a sequence end. Caches which token ids can complete a separator."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    separator: str = DEFAULT_SEPARATOR
+    _candidates: dict[int, bool] = field(default_factory=dict)
+
+    def ends(self, token_ids: Sequence[int]) -> list[int]:
+        """For each step that is followed by a separator, the index of the token that completes the separator.
+
+        A step whose separator begins inside a token, such as `.` and a line end in one, ends with that token. Special
+        tokens are no text. A last step without a separator behind it is left out.
+        """
+        ends: list[int] = []
+        start, text = 0, ""
+        for index, token in enumerate(token_ids):
+            if not self._may_complete(token):
+                continue
+            text += self._decode(token_ids[start : index + 1])
+            start = index + 1
+            while self.separator in text:
+                step, _, text = text.partition(self.separator)
+                if step.strip():
+                    ends.append(index)
+        return ends
+
+    def _may_complete(self, token: int) -> bool:
+        """False if the text of the token excludes that a separator ends in it."""
+        if token not in self._candidates:
+            piece = self._decode([token])
+            self._candidates[token] = self.separator[-1] in piece or _UNFINISHED in piece
+        return self._candidates[token]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solution:
+    """A prompt with the steps that answer it."""
+
+    origin: str
+    prompt: str | Messages
+    steps: Sequence[str]
+    """Stripped, not blank, without a separator inside; at least one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedSolution:
+    """A solution as the tokens that a process reward model reads."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    ends: tuple[int, ...]
+    """For each step, the index in `response_ids` of the token that completes the separator behind it."""
+
+
+def encode_steps(
+    encoder: TextEncoder, solutions: Sequence[Solution], finder: StepFinder
+) -> list[EncodedSolution | None]:
+    """Tokens of prompts and solutions, and where the steps end; tokenised in one call.
+
+    None for a solution whose steps share a token, so that one cannot be judged before the next.
+    """
+    rendered = [rendered_solution(encoder, solution, finder.separator) for solution in solutions]
+    encoded = []
+    for solution, item in zip(solutions, encoder.rendered(rendered), strict=True):
+        prompt, response = item.prompt.ids, item.responses[0].ids
+        # A chat template may write something in front of the steps, such as an empty thought.
+        ends = finder.ends(response)[-len(solution.steps) :]
+        apart = len(set(ends)) == len(solution.steps)
+        encoded.append(EncodedSolution(prompt_ids=prompt, response_ids=response, ends=tuple(ends)) if apart else None)
+    return encoded
+
+
+def check_separator(encoder: TextEncoder, separator: str) -> None:
+    """Raises ConfigError for a separator that the tokens of a solution would not show."""
+    mark = next((mark for mark in encoder.marks if mark in separator), None)
+    if mark is not None:
+        raise ConfigError(
+            f"step_separator {separator!r} holds the special token {mark!r} of the tokenizer '{encoder.name}', and "
+            "special tokens are not part of a response's text: take ordinary text, such as a line end"
+        )
+    if separator not in encoder.text(encoder.texts([f"a{separator}"])[0]):
+        raise ConfigError(
+            f"the tokenizer '{encoder.name}' cannot write step_separator {separator!r}, so no step would end: take "
+            "another one"
+        )
+
+
+def rendered_solution(encoder: TextEncoder, solution: Solution, separator: str) -> Rendered:
+    """Segments of a prompt and its solution, each step followed by the separator.
+
+    Not by the end of the answer: that would tell the last step from the others, and in many data sets a wrong step is
+    always the last.
+    """
+    text = separator.join(solution.steps)
+    response = text if isinstance(solution.prompt, str) else said(text)
+    rendered = render(
+        encoder, Exchange(origin=solution.origin, prompt=solution.prompt, responses=(response,)), finished=False
+    )
+    *before, last = rendered.responses[0] or (Segment(written=True),)
+    # Some chat templates strip what an assistant says, so the last separator is added behind them.
+    return replace(rendered, responses=((*before, replace(last, text=f"{last.text.rstrip()}{separator}")),))

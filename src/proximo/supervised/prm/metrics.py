@@ -1,0 +1,230 @@
+"""Metrics, curves and alarms of process reward model training."""
+
+from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.curves import Curve, Section, Style, Trace, held_out
+from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
+from proximo.metrics.declared.rules import COMMON_RULES
+from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.values import Last, Mean, Sum
+from proximo.supervised import alarm_checks as checks
+from proximo.supervised.alarms import CAUSED_BY_OVERFITTING, OVERFITTING_RULE, flat_loss_rule, spike_rule
+
+METRICS = (
+    Metric(
+        name="prm/loss",
+        reduction=Mean,
+        unit="nats per step",
+        definition="Binary cross entropy of the labels of the steps that count, mean over these steps.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="prm/step_accuracy",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of steps whose probability of being right is on the same side of 1/2 as their label.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="prm/label_mean",
+        reduction=Mean,
+        unit="fraction",
+        definition="Mean label of the steps: the fraction that is right, if labels are 0 or 1.",
+    ),
+    Metric(
+        name="prm/probability_mean",
+        reduction=Mean,
+        unit="fraction",
+        definition="Mean probability of being right that the model gives the steps.",
+    ),
+    Metric(
+        name="prm/solutions",
+        reduction=Sum,
+        unit="solutions",
+        definition="Number of solutions in the step of the run.",
+    ),
+    Metric(
+        name="prm/steps",
+        reduction=Sum,
+        unit="steps",
+        definition="Number of steps of these solutions that count.",
+    ),
+    Metric(
+        name="prm/gradient_norm",
+        reduction=Mean,
+        unit="norm",
+        definition="L2 norm of the gradient before clipping, mean over updates.",
+    ),
+    Metric(
+        name="prm/learning_rate",
+        reduction=Last,
+        unit="per update",
+        definition="Learning rate of the last update.",
+    ),
+    Metric(
+        name="prm/skipped_updates",
+        reduction=Sum,
+        unit="updates",
+        definition="Updates skipped because the gradient was not finite.",
+        better=Better.DOWN,
+    ),
+)
+
+EVALUATION = (
+    HELD_OUT_LOSS,
+    Metric(
+        name="evaluation/constant_loss",
+        reduction=Last,
+        unit="nats",
+        definition="The loss of a model that gives each held-out step the mean of their labels. A process reward model "
+        "has learned something if evaluation/loss is lower.",
+    ),
+    Metric(
+        name="evaluation/step_accuracy",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of held-out steps whose probability of being right is on the same side of 1/2 as their "
+        "label.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="evaluation/error_found",
+        reduction=Mean,
+        unit="fraction",
+        definition="Of the held-out solutions with a wrong step, the fraction whose first wrong step is the first one "
+        "that the model gives a probability below 1/2.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="evaluation/right_accepted",
+        reduction=Mean,
+        unit="fraction",
+        definition="Of the held-out solutions without a wrong step, the fraction in which the model gives no step a "
+        "probability below 1/2.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="evaluation/step_calibration_error",
+        reduction=Last,
+        unit="fraction",
+        definition="Expected calibration error over held-out steps: the difference between the mean probability and "
+        "the mean label; mean over ten bins of probability, weighted by their steps.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="evaluation/solutions",
+        reduction=Sum,
+        unit="solutions",
+        definition="Number of held-out solutions in these means.",
+    ),
+    Metric(
+        name="evaluation/steps",
+        reduction=Sum,
+        unit="steps",
+        definition="Number of held-out steps in these means.",
+    ),
+)
+
+CURVES = (
+    Curve(
+        key="loss",
+        title="Loss",
+        unit="nats per step",
+        traces=(
+            Trace("prm/loss", "training"),
+            held_out("evaluation/loss"),
+            Trace("evaluation/constant_loss", "a constant, held out", Style.POINTS),
+        ),
+        healthy="Falls well below the loss of a constant. Held-out loss rising: use the lowest point.",
+    ),
+    Curve(
+        key="errors",
+        title="First errors found, right solutions accepted",
+        unit="fraction of held-out solutions",
+        traces=(
+            Trace("evaluation/error_found", "error found", Style.POINTS),
+            Trace("evaluation/right_accepted", "right accepted", Style.POINTS),
+        ),
+        healthy="Both rise. One near 0 and the other near 1: the model calls every step right, or every step wrong.",
+        share=True,
+    ),
+    Curve(
+        key="accuracy",
+        title="Step accuracy",
+        unit="fraction of steps",
+        traces=(Trace("prm/step_accuracy", "training"), held_out("evaluation/step_accuracy")),
+        healthy="Above the larger of the mean label and 1 minus it, which is the accuracy of a constant. Training far "
+        "above held out: overfitting.",
+        share=True,
+    ),
+    Curve(
+        key="means",
+        title="Mean label and mean probability",
+        unit="fraction",
+        traces=(Trace("prm/label_mean", "label"), Trace("prm/probability_mean", "probability")),
+        healthy="The curves lie on each other after a short start.",
+        share=True,
+    ),
+    Curve(
+        key="calibration-error",
+        title="Calibration error",
+        unit="fraction",
+        traces=(held_out("evaluation/step_calibration_error"),),
+        healthy="Below about 0.05. High with a good accuracy: products and minima of probabilities mean less.",
+    ),
+    Curve(
+        key="gradients",
+        title="Gradient norm",
+        unit="norm before clipping",
+        traces=(Trace("prm/gradient_norm", "training"),),
+        healthy="Steady.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="learning-rate",
+        title="Learning rate",
+        unit="per update",
+        traces=(Trace("prm/learning_rate", "training"),),
+        healthy="As set in the recipe.",
+        section=Section.MORE,
+    ),
+)
+
+RULES = (
+    spike_rule("prm/loss", "prm.optimizer"),
+    flat_loss_rule("prm/loss", "prm.optimizer", checks.FLAT_LOSS),
+    Rule(
+        title="The process reward model judges steps no better than a constant",
+        when=f"in the second half of the run evaluation/loss is above {checks.CONSTANT_LOSS:.0%} of "
+        "evaluation/constant_loss, over 100 held-out steps or more",
+        advice="PPO against it would learn noise. Check that step_separator is the one of the data, that labels are "
+        "those of their steps, and prm.optimizer.learning_rate.",
+        severity=Severity.PROBLEM,
+        check=checks.is_no_better_than_a_constant,
+        explains=CAUSED_BY_OVERFITTING,
+    ),
+    OVERFITTING_RULE,
+)
+
+PRM_METRICS = TrainerMetrics(
+    tables={"Process reward model": METRICS},
+    evaluation=EVALUATION,
+    watched={
+        "prm/loss": "loss",
+        "prm/step_accuracy": "accuracy",
+        "evaluation/loss": "held-out loss",
+        "evaluation/error_found": "errors found",
+        "prm/gradient_norm": "gradient",
+        "throughput/train_tokens_per_second": "tokens/s",
+    },
+    before_after={
+        "First error found": ("evaluation/error_found",),
+        "Right solutions accepted": ("evaluation/right_accepted",),
+        "Step accuracy": ("evaluation/step_accuracy", "prm/step_accuracy"),
+        "Loss": ("evaluation/loss", "prm/loss"),
+        "Calibration error": ("evaluation/step_calibration_error",),
+    },
+    curves=(*CURVES, *SPEED),
+    rules=(*RULES, *COMMON_RULES),
+)
