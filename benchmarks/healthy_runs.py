@@ -18,6 +18,7 @@ from typing import Any
 
 import matplotlib as mpl
 from healthy_cases import CASES, HEALTHY, recipe
+from healthy_supervised import sums_sft
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
@@ -52,6 +53,7 @@ READ = (
     *("evaluation/score", "evaluation/gold", "evaluation/loss", "evaluation/pairs", "evaluation/pair_accuracy"),
     *("evaluation/calibration_error", "evaluation/logprob_chosen", "sft/loss"),
     *("reward_model/loss", "reward_model/pair_accuracy", "reward_model/pairs"),
+    *("prm/loss", "evaluation/constant_loss", "evaluation/steps"),
     *("dpo/loss", "dpo/accuracy", "dpo/pairs"),
 )
 """The metrics that rules read."""
@@ -67,7 +69,7 @@ SETTINGS = (
     *("num_epochs", "optimizer"),
 )
 """The settings of a trainer that they read, or the sections that hold them."""
-NAMES = {"ppo": "", "sft": ", SFT", "reward": ", reward model", "dpo": ", DPO"}
+NAMES = {"ppo": "", "sft": ", SFT", "reward": ", reward model", "prm": ", PRM", "dpo": ", DPO"}
 """Trainer -> what the table says of it."""
 
 
@@ -93,6 +95,7 @@ def main() -> None:
 def prepare(folder: Path) -> None:
     """Make the models that the runs start from, and one whose tokenizer has the wrong end of sequence."""
     run("sft", sorting_sft(), folder / "digits in order" / "sft")
+    run("sft", sums_sft(), folder / "sums" / "sft")
     for name in ("demo", "countdown"):
         place = f"run.folder={folder / 'models' / name}"
         program = [sys.executable, "-m", "proximo", "pipeline", name, place, "ppo.ppo.num_steps=2", "--resume=auto"]
@@ -130,7 +133,9 @@ def record(name: str, each: Run) -> dict[str, Any]:
 
 def rounded(metric: str, value: float | None) -> float | None:
     """None where the step has none."""
-    return None if value is None else float(f"{value:{'.5g' if metric.endswith('/loss') else '.3g'}}")
+    return (
+        None if value is None else float(f"{value:{'.5g' if metric.endswith(('/loss', '/constant_loss')) else '.3g'}}")
+    )
 
 
 def print_table(found: dict[str, Run]) -> None:

@@ -1,19 +1,24 @@
-"""The healthy and the sick runs of SFT, reward model and DPO for healthy_runs.py. Those of PPO are in healthy_cases.py.
+"""The healthy and the sick runs of SFT, reward models and DPO for healthy_runs.py; those of PPO: healthy_cases.py.
 
-Each trainer has both tasks: digits to be put in order (sorting.py) and the reviews of the demo. Nothing is trained
-before a run of SFT; the others start from what `prepare` of healthy_runs.py fine-tuned.
+Each trainer has two tasks: digits to be put in order (sorting.py) and the reviews of the demo. That of process reward
+models is sums in steps. Nothing is trained before a run of SFT; the others start from what `prepare` of healthy_runs.py
+fine-tuned.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from healthy_case import Case, shipped_stages
 
 from algorithms import model_of, sorting_sft
+from proximo.data.running_sums import rows
 
 COIN, UNTAUGHT = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"
 GAP, BY_HEART = "Accuracy is much higher in training than held out", "The held-out loss rises again"
 LEAPT, STILL = "The training loss jumped", "The loss does not fall"
+CONSTANT = "The process reward model judges steps no better than a constant"
 UNLIKELY = "The chosen answers become much less likely"
 
 EVERY_50 = {"evaluate_every_steps": 50}
@@ -36,6 +41,19 @@ def review_pairs(num_rows: int, noise: float = 0.15) -> list[dict[str, Any]]:
     return [{"function": f"{REVIEWS}preference_rows", "kwargs": arguments}]
 
 
+def sums(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
+    """Sums of three numbers in steps."""
+    kwargs = {"num_rows": num_rows, "num_terms": 3, "largest": 4, "careless": 0.3} | arguments
+    return [{"function": "proximo.data.running_sums:rows", "kwargs": kwargs}]
+
+
+def mislabelled_sums(num_rows: int) -> Iterator[dict[str, Any]]:
+    """Rows of `sums` whose labels are drawn at random."""
+    rng = Random(0)
+    for row in rows(num_rows, 1, num_terms=3, largest=4, careless=0.3):
+        yield row | {"labels": [rng.random() < 0.5 for _ in row["labels"]]}
+
+
 def few_digits(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
     """Fine-tuning data of sorting.py."""
     return [{"function": "sorting:examples", "kwargs": {"num_rows": num_rows, **arguments}}]
@@ -54,6 +72,10 @@ HEALTHY = {
             "data": {"sources": review_pairs(4040), "held_out_rows": 40},
             "run": {"seed": 1, "evaluate_every_steps": 25},
         },
+    ),
+    "prm-sums": Case(task="sums", trainer="prm"),
+    "prm-sums-until-error": Case(
+        task="sums", trainer="prm", changes={"data": {"train_on": "until_error"}, "run": {"seed": 1}}
     ),
     "dpo-digits": Case(task="digits", trainer="dpo"),
     "dpo-digits-ipo": Case(task="digits", trainer="dpo", changes={"dpo": {"loss": "ipo"}, "run": {"seed": 1}}),
@@ -110,6 +132,39 @@ SICK = {
         changes=rate("reward", 1e-9),
         alarm=STILL,
     ),
+    "prm-by-heart": Case(
+        task="sums",
+        trainer="prm",
+        wrong="200 solutions read forty times",
+        changes={
+            "data": {"sources": sums(600, seed=1)},
+            "prm": {"num_epochs": 40, "optimizer": {"learning_rate": 1e-3}},
+        },
+        alarm=BY_HEART,
+    ),
+    "prm-shuffled-labels": Case(
+        task="sums",
+        trainer="prm",
+        wrong="the labels are drawn at random",
+        changes={
+            "data": {"sources": [{"function": "healthy_supervised:mislabelled_sums", "kwargs": {"num_rows": 4400}}]}
+        },
+        alarm=CONSTANT,
+    ),
+    "prm-too-large-steps": Case(
+        task="sums",
+        trainer="prm",
+        wrong="learning rate 0.1, thirty times",
+        changes=rate("prm", 0.1),
+        alarm=CONSTANT,
+    ),
+    "prm-too-small-steps": Case(
+        task="sums",
+        trainer="prm",
+        wrong="learning rate 1e-9",
+        changes=rate("prm", 1e-9),
+        alarm=STILL,
+    ),
     "dpo-too-large-steps": Case(
         task="digits",
         trainer="dpo",
@@ -148,8 +203,24 @@ SICK = {
 }
 
 
+def sums_sft() -> dict[str, Any]:
+    """A small model that adds in steps and is often wrong."""
+    whole = sorting_sft()
+    whole["data"]["sources"] = sums(4000, careless=0.6)
+    return whole
+
+
 def supervised(folder: Path, task: str, trainer: str) -> dict[str, Any]:
     """The recipe of the healthy run; `folder` holds the models that `prepare` made."""
+    if trainer == "prm":
+        start = str(model_of(folder / "sums" / "sft", "policy"))
+        optimizer = {"learning_rate": 3e-3, "schedule": "linear", "warmup_updates": 10}
+        return {
+            "model": {"path": start},
+            "data": {"sources": sums(4400, seed=1), "held_out_rows": 400, "max_tokens": 64},
+            "prm": {"solutions_per_step": 16, "optimizer": optimizer},
+            "run": EVERY_50,
+        }
     digits = str(model_of(folder / "digits in order" / "sft", "policy"))
     if trainer == "sft":
         whole = shipped_stages("demo")["sft"] if task == "reviews" else sorting_sft()

@@ -178,4 +178,4 @@ def test_the_first_wrong_step_of_held_out_sums_is_found() -> None:
 
 def test_ppo_learns_to_add_from_the_judgement_of_steps() -> None:
     """Over the seeds 0.67, deviation 0.16, the worst 0.41; before PPO 0.09 to 0.13."""
-    assert solved().after > 0.19 > solved().before
+    assert solved().after > 0.17 > solved().before

@@ -143,10 +143,15 @@ def is_miscalibrated(run: Run) -> str | None:
 
 
 def is_no_better_than_a_constant(run: Run) -> str | None:
-    """Describes a held-out loss of steps that is no lower than that of giving every step the mean label."""
+    """Describes held-out losses of steps of which none was lower than that of giving every step the mean label.
+
+    A model that learned something and then overfits is another matter.
+    """
     newest, constant = newest_evaluation(run, "evaluation/loss"), newest_evaluation(run, "evaluation/constant_loss")
     steps = run.series("evaluation/steps")
-    if newest is None or constant is None or steps.values[-1] < 100 or newest[1] <= CONSTANT_LOSS * constant[1]:
+    if newest is None or constant is None or steps.values[-1] < 100:
+        return None
+    if min(run.series("evaluation/loss").values) <= CONSTANT_LOSS * constant[1]:
         return None
     return (
         f"The loss of {number(steps.values[-1])} held-out steps is {newest[1]:.4g} at step {newest[0]}, and that of a "

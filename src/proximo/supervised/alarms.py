@@ -7,10 +7,11 @@ from proximo.supervised import alarm_checks as checks
 CHANCE, UNLEARNED = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"
 OVERFITTING = "The held-out loss rises again"
 UNLIKELY, OVERCONFIDENT = "The chosen answers become much less likely", "The reward model is overconfident"
+CONSTANT = "The process reward model judges steps no better than a constant"
 GAP, FLAT_LOSS = "Accuracy is much higher in training than held out", "The loss does not fall"
 CAUSED_BY_OVERFITTING = (UNLIKELY, OVERCONFIDENT, OVERFITTING)
 """Alarms that overfitting to single pairs explains."""
-CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, GAP, *CAUSED_BY_OVERFITTING, SKIPPED, NOT_FINITE)
+CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, CONSTANT, GAP, *CAUSED_BY_OVERFITTING, SKIPPED, NOT_FINITE)
 """Alarms that one too large step explains."""
 
 
@@ -74,5 +75,5 @@ def flat_loss_rule(loss: str, optimizer: str, least: float) -> Rule:
         advice=f"Raise {optimizer}.learning_rate. If it is right, the data contain nothing new for the model.",
         severity=Severity.WARNING,
         check=lambda run: checks.loss_is_flat(run, loss, least),
-        explains=(CHANCE, UNLEARNED),
+        explains=(CHANCE, UNLEARNED, CONSTANT),
     )

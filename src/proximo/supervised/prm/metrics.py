@@ -9,7 +9,7 @@ from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks
-from proximo.supervised.alarms import CAUSED_BY_OVERFITTING, OVERFITTING_RULE, flat_loss_rule, spike_rule
+from proximo.supervised.alarms import CAUSED_BY_OVERFITTING, CONSTANT, OVERFITTING_RULE, flat_loss_rule, spike_rule
 
 METRICS = (
     Metric(
@@ -195,8 +195,8 @@ RULES = (
     spike_rule("prm/loss", "prm.optimizer"),
     flat_loss_rule("prm/loss", "prm.optimizer", checks.FLAT_LOSS),
     Rule(
-        title="The process reward model judges steps no better than a constant",
-        when=f"in the second half of the run evaluation/loss is above {checks.CONSTANT_LOSS:.0%} of "
+        title=CONSTANT,
+        when=f"in the second half of the run no evaluation/loss so far is below {checks.CONSTANT_LOSS:.0%} of "
         "evaluation/constant_loss, over 100 held-out steps or more",
         advice="PPO against it would learn noise. Check that step_separator is the one of the data, that labels are "
         "those of their steps, and prm.optimizer.learning_rate.",
