@@ -31,8 +31,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.no_reward import NoReward
 from proximo.rewards.prm import ProcessReward
+from proximo.rewards.source import NoReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions

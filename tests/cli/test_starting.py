@@ -81,7 +81,7 @@ def test_without_a_terminal_missing_options_are_named(folder, capsys):
     assert main(["init", *GIVEN, "--reward", "maths"]) == 2
     assert "--train sft takes no --reward" in capsys.readouterr().err
     assert main(["init", "--train", "gpt"]) == 2
-    assert "--train is one of sft, reward, dpo, ppo, pipeline, got 'gpt'" in capsys.readouterr().err
+    assert f"--train is one of {', '.join(trained())}, got 'gpt'" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 
@@ -117,7 +117,7 @@ def test_a_terminal_asks_all_five_and_again_after_a_name_that_is_none(folder):
     typed = "gpt\nppo\nowner/model\n\nmaths\nlarge-gpu\n"
     status, output = at_a_terminal(["init"], typed)
     assert status == 0, output
-    assert "one of sft, reward, dpo, ppo, pipeline is wanted, got 'gpt'" in output
+    assert f"one of {', '.join(trained())} is wanted, got 'gpt'" in output
     recipe = load_recipe("ppo", "ppo.yaml").recipe
     assert (recipe.policy.path, recipe.policy.lora, recipe.reward[0].kind) == ("owner/model", None, "maths")
     assert recipe.data.sources[0].path == load_recipe("ppo", "ppo").recipe.data.sources[0].path

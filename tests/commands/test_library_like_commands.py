@@ -22,8 +22,8 @@ from proximo.plan.text import to_json
 from proximo.run.reporting import journal
 from tiny_runs import make_inputs, recipe_of
 
-NO_PYTHON = {"doctor", "engine", "init", "serve-reward"}
-"""They tell of the machine, ask for a first recipe at the terminal, and start servers for other machines."""
+NO_PYTHON = {"doctor", "engine", "init", "serve-reward", "watch"}
+"""They tell of the machine, ask for a first recipe at the terminal, and start servers."""
 CLOCKS = re.compile(r"seconds|_second|throughput|memory|cache")
 
 
@@ -135,7 +135,7 @@ def test_python_gives_what_the_command_gives(command, place, tmp_path, capsys, m
 
 
 def test_every_command_has_its_form_in_python() -> None:
-    trained = {"sft", "reward", "dpo", "ppo", "pipeline"}  # test_training_from_python.py
+    trained = {"sft", "reward", "prm", "dpo", "ppo", "pipeline"}  # test_training_from_python.py
     missing = set(typer.main.get_command(app).commands) - trained - COMMANDS.keys() - NO_PYTHON  # type: ignore
     assert not missing
 

@@ -22,7 +22,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.ppo.experience import make_experience
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Passes
-from proximo.rewards.no_reward import NoReward
+from proximo.rewards.source import NoReward
 from proximo.run.options import RunOptions
 from records_made import prompt, response, scored
 from roles_made import roles_of, state

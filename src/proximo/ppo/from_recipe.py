@@ -35,9 +35,8 @@ from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
-from proximo.rewards.no_reward import NoReward
 from proximo.rewards.on_ranks import build_on_first
-from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
+from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.build.data import SplitRows, read_split, token_cache

@@ -18,9 +18,8 @@ from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
-from proximo.rewards.no_reward import NoReward
 from proximo.rewards.on_ranks import score_on_ranks
-from proximo.rewards.source import ClosableSource, RewardSource
+from proximo.rewards.source import ClosableSource, NoReward, RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
 from proximo.run.build.engine import EngineServers

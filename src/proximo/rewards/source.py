@@ -1,4 +1,7 @@
-"""The protocols of reward sources. Only `RewardSource` is required; the others are optional capabilities."""
+"""The protocols of reward sources. Only `RewardSource` is required; the others are optional capabilities.
+
+`NoReward` is the source of a run that learns from its reference alone (docs/distillation.md).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -78,6 +81,20 @@ class ClosableSource(Protocol):
     def close(self) -> None:
         """Ends everything that the source started."""
         ...
+
+
+class NoReward:
+    """Gives every response a score of 0, which no metric shows.
+
+    `PPOTrainer(reference=teacher, reward=NoReward())` learns from the KL to the teacher alone.
+    """
+
+    name = "none"
+    on_all_ranks = True
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """A score of 0 for each response."""
+        return [Scored(response=response, score=0.0) for response in responses]
 
 
 def is_eager(source: RewardSource) -> bool:

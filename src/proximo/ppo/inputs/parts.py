@@ -15,8 +15,7 @@ from proximo.ppo.reference_answers import check_answers
 from proximo.records import Prompt
 from proximo.rewards.dense import is_list
 from proximo.rewards.function import FunctionReward, function_name
-from proximo.rewards.no_reward import NoReward
-from proximo.rewards.source import RewardSource, source_problem
+from proximo.rewards.source import NoReward, RewardSource, source_problem
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
 
 LARGEST_SEED = 2**31 - 1

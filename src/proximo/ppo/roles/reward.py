@@ -11,8 +11,7 @@ from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.no_reward import NoReward
-from proximo.rewards.source import EagerSource, RewardSource, is_eager
+from proximo.rewards.source import EagerSource, NoReward, RewardSource, is_eager
 from proximo.run.user_code import ask
 
 if TYPE_CHECKING:  # transformers takes seconds to import
