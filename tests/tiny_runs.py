@@ -22,8 +22,8 @@ from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kind
 
-Kind = Literal["sft", "reward", "prm", "dpo", "ppo"]
-KINDS: tuple[Kind, ...] = ("sft", "reward", "prm", "dpo", "ppo")
+Kind = Literal["sft", "reward", "prm", "dpo", "kto", "ppo"]
+KINDS: tuple[Kind, ...] = ("sft", "reward", "prm", "dpo", "kto", "ppo")
 NUM_STEPS = 5
 SAVED_STEPS = (2, 4, 5)
 
@@ -68,7 +68,8 @@ def make_inputs(place: Path) -> Path:
     draw = random.Random(4)
     rows: list[dict[str, Any]] = [
         {"prompt": _words(draw, 2), "response": _words(draw, 3), "chosen": _words(draw, 3), "rejected": _words(draw, 2)}
-        for _ in range(12)
+        | {"label": number % 2 == 0}
+        for number in range(12)
     ]
     for row in rows:
         # A text of three words in steps of a word each, of which those with a vowel at their end are right.
@@ -92,6 +93,7 @@ COLUMNS = {
     "texts": ("prompt", "response"),
     "pairs": ("prompt", "chosen", "rejected"),
     "steps": ("prompt", "steps", "labels"),
+    "labelled": ("prompt", "response", "label"),
     "prompts": ("prompt",),
 }
 
@@ -120,7 +122,7 @@ def recipe_of(kind: Kind, place: Path) -> dict[str, Any]:
         "samples_per_step": 1,
         "tensorboard": False,
     }
-    sections = {"sft": _sft, "reward": _reward, "prm": _prm, "dpo": _dpo, "ppo": _ppo}[kind](place)
+    sections = {"sft": _sft, "reward": _reward, "prm": _prm, "dpo": _dpo, "kto": _kto, "ppo": _ppo}[kind](place)
     return {"run": run, "tokenizer": {"path": str(place / "tokenizer")}, **sections}
 
 
@@ -153,6 +155,14 @@ def _dpo(place: Path) -> dict[str, Any]:
         "model": {"config": LLAMA},
         "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
         "dpo": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
+    }
+
+
+def _kto(place: Path) -> dict[str, Any]:
+    return {
+        "model": {"config": LLAMA},
+        "data": {"sources": [{"path": str(place / "labelled.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        "kto": {"num_epochs": 2, "examples_per_step": 4, "tokens_per_microbatch": 40, "optimizer": _optimizer()},
     }
 
 

@@ -14,7 +14,7 @@ from proximo.models import packing
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.dpo import task as dpo
+from proximo.supervised import answers
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.dpo.task import DPOTask
 from proximo.supervised.reward import task as reward
@@ -70,7 +70,7 @@ def test_gradients_are_those_without_sharing(
 ) -> None:
     keep_float64(monkeypatch)
     found: dict[str, Tensor] = gradients(TASKS[kind](architecture, dtype))
-    for module in (packing, dpo):
+    for module in (packing, answers):
         monkeypatch.setattr(module, "shareable_prefixes", lambda prompts: [()] * len(prompts))
     monkeypatch.setattr(reward, "num_shared", lambda *_: 0)
     expected: dict[str, Tensor] = gradients(TASKS[kind](architecture, dtype))

@@ -134,6 +134,16 @@ class StepDataConfig(DataConfig):
     """Maximum tokens of prompt and solution together. With `too_long: truncate` a solution loses its last steps."""
 
 
+class LabelledDataConfig(DataConfig):
+    """Data of KTO: answers, each with a label that says whether it is desirable."""
+
+    form: Literal["auto", "prompt_response", "messages", "pairs"] = "auto"
+    """The format of a row: prompt and response with a `label`, messages with a `label`, or a preference pair, of which
+    the chosen answer is desirable and the rejected one is not. `auto` detects it from the columns."""
+    max_tokens: int = Field(1024, ge=2)
+    """Maximum tokens of prompt and answer together."""
+
+
 class PromptFilterConfig(Section):
     """Removes prompts from later epochs by the mean score of their responses in the last epoch."""
 

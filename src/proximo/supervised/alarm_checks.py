@@ -1,10 +1,11 @@
-"""Checks behind the alarms of SFT, reward model training and DPO. The alarms' texts: alarms.py.
+"""Checks behind the alarms of SFT, reward model training, DPO and KTO. The alarms' texts: alarms.py.
 
 Only evaluations in the second half of a run are judged: before that, the model has hardly begun to learn. Thresholds
 on shares of pairs take the number of pairs into account.
 """
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, median_low
 
@@ -29,6 +30,17 @@ FLAT_LOSS, FLAT_PAIR_LOSS = 0.005, 0.00005
 labels a pairwise loss changes little even when the model learns."""
 
 
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The metrics of an accuracy, in training and on held-out data."""
+
+    training: str
+    held_out: str = "evaluation/pair_accuracy"
+    rows: str = "pairs"
+    """What the accuracy is over. It names the metrics that count them, `evaluation/pairs`."""
+    are_right: str = "are ranked correctly"
+
+
 def newest_evaluation(run: Run, name: str) -> tuple[int, float] | None:
     """Step and value of the last evaluation, or None if it is not in the second half of the run."""
     series = run.series(name)
@@ -44,10 +56,10 @@ def overfits(run: Run) -> Finding | None:
     losses, newest = run.series("evaluation/loss"), newest_evaluation(run, "evaluation/loss")
     if len(losses) < 3 or newest is None:
         return None
-    best, pairs = min(losses.values), _held_out_pairs(run)
+    best, rows = min(losses.values), _held_out_rows(run, "pairs") or _held_out_rows(run, "examples")
     # The absolute term: a loss near 0 may double without meaning. The last term: the standard deviation of the loss
-    # over single pairs is about as large as the loss itself.
-    if newest[1] < best + max(0.02 * best + 0.005, best / math.sqrt(pairs) if pairs else 0.0):
+    # over single pairs or answers is at most about as large as the loss itself.
+    if newest[1] < best + max(0.02 * best + 0.005, best / math.sqrt(rows) if rows else 0.0):
         return None
     step = losses.steps[losses.values.index(best)]
     if step == 0:
@@ -96,47 +108,59 @@ def loss_spike(run: Run, name: str) -> str | None:
     return None
 
 
-def is_at_chance(run: Run, training_metric: str, *rate: str) -> Finding | None:
-    """A finding if held-out pair accuracy is at chance level.
+def is_at_chance(run: Run, accuracy: Accuracy, *rate: str) -> Finding | None:
+    """A finding if held-out accuracy is at chance level.
 
-    With fewer than 100 held-out pairs, accuracy on training pairs must be low too, since so few pairs cannot tell a
-    fair model from chance. `rate`: the config keys of the learning rate, for the advice.
+    With fewer than 100 held-out rows, accuracy in training must be low too, since so few rows cannot tell a fair model
+    from chance. `rate`: the config keys of the learning rate, for the advice.
     """
-    newest = newest_evaluation(run, "evaluation/pair_accuracy")
+    newest = newest_evaluation(run, accuracy.held_out)
     if newest is None or newest[1] >= CHANCE_ACCURACY:
         return None
-    trained = _trained_pairs(run, training_metric, newest[0])
+    trained = _trained_rows(run, accuracy, newest[0])
     fails_training = trained is not None and trained[0] < LEARNED_ACCURACY
-    pairs = _held_out_pairs(run)
-    if pairs is not None and pairs < 100 and not fails_training:
+    rows = _held_out_rows(run, accuracy.rows)
+    if rows is not None and rows < 100 and not fails_training:
         return None
-    detail = f"{newest[1]:.1%}{_of_pairs(pairs)} are ranked correctly at step {newest[0]}"
+    detail = f"{newest[1]:.1%}{_of_rows(rows, accuracy)} {accuracy.are_right} at step {newest[0]}"
     learning_rate = setting(run.config, *rate)
     if trained is None or not fails_training or learning_rate is None:
         return Finding(f"{detail}.")
+    swapped = "chosen and rejected" if accuracy.rows == "pairs" else "the labels"
     return Finding(
-        f"{detail}, and {trained[0]:.1%} of training pairs.",
-        f"The model does not learn its training pairs either: {'.'.join(rate)}, now {learning_rate:g}, is far too "
-        "high or too low, or chosen and rejected are swapped.",
+        f"{detail}, and {trained[0]:.1%} of training {accuracy.rows}.",
+        f"The model does not learn its training {accuracy.rows} either: {'.'.join(rate)}, now {learning_rate:g}, is "
+        f"far too high or too low, or {swapped} are swapped.",
     )
 
 
-def accuracy_gap(run: Run, training_metric: str) -> str | None:
-    """Describes a gap between training and held-out accuracy that the number of pairs does not explain."""
-    newest = newest_evaluation(run, "evaluation/pair_accuracy")
-    trained = None if newest is None else _trained_pairs(run, training_metric, newest[0])
+def accuracy_gap(run: Run, accuracy: Accuracy) -> str | None:
+    """Describes a gap between training and held-out accuracy that the number of rows does not explain."""
+    newest = newest_evaluation(run, accuracy.held_out)
+    trained = None if newest is None else _trained_rows(run, accuracy, newest[0])
     if newest is None or trained is None:
         return None
-    pairs = _held_out_pairs(run)
-    error = math.hypot(_error_of_share(*trained), _error_of_share(newest[1], pairs))
+    rows = _held_out_rows(run, accuracy.rows)
+    error = math.hypot(_error_of_share(*trained), _error_of_share(newest[1], rows))
     if trained[0] - newest[1] <= max(GAP, GAP_STANDARD_ERRORS * error):
         return None
-    return f"{trained[0]:.1%} in training, {newest[1]:.1%}{_of_pairs(pairs)} at step {newest[0]}."
+    return f"{trained[0]:.1%} in training, {newest[1]:.1%}{_of_rows(rows, accuracy)} at step {newest[0]}."
+
+
+def become_unlikely(run: Run, logprob: str) -> str | None:
+    """Describes held-out answers whose log-prob, the metric `logprob`, fell by more than a quarter of its start."""
+    logprobs, newest = run.series(logprob), newest_evaluation(run, logprob)
+    if len(logprobs) < 2 or newest is None:
+        return None
+    first, last = logprobs.values[0], newest[1]
+    if last >= 1.25 * first:  # log-probs are negative: 25% lower is 1.25 times
+        return None
+    return f"From {number(first)} to {number(last)} nats per answer at step {newest[0]}."
 
 
 def is_miscalibrated(run: Run) -> str | None:
     """Describes a calibration error above the noise of its bins."""
-    newest, pairs = newest_evaluation(run, "evaluation/calibration_error"), _held_out_pairs(run)
+    newest, pairs = newest_evaluation(run, "evaluation/calibration_error"), _held_out_rows(run, "pairs")
     if newest is None or newest[1] <= max(CALIBRATION_ERROR, BIN_NOISE / math.sqrt(pairs) if pairs else 0.0):
         return None
     return f"It is {newest[1]:.2f} at step {newest[0]}."
@@ -159,24 +183,25 @@ def is_no_better_than_a_constant(run: Run) -> str | None:
     )
 
 
-def _held_out_pairs(run: Run) -> float | None:
-    """Number of held-out pairs; None if the run did not record it or has none."""
-    pairs = run.series("evaluation/pairs")
-    return pairs.values[-1] if len(pairs) and pairs.values[-1] > 0 else None
+def _held_out_rows(run: Run, rows: str) -> float | None:
+    """Number of held-out pairs or examples; None if the run did not record it or has none."""
+    counts = run.series(f"evaluation/{rows}")
+    return counts.values[-1] if len(counts) and counts.values[-1] > 0 else None
 
 
-def _of_pairs(pairs: float | None) -> str:
-    return " of the held-out pairs" if pairs is None else f" of {number(pairs)} held-out pairs"
+def _of_rows(count: float | None, accuracy: Accuracy) -> str:
+    return f" of {'the' if count is None else number(count)} held-out {accuracy.rows}"
 
 
-def _trained_pairs(run: Run, metric: str, until: int) -> tuple[float, float | None] | None:
-    """Mean of a training share over the last fifth of the steps up to `until` (five or more), and the pairs in it."""
-    series = run.series(metric)
+def _trained_rows(run: Run, accuracy: Accuracy, until: int) -> tuple[float, float | None] | None:
+    """Mean of a training share over the last fifth of the steps up to `until` (five or more), and the rows in it."""
+    series = run.series(accuracy.training)
     values = [value for step, value in zip(series.steps, series.values, strict=True) if step <= until]
     if len(values) < 5:
         return None
     count = max(5, len(values) // 5)
-    return fmean(values[-count:]), _sum_until(run.series(f"{metric.partition('/')[0]}/pairs"), until, count)
+    group = accuracy.training.partition("/")[0]
+    return fmean(values[-count:]), _sum_until(run.series(f"{group}/{accuracy.rows}"), until, count)
 
 
 def _sum_until(series: Series, until: int, count: int) -> float | None:

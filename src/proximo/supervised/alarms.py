@@ -1,17 +1,20 @@
-"""Alarm rules that SFT, reward model training and DPO share, with their texts. The checks: alarm_checks.py."""
+"""Alarm rules that SFT, reward model training, DPO and KTO share, with their texts. The checks: alarm_checks.py."""
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.declared.rules import NOT_FINITE, SKIPPED
 from proximo.supervised import alarm_checks as checks
+from proximo.supervised.alarm_checks import Accuracy
 
 CHANCE, UNLEARNED = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"
 OVERFITTING = "The held-out loss rises again"
 UNLIKELY, OVERCONFIDENT = "The chosen answers become much less likely", "The reward model is overconfident"
 CONSTANT = "The process reward model judges steps no better than a constant"
+UNLABELLED = "The policy tells held-out answers apart no better than chance"
+UNLIKELY_DESIRABLE = "The desirable answers become much less likely"
 GAP, FLAT_LOSS = "Accuracy is much higher in training than held out", "The loss does not fall"
-CAUSED_BY_OVERFITTING = (UNLIKELY, OVERCONFIDENT, OVERFITTING)
+CAUSED_BY_OVERFITTING = (UNLIKELY, UNLIKELY_DESIRABLE, OVERCONFIDENT, OVERFITTING)
 """Alarms that overfitting to single pairs explains."""
-CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, CONSTANT, GAP, *CAUSED_BY_OVERFITTING, SKIPPED, NOT_FINITE)
+CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, UNLABELLED, CONSTANT, GAP, *CAUSED_BY_OVERFITTING, SKIPPED, NOT_FINITE)
 """Alarms that one too large step explains."""
 
 
@@ -32,37 +35,48 @@ def spike_rule(loss: str, optimizer: str) -> Rule:
 OVERFITTING_RULE = Rule(
     title=OVERFITTING,
     when="in the second half of the run evaluation/loss is above its lowest point by at least 2% and 0.005 nats; for "
-    "pairs, also by more than that point over the root of evaluation/pairs",
+    "pairs and labelled answers, also by more than that point over the root of their number",
     advice="The model overfits: stop at the lowest point, or take more data.",
     severity=Severity.WARNING,
     check=checks.overfits,
 )
 
 
-def gap_rule(training_metric: str, advice: str) -> Rule:
-    """A rule for the gap between the training accuracy `training_metric` and held-out accuracy."""
+def gap_rule(accuracy: Accuracy, advice: str) -> Rule:
+    """A rule for the gap between training and held-out accuracy."""
     return Rule(
         title=GAP,
-        when=f"{training_metric}, over the last fifth of the steps before an evaluation in the second half of the "
-        f"run, exceeds evaluation/pair_accuracy by more than {checks.GAP} and by more than "
+        when=f"{accuracy.training}, over the last fifth of the steps before an evaluation in the second half of the "
+        f"run, exceeds {accuracy.held_out} by more than {checks.GAP} and by more than "
         f"{checks.GAP_STANDARD_ERRORS} standard errors",
         advice=advice,
         severity=Severity.WARNING,
-        check=lambda run: checks.accuracy_gap(run, training_metric),
+        check=lambda run: checks.accuracy_gap(run, accuracy),
         explains=CAUSED_BY_OVERFITTING,
     )
 
 
-def chance_rule(title: str, advice: str, training_metric: str, *rate: str) -> Rule:
+def chance_rule(title: str, advice: str, accuracy: Accuracy, *rate: str) -> Rule:
     """A rule for held-out accuracy at chance level. `rate`: the config keys of the learning rate."""
     return Rule(
         title=title,
-        when=f"in the second half of the run evaluation/pair_accuracy is below {checks.CHANCE_ACCURACY}; with fewer "
-        f"than 100 held-out pairs only if {training_metric} is below {checks.LEARNED_ACCURACY} too",
+        when=f"in the second half of the run {accuracy.held_out} is below {checks.CHANCE_ACCURACY}; with fewer "
+        f"than 100 held-out {accuracy.rows} only if {accuracy.training} is below {checks.LEARNED_ACCURACY} too",
         advice=advice,
         severity=Severity.PROBLEM,
-        check=lambda run: checks.is_at_chance(run, training_metric, *rate),
+        check=lambda run: checks.is_at_chance(run, accuracy, *rate),
         explains=(GAP, *CAUSED_BY_OVERFITTING),
+    )
+
+
+def unlikely_rule(title: str, advice: str, logprob: str) -> Rule:
+    """A rule for held-out answers that training makes unlikely. `logprob`: the metric of their log-prob."""
+    return Rule(
+        title=title,
+        when=f"in the second half of the run {logprob} is below its start by more than a quarter of its absolute value",
+        advice=advice,
+        severity=Severity.WARNING,
+        check=lambda run: checks.become_unlikely(run, logprob),
     )
 
 
@@ -75,5 +89,5 @@ def flat_loss_rule(loss: str, optimizer: str, least: float) -> Rule:
         advice=f"Raise {optimizer}.learning_rate. If it is right, the data contain nothing new for the model.",
         severity=Severity.WARNING,
         check=lambda run: checks.loss_is_flat(run, loss, least),
-        explains=(CHANCE, UNLEARNED, CONSTANT),
+        explains=(CHANCE, UNLEARNED, UNLABELLED, CONSTANT),
     )

@@ -4,10 +4,22 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from proximo.models.fake_tensor_profiler import PassProfiler, to_fake_tensors
+from proximo.models.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
+from proximo.models.language import LanguageModel
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import PackedResponses
-from proximo.plan.cost_model import Batches, Model, StepCost, TrainingPass, inference_cost, training_cost
+from proximo.plan.cost_model import (
+    Batches,
+    Model,
+    StepCost,
+    TrainingPass,
+    inference_cost,
+    sequential_cost,
+    training_cost,
+)
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
+from proximo.plan.weightless_models import language_model, make_reference
+from proximo.supervised.reference_recipe import ReferenceRecipe
 from proximo.supervised.task import SupervisedConfig
 
 
@@ -19,10 +31,12 @@ def plan_update(
     max_tokens: int,
     sequences_per_row: int,
     context: StageContext,
+    readings: Mapping[str, int] | None = None,
 ) -> StageCosts:
-    """Costs of one update, on a rank. The first model is trained; before it, the others read the same rows.
+    """Costs of one update, on a rank. The first model is trained.
 
-    `sequences_per_row`: 2 for preference pairs, else 1.
+    `sequences_per_row`: 2 for preference pairs, else 1. `readings`: role -> how often its model reads as many rows
+    before the update; None for once, by each model that is not trained.
     """
     to_fake_tensors(*(model.model for model in models.values()))
     layout = context.lay_out(models, lambda role: "reference" if role == "reference" else "model")
@@ -33,10 +47,14 @@ def plan_update(
         lengths, count, token_budget=budget, sequences_per_row=sequences_per_row, num_ranks=context.ranks.num
     )
     (trained, learner), *others = models.items()
+    readings = dict.fromkeys((role for role, _ in others), 1) if readings is None else readings
     tokens = sequences_per_row * context.ranks.share(count) * lengths.total
     training_pass = TrainingPass(loss=loss, batches=update, tokens=tokens)
     reduced = layout.reduced([learner.model], rounds=len(update.groups), in_backward=optimizer.in_backward)
-    costs: dict[str, StepCost] = {f"{role}_logprobs": inference_cost(model, update) for role, model in others}
+    costs: dict[str, StepCost] = {
+        f"{role}_logprobs": sequential_cost([inference_cost(models[role], update)] * times)
+        for role, times in readings.items()
+    }
     costs["train"] = training_cost([learner.model], [training_pass], in_backward=optimizer.in_backward, reduced=reduced)
     return StageCosts(
         models=models,
@@ -46,3 +64,16 @@ def plan_update(
         token_budget=budget,
         layout=layout,
     )
+
+
+def weightless_policy_and_reference(
+    recipe: ReferenceRecipe, context: StageContext
+) -> tuple[LanguageModel, dict[str, Model]]:
+    """The policy, and both models by role, as reference_models.py builds them, but without weights."""
+    configs = context.configs
+    num_tokens = configs.num_tokens(recipe.tokenizer, recipe.model)
+    with building():
+        policy = language_model(configs.sized(recipe.model, num_tokens), recipe.model, precision=context.precision)
+        reference = make_reference(recipe.reference, policy, configs, num_tokens)
+        narrow_frozen(reference, beside=[policy.model])
+    return policy, {"policy": policy, "reference": reference}

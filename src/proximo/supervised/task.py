@@ -1,4 +1,4 @@
-"""Base of SFT, reward model training and DPO: one trained model, one update per step. Subclasses add the loss."""
+"""Base of SFT, reward model training, DPO and KTO: one trained model, one update per step. Subclasses add the loss."""
 
 import math
 import time
@@ -136,15 +136,18 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         }
         return Record(metrics=metrics | shared)
 
-    def results_of(self, batches: Sequence[Batch], run: Callable[[Batch], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def results_of(
+        self, batches: Sequence[Batch], run: Callable[[Batch], tuple[Any, ...]], *, what: str = "the evaluation"
+    ) -> list[tuple[Any, ...]]:
         """What passes of the model give for the batches of all ranks, in their order. Each rank runs its own.
 
-        `run`: a pass over a batch; its tuple travels between the ranks, so it holds plain values.
+        `run`: a pass over a batch; its tuple travels between the ranks, so it holds plain values. `what`: the wait for
+        other ranks in messages.
         """
         backbone = self.model.backbone
         with backbone.at_work():
             results = [backbone.run_pass(partial(run, batch)) for batch in batches]
-        return [result for part in current().gather(results, what="the evaluation") for result in part]
+        return [result for part in current().gather(results, what=what) for result in part]
 
     def _compare_ranks(self, step: int, result: UpdateResult) -> None:
         """Raises RankError if a rank has other numbers. Shards differ by their nature; replicas must not."""

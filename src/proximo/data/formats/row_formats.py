@@ -1,6 +1,10 @@
-"""What the rows of a load mean: prompts alone (PPO), prompts with a response (fine-tuning), pairs. Not their tokens."""
+"""What the rows of a load mean: prompts alone (PPO), prompts with a response (fine-tuning), labelled (KTO), pairs.
+
+Not their tokens.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from proximo.data.formats.preference_formats import (
@@ -13,11 +17,12 @@ from proximo.data.formats.preference_formats import (
     preference_prompt,
 )
 from proximo.data.formats.prompt_response import Exchange, said
-from proximo.data.formats.typed_columns import messages_cell, text_cell
+from proximo.data.formats.typed_columns import flag_cell, messages_cell, text_cell
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
 
 TextForm = Literal["auto", "text", "prompt_response", "messages"]
+LabelledForm = Literal["auto", "prompt_response", "messages", "pairs"]
 Made = TypeVar("Made")
 
 _ANSWERS = ("response", "completion", "output")
@@ -47,6 +52,15 @@ def preference_exchanges(rows: Iterable[Row], form: PreferenceForm = "auto") -> 
         return lambda any_row: preference_exchange(any_row, row_form)
 
     return _each_by_source(rows, reader)
+
+
+def labelled_exchanges(rows: Iterable[Row], form: LabelledForm = "auto") -> Iterator[dict[bool, Exchange]]:
+    """Of each row, label -> prompt and response: True for a desirable response, False for an undesirable one.
+
+    A row has one response with its `label`, or is a pair: its chosen response is desirable, the rejected one is not.
+    Empty for a pair that is a tie.
+    """
+    return _each_by_source(rows, lambda row: _labelled_reader(row, form))
 
 
 def _response_field(row: Row) -> str | None:
@@ -139,6 +153,28 @@ def _chosen(row: Row, form: PreferenceForm) -> Exchange | None:
     pair = preference_exchange(row, form)
     if pair is None:
         return None
-    return Exchange(
-        origin=row.origin, prompt=pair.prompt, responses=pair.responses[:1], is_transcript=pair.is_transcript
-    )
+    return replace(pair, responses=pair.responses[:1])
+
+
+def _labelled_reader(first: Row, form: LabelledForm) -> Callable[[Row], dict[bool, Exchange]]:
+    if form == "pairs" or (form == "auto" and is_preference(first)):
+        pair_form = preference_form(first)
+        return lambda row: _both_labelled(row, pair_form)
+    text_form = _text_form(first) if form == "auto" else form
+    if text_form == "text":
+        raise DataError(
+            f"{first.origin}: no column 'prompt', only 'text'; a label is about a response to a prompt: name their "
+            "columns under columns: `prompt: <column>`, `response: <column>`"
+        )
+    read = _prompt_response if text_form == "prompt_response" else _whole_conversation
+    return lambda row: {flag_cell(row, "label"): read(row)}
+
+
+def _both_labelled(row: Row, form: PreferenceForm) -> dict[bool, Exchange]:
+    pair = preference_exchange(row, form)
+    if pair is None:
+        return {}
+    return {
+        label: replace(pair, responses=(response,))
+        for label, response in zip((True, False), pair.responses, strict=True)
+    }

@@ -56,6 +56,18 @@ def number_cell(row: Row, field: str) -> float | None:
     return number
 
 
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def flag_cell(row: Row, field: str) -> bool:
+    """true or false: as such, as text (CSV has nothing else), or as 1 and 0."""
+    value = cell(row, field)
+    flag = _FLAGS.get(str(value).strip().casefold()) if isinstance(value, str | bool | int) else None
+    if flag is None:
+        raise DataError(f"{row.origin}: column '{field}' must be true or false, got {describe(value)}")
+    return flag
+
+
 def mean_cell(row: Row, field: str) -> float | None:
     """The mean of a list of finite numbers, or one number; None where the row has none."""
     value = row.values.get(field)

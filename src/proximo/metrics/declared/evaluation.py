@@ -11,7 +11,8 @@ HELD_OUT_LOSS = Metric(
     name="evaluation/loss",
     reduction=Mean,
     unit="nats",
-    definition="The training loss on held-out data: nats per token, or per pair when training on pairs.",
+    definition="The training loss on held-out data: nats per token, or per pair when training on pairs; with KTO the "
+    "weight lost per answer.",
     better=Better.DOWN,
 )
 

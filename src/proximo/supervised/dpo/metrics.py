@@ -1,16 +1,13 @@
 """Metrics, curves and alarms of DPO."""
 
-from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.curves import Curve, Section, Trace, held_out
 from proximo.metrics.declared.curves import SPEED
 from proximo.metrics.declared.evaluation import CALIBRATION, HELD_OUT_LOSS, PAIRS
 from proximo.metrics.declared.rules import COMMON_RULES
 from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.formatting import format_number as number
-from proximo.metrics.run_files import Run
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
-from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, newest_evaluation
+from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, Accuracy
 from proximo.supervised.alarms import (
     OVERFITTING_RULE,
     UNLEARNED,
@@ -19,6 +16,7 @@ from proximo.supervised.alarms import (
     flat_loss_rule,
     gap_rule,
     spike_rule,
+    unlikely_rule,
 )
 
 METRICS = (
@@ -178,15 +176,7 @@ CURVES = (
 )
 
 
-def _chosen_become_unlikely(run: Run) -> str | None:
-    logprobs, newest = run.series("evaluation/logprob_chosen"), newest_evaluation(run, "evaluation/logprob_chosen")
-    if len(logprobs) < 2 or newest is None:
-        return None
-    first, last = logprobs.values[0], newest[1]
-    if last >= 1.25 * first:  # log-probs are negative: 25% lower is 1.25 times
-        return None
-    return f"From {number(first)} to {number(last)} nats per answer at step {newest[0]}."
-
+ACCURACY = Accuracy("dpo/accuracy")
 
 RULES = (
     spike_rule("dpo/loss", "dpo.optimizer"),
@@ -196,19 +186,16 @@ RULES = (
         "The policy learned nothing that generalises beyond the training pairs. If the margin stays near 0, "
         "raise the learning rate; otherwise check that chosen and rejected are not swapped, and that neither is "
         "cut off by the length limit.",
-        "dpo/accuracy",
+        ACCURACY,
         *("dpo", "optimizer", "learning_rate"),
     ),
-    gap_rule("dpo/accuracy", "Fewer epochs, a lower learning rate, a larger dpo.beta, label smoothing, or more pairs."),
-    Rule(
-        title=UNLIKELY,
-        when="in the second half of the run evaluation/logprob_chosen is below its start by more than a quarter of "
-        "its absolute value",
-        advice="The margin grew because both answers became unlikely, and the likelihood moved to texts that are in "
+    gap_rule(ACCURACY, "Fewer epochs, a lower learning rate, a larger dpo.beta, label smoothing, or more pairs."),
+    unlikely_rule(
+        UNLIKELY,
+        "The margin grew because both answers became unlikely, and the likelihood moved to texts that are in "
         "no pair. Raise dpo.beta, lower the learning rate or the number of epochs, or fine-tune on the chosen "
         "answers first.",
-        severity=Severity.WARNING,
-        check=_chosen_become_unlikely,
+        "evaluation/logprob_chosen",
     ),
     OVERFITTING_RULE,
 )

@@ -5,16 +5,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from proximo.config.data import PreferenceDataConfig
-from proximo.config.placed_roles import PlacedRole
-from proximo.config.recipe import (
-    TrainerRecipe,
-    check_one_pass,
-    check_quantisation,
-    check_reference,
-    check_tokenizer,
-)
-from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
+from proximo.config.recipe import check_one_pass
+from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
+from proximo.supervised.reference_recipe import ReferenceRecipe
 
 
 class DPOConfig(Section):
@@ -48,44 +42,21 @@ class DPOConfig(Section):
         return self.pairs_per_step
 
 
-class DPORecipe(TrainerRecipe):
+class DPORecipe(ReferenceRecipe):
     """What `proximo dpo` reads: the policy, the preference pairs, and how it trains on them."""
 
     memory_settings: ClassVar[str] = "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing"
 
-    model: ModelConfig
-    """The policy to train, preferably a fine-tuned model. The reference is a frozen copy of it, or its base with
-    LoRA."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    """The policy's tokenizer."""
-    reference: ModelConfig | None = None
-    """Another reference than a copy of the policy; it must have the policy's vocabulary."""
     data: PreferenceDataConfig
     """Preference pairs."""
     dpo: DPOConfig = DPOConfig()
     """Training settings."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        check_tokenizer(self.model, "model", self.tokenizer)
-        check_reference(self.model, "model", self.reference)
-        check_quantisation(self.model, "model", self.run)
-        return self
-
-    @model_validator(mode="after")
     def _one_pass_in_backward(self) -> Self:
         longest, budget = 2 * self.dpo.pairs_per_step * self.data.max_tokens, self.dpo.tokens_per_microbatch
         check_one_pass(self.dpo.optimizer, longest=longest, budget=budget, section="dpo", rows="dpo.pairs_per_step")
         return self
-
-    def placed_roles(self) -> tuple[PlacedRole, ...]:
-        trained, *_ = super().placed_roles()
-        base = "model" if self.model.lora is not None else None
-        common = self.reference is None and (base is not None or self.model.frozen_layers > 0)
-        reference = PlacedRole(
-            role="reference", key="reference", model=self.reference, shares=base, has_common_tensors=common
-        )
-        return trained, reference
 
     def longest_sequence(self) -> dict[str, int]:
         return {"data.max_tokens": self.data.max_tokens}

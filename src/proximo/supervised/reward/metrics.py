@@ -137,6 +137,8 @@ CURVES = (
     ),
 )
 
+ACCURACY = checks.Accuracy("reward_model/pair_accuracy")
+
 RULES = (
     spike_rule("reward_model/loss", "reward.optimizer"),
     flat_loss_rule("reward_model/loss", "reward.optimizer", checks.FLAT_PAIR_LOSS),
@@ -144,10 +146,10 @@ RULES = (
         CHANCE,
         "PPO against it would learn noise. Check that chosen and rejected are not swapped, and that neither is "
         "cut off by the length limit.",
-        "reward_model/pair_accuracy",
+        ACCURACY,
         *("reward", "optimizer", "learning_rate"),
     ),
-    gap_rule("reward_model/pair_accuracy", "Fewer epochs, a lower learning rate, or more pairs."),
+    gap_rule(ACCURACY, "Fewer epochs, a lower learning rate, or more pairs."),
     Rule(
         title=OVERCONFIDENT,
         when=f"in the second half of the run evaluation/calibration_error is above {checks.CALIBRATION_ERROR}, and "

@@ -1,0 +1,127 @@
+"""Rows to `LabelledResponse`, the input of KTO: a prompt, a response, and whether it is desirable. Not the loss."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proximo.data.formats.prompt_response import Exchange, in_form
+from proximo.data.formats.row_formats import LabelledForm, labelled_exchanges
+from proximo.data.large_lists import collected, portions
+from proximo.data.load_report import LoadReport
+from proximo.data.rendering import encode_exchanges
+from proximo.data.rows import Row, check_row_ids, row_id
+from proximo.data.token_cache import TokenCache
+from proximo.data.tokenise import TextEncoder
+from proximo.data.truncation import TooLong, fit
+from proximo.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledResponse:
+    """A response to a prompt, with its label. The response is never cut."""
+
+    id: str
+    """That of the row; of the responses of a pair, with `/chosen` or `/rejected`."""
+    prompt_token_ids: tuple[int, ...]
+    """Empty where there is neither a prompt nor a BOS."""
+    response_token_ids: tuple[int, ...]
+    desirable: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.prompt_token_ids) + len(self.response_token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledOptions:
+    """Options for turning rows into labelled responses."""
+
+    form: LabelledForm = "auto"
+    max_tokens: int
+    """Of prompt and response together."""
+    too_long: TooLong = "drop"
+    """Truncation takes the beginning of the prompt."""
+    as_messages: bool = False
+    """Text becomes messages, rendered with the chat template."""
+    system: str | None = None
+
+
+def load_labelled_responses(
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase",
+    options: LabelledOptions,
+    *,
+    cache: TokenCache | None = None,
+) -> tuple[Sequence[LabelledResponse], LoadReport]:
+    """The labelled responses, in the order of the rows; a pair gives two, the chosen one first. A tie is left out.
+
+    The report counts a pair as two rows. Many responses lie on disk (`large_lists.py`). Raises DataError naming the row
+    for what is malformed, and where no response is left.
+    """
+    loader = _Loader(TextEncoder(tokenizer, cache), options)
+    responses = collected(loader.responses(rows))
+    if not responses:
+        raise DataError(f"no response is left: {loader.report} (max_tokens {options.max_tokens})")
+    return responses, loader.report
+
+
+class _Loader:
+    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+
+    def __init__(self, encoder: TextEncoder, options: LabelledOptions) -> None:
+        self.encoder = encoder
+        self.options = options
+        self.report = LoadReport(num_rows=0, num_kept_rows=0)
+
+    def responses(self, rows: Sequence[Row]) -> Iterator[LabelledResponse]:
+        check_row_ids(rows)
+        read = zip(rows, labelled_exchanges(rows, self.options.form), strict=True)
+        for portion in portions(read, lambda pair: sum(each.num_characters for each in pair[1].values())):
+            responses, report = _portion(self.encoder, portion, self.options)
+            self.report += report
+            yield from responses
+
+
+def _portion(
+    encoder: TextEncoder, portion: Sequence[tuple[Row, dict[bool, Exchange]]], options: LabelledOptions
+) -> tuple[list[LabelledResponse], LoadReport]:
+    found = [
+        (row_id(row) if len(of_row) == 1 else f"{row_id(row)}/{'chosen' if label else 'rejected'}", label, exchange)
+        for row, of_row in portion
+        for label, exchange in of_row.items()
+    ]
+    num_ties = sum(not of_row for _, of_row in portion)
+    exchanges = in_form([each for _, _, each in found], to_messages=options.as_messages, system=options.system)
+    rendered, encoded = encode_exchanges(encoder, exchanges)
+    fitted = [
+        fit(encoder, exchange, item, max_tokens=options.max_tokens, too_long=options.too_long)
+        for exchange, item in zip(exchanges, encoded, strict=True)
+    ]
+    kept = [
+        LabelledResponse(
+            id=identity,
+            prompt_token_ids=fitting.encoded.prompt.ids,
+            response_token_ids=fitting.encoded.responses[0].ids,
+            desirable=label,
+        )
+        for (identity, label, _), fitting in zip(found, fitted, strict=True)
+        if fitting is not None
+    ]
+    merges, checked = encoder.count_merges(rendered, encoded)
+    report = LoadReport(
+        num_rows=len(found) + num_ties,
+        num_kept_rows=len(kept),
+        num_ties=num_ties,
+        num_too_long=len(found) - len(kept),
+        num_truncated=sum(fitting is not None and fitting.is_truncated for fitting in fitted),
+        num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
+        num_merged_boundaries=merges,
+        unwritable=encoder.unwritable(rendered),
+        num_checked_boundaries=checked,
+        num_tokens=sum(response.num_tokens for response in kept),
+    )
+    return kept, report

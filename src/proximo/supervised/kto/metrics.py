@@ -1,0 +1,280 @@
+"""Metrics, curves and alarms of KTO."""
+
+from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.curves import Curve, Section, Trace, held_out
+from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
+from proximo.metrics.declared.rules import COMMON_RULES
+from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.formatting import format_number as number
+from proximo.metrics.run_files import Run, setting
+from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.values import Last, Mean, Sum
+from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, Accuracy
+from proximo.supervised.alarms import (
+    OVERFITTING_RULE,
+    UNLABELLED,
+    UNLIKELY_DESIRABLE,
+    chance_rule,
+    flat_loss_rule,
+    gap_rule,
+    spike_rule,
+    unlikely_rule,
+)
+from proximo.supervised.kto.label_balance import ADVISED, label_balance
+
+LEAST_BALANCE, MOST_BALANCE = ADVISED[0] / 2, ADVISED[1] * 2
+"""Beyond these balances of labels, twice as far as is advised, an alarm is raised."""
+ENOUGH_ANSWERS = 100
+"""Fewer answers than this may be unbalanced by chance."""
+
+
+def _label_metrics(group: str, answers: str) -> tuple[Metric, ...]:
+    """The metrics of `label_scores.py::label_metrics`. `answers`: those that the means are over."""
+    return (
+        Metric(
+            name=f"{group}/reference_point",
+            reduction=Mean,
+            unit="nats",
+            definition=f"z0 of {answers}: the mean log-ratio of each prompt with the answer to the next one, or 0 if "
+            "that is negative. An estimate, from below, of the KL divergence from the reference.",
+        ),
+        Metric(
+            name=f"{group}/accuracy",
+            reduction=Mean,
+            unit="fraction",
+            definition="Mean of two fractions: desirable answers whose implicit reward is above beta z0, and "
+            f"undesirable ones below it, among {answers}; a tie counts half. Absent where a label is missing.",
+            better=Better.UP,
+        ),
+        Metric(
+            name=f"{group}/margin",
+            reduction=Mean,
+            unit="score",
+            definition=f"Mean implicit reward of the desirable answers minus that of the undesirable, among {answers}.",
+            better=Better.UP,
+        ),
+        Metric(
+            name=f"{group}/reward_desirable",
+            reduction=Mean,
+            unit="score",
+            definition=f"Mean implicit reward of the desirable ones among {answers}: beta times policy log-prob minus "
+            "reference log-prob.",
+        ),
+        Metric(
+            name=f"{group}/reward_undesirable",
+            reduction=Mean,
+            unit="score",
+            definition=f"Mean implicit reward of the undesirable ones among {answers}.",
+        ),
+        Metric(
+            name=f"{group}/logprob_desirable",
+            reduction=Mean,
+            unit="nats",
+            definition=f"Mean log-prob of the whole desirable ones among {answers} under the policy.",
+        ),
+        Metric(
+            name=f"{group}/logprob_undesirable",
+            reduction=Mean,
+            unit="nats",
+            definition=f"Mean log-prob of the whole undesirable ones among {answers} under the policy.",
+        ),
+    )
+
+
+METRICS = (
+    Metric(
+        name="kto/loss",
+        reduction=Mean,
+        unit="weight",
+        definition="The KTO loss, mean over the answers of the step. An answer has 0 to its weight; the reference has "
+        "half of the weight.",
+        better=Better.DOWN,
+    ),
+    *_label_metrics("kto", "the answers of the step"),
+    Metric(
+        name="kto/gradient_norm",
+        reduction=Mean,
+        unit="norm",
+        definition="L2 norm of the gradient before clipping, mean over updates.",
+    ),
+    Metric(
+        name="kto/learning_rate",
+        reduction=Last,
+        unit="per update",
+        definition="Learning rate of the last update.",
+    ),
+    Metric(name="kto/examples", reduction=Sum, unit="answers", definition="Number of answers in the step."),
+    Metric(
+        name="kto/desirable_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of the answers of the step that are labelled desirable.",
+    ),
+    Metric(
+        name="kto/skipped_updates",
+        reduction=Sum,
+        unit="updates",
+        definition="Updates skipped because the gradient was not finite.",
+        better=Better.DOWN,
+    ),
+)
+
+EVALUATION = (
+    HELD_OUT_LOSS,
+    Metric(
+        name="evaluation/examples",
+        reduction=Sum,
+        unit="answers",
+        definition="Number of held-out labelled answers in these means.",
+    ),
+    *_label_metrics("evaluation", "the held-out answers"),
+)
+
+CURVES = (
+    Curve(
+        key="accuracy",
+        title="Accuracy",
+        unit="mean over the labels",
+        traces=(Trace("kto/accuracy", "training"), held_out("evaluation/accuracy")),
+        healthy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: "
+        "overfitting.",
+        guide=0.5,
+        share=True,
+    ),
+    Curve(
+        key="loss",
+        title="Loss",
+        unit="weight per answer",
+        traces=(Trace("kto/loss", "training"), held_out("evaluation/loss")),
+        healthy="Starts at half of the mean weight, 0.5 with weights of 1, and falls. Held-out loss rising: use the "
+        "lowest point.",
+    ),
+    Curve(
+        key="rewards",
+        title="Implicit rewards, held out",
+        unit="score",
+        traces=(
+            Trace("evaluation/reward_desirable", "desirable"),
+            Trace("evaluation/reward_undesirable", "undesirable"),
+        ),
+        healthy="The curves diverge, ideally to both sides of 0. If both fall, undesirable answers weigh too much; if "
+        "both rise, desirable ones do.",
+        guide=0.0,
+    ),
+    Curve(
+        key="reference-point",
+        title="Reference point",
+        unit="nats",
+        traces=(Trace("kto/reference_point", "training"), held_out("evaluation/reference_point")),
+        healthy="Near 0, since answers to other prompts gain little. A rise: the policy makes such answers likelier "
+        "whatever the prompt is, and desirable answers have to gain more than that.",
+        from_zero=True,
+    ),
+    Curve(
+        key="logprobs",
+        title="Log-probs of the answers, held out",
+        unit="nats per answer",
+        traces=(
+            Trace("evaluation/logprob_desirable", "desirable"),
+            Trace("evaluation/logprob_undesirable", "undesirable"),
+        ),
+        healthy="The undesirable one falls, the desirable one stays or rises.",
+    ),
+    Curve(
+        key="desirable-fraction",
+        title="Desirable answers",
+        unit="fraction of a step",
+        traces=(Trace("kto/desirable_fraction", "training"),),
+        healthy="Varies around the fraction in the data, by chance.",
+        section=Section.MORE,
+        share=True,
+    ),
+    Curve(
+        key="gradients",
+        title="Gradient norm",
+        unit="norm before clipping",
+        traces=(Trace("kto/gradient_norm", "training"),),
+        healthy="Falls as the answers are learned.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="learning-rate",
+        title="Learning rate",
+        unit="per update",
+        traces=(Trace("kto/learning_rate", "training"),),
+        healthy="As set in the recipe.",
+        section=Section.MORE,
+    ),
+)
+
+
+def _is_unbalanced(run: Run) -> str | None:
+    """Describes labels of which one weighs far more than the other, by the answers of all steps."""
+    fractions, sizes = run.series("kto/desirable_fraction"), run.series("kto/examples")
+    if not len(fractions) or len(fractions) != len(sizes):
+        return None
+    total = sum(sizes.values)
+    if total < ENOUGH_ANSWERS:
+        return None
+    desirable = sum(fraction * size for fraction, size in zip(fractions.values, sizes.values, strict=True))
+    weights = (setting(run.config, "kto", f"{name}_weight") for name in ("desirable", "undesirable"))
+    ratio = label_balance(desirable, total - desirable, *(1.0 if weight is None else weight for weight in weights))
+    if LEAST_BALANCE <= ratio <= MOST_BALANCE:
+        return None
+    return f"{desirable / total:.1%} of the answers are desirable; by weight they are {number(ratio)} to 1."
+
+
+ACCURACY = Accuracy("kto/accuracy", "evaluation/accuracy", rows="examples", are_right="are on the side of their label")
+
+RULES = (
+    Rule(
+        title="One label outweighs the other",
+        when="the number of desirable answers times kto.desirable_weight, divided by the number of undesirable ones "
+        f"times kto.undesirable_weight, is below {LEAST_BALANCE:g} or above {MOST_BALANCE:.3g} (after {ENOUGH_ANSWERS} answers)",
+        advice=f"Set kto.desirable_weight and kto.undesirable_weight so that it is {ADVISED[0]:g} to {ADVISED[1]:.2f}: "
+        "the loss is won by moving the likelihood of all answers the same way.",
+        severity=Severity.WARNING,
+        check=_is_unbalanced,
+    ),
+    spike_rule("kto/loss", "kto.optimizer"),
+    flat_loss_rule("kto/loss", "kto.optimizer", FLAT_PAIR_LOSS),
+    chance_rule(
+        UNLABELLED,
+        "The policy learned nothing that generalises beyond the training answers. If the margin stays near 0, "
+        "raise the learning rate; otherwise check that the labels are not swapped.",
+        ACCURACY,
+        *("kto", "optimizer", "learning_rate"),
+    ),
+    gap_rule(ACCURACY, "Fewer epochs, a lower learning rate, a larger kto.beta, or more answers."),
+    unlikely_rule(
+        UNLIKELY_DESIRABLE,
+        "The likelihood moved to texts that are in no row. Lower kto.undesirable_weight or the learning rate, raise "
+        "kto.beta, or fine-tune on the desirable answers first.",
+        "evaluation/logprob_desirable",
+    ),
+    OVERFITTING_RULE,
+)
+
+KTO_METRICS = TrainerMetrics(
+    tables={"KTO": METRICS},
+    evaluation=EVALUATION,
+    watched={
+        "kto/loss": "loss",
+        "kto/accuracy": "accuracy",
+        "kto/margin": "margin",
+        "evaluation/accuracy": "held-out accuracy",
+        "kto/reference_point": "z0",
+        "kto/gradient_norm": "gradient",
+        "throughput/train_tokens_per_second": "tokens/s",
+    },
+    before_after={
+        "Accuracy": ("evaluation/accuracy", "kto/accuracy"),
+        "Loss": ("evaluation/loss", "kto/loss"),
+        "Margin": ("evaluation/margin", "kto/margin"),
+        "Log-prob of the desirable": ("evaluation/logprob_desirable", "kto/logprob_desirable"),
+        "Log-prob of the undesirable": ("evaluation/logprob_undesirable", "kto/logprob_undesirable"),
+    },
+    curves=(*CURVES, *SPEED),
+    rules=(*RULES, *COMMON_RULES),
+)

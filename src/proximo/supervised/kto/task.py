@@ -1,0 +1,167 @@
+"""The training task of Kahneman-Tversky optimisation (KTO). The loop that drives it: run/loop.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.direct_preference import implicit_rewards
+from proximo.algorithms.unpaired_preference import kto_loss, reference_point
+from proximo.data.labelled import LabelledResponse
+from proximo.learner.update import UpdateResult
+from proximo.metrics.values import Mean, MetricValue, Sum
+from proximo.models.language import LanguageModel
+from proximo.run.logs import Record
+from proximo.supervised.answers import AnswerBatch, answer_batches, answer_logprobs
+from proximo.supervised.kto.label_scores import LabelScores, label_metrics, label_sample
+from proximo.supervised.kto.recipe import KTOConfig
+from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledBatch:
+    """A micro-batch of labelled answers."""
+
+    batch: AnswerBatch
+    desirable: Tensor
+    """[answers] bool."""
+
+
+class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
+    """Makes desirable answers likelier and undesirable ones less likely, relative to a frozen reference."""
+
+    role: ClassVar[str] = "policy"
+    metric_group: ClassVar[str] = "kto"
+    best_metric: str | None = "evaluation/loss"
+    best_is_lowest: bool = True
+
+    def __init__(
+        self,
+        inputs: TaskInputs[LanguageModel, LabelledResponse, KTOConfig],
+        *,
+        reference: LanguageModel,
+        max_tokens: int,
+    ) -> None:
+        """`max_tokens`: the limit of a prompt with its answer, which also holds for a prompt with another answer."""
+        super().__init__(inputs)
+        self.reference = reference
+        self.max_tokens = max_tokens
+
+    def learn(
+        self, examples: Sequence[LabelledResponse], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update. The loss is the mean over the answers; all of them have one reference point."""
+        point = self.reference_point(examples)
+        result = self.learners[self.role].update(
+            [batch for _, batch in self.batches(examples)],
+            lambda batch: self.loss(batch, point=point, num_examples=len(examples)),
+            seed=seed,
+        )
+        num_desirable = sum(example.desirable for example in examples)
+        metrics = label_metrics("kto", reduce(add, result.statistics), point=point, beta=self.config.beta) | {
+            "kto/loss": mean_loss(result, len(examples)),
+            "kto/examples": Sum(len(examples)),
+            "kto/desirable_fraction": Mean(num_desirable, len(examples)),
+        }
+        return result, metrics, sum(example.num_tokens for example in examples)
+
+    @torch.no_grad()
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        """Loss and rewards on the held-out answers, whose reference point is their own. All go to samples.jsonl."""
+        held_out = self.held_out[:num_rows]
+        if not held_out:
+            return None
+        point = self.reference_point(held_out)
+
+        def measured(numbered: tuple[list[int], LabelledBatch]) -> tuple[list[int], float, LabelScores]:
+            indices, batch = numbered
+            value, part = self.loss(batch, point=point, num_examples=len(held_out))
+            return indices, value.item(), part
+
+        loss, order, parts = 0.0, [], []
+        for indices, value, part in self.results_of(self.batches(held_out), measured):
+            loss += value
+            order += indices
+            parts.append(part)
+        total = reduce(add, parts)
+        metrics = label_metrics("evaluation", total, point=point, beta=self.config.beta) | {
+            "evaluation/examples": Sum(len(held_out)),
+            "evaluation/loss": Mean(loss * len(held_out), len(held_out)),
+        }
+        rewards = dict(zip(order, total.rewards, strict=True))
+        rows = [label_sample(self.tokenizer, example, rewards[i]) for i, example in enumerate(held_out)]
+        return Record(metrics=metrics, samples=rows)
+
+    @torch.no_grad()
+    def reference_point(self, examples: Sequence[LabelledResponse]) -> float:
+        """z0 of these examples, in nats, over all micro-batches and ranks: each prompt with the answer to the next.
+
+        The last prompt has the first answer. An answer is cut where it exceeds `max_tokens` with this prompt. A single
+        example, which has no other answer, has 0, as has `reference_point: zero`.
+        """
+        if self.config.reference_point == "zero" or len(examples) < 2:
+            return 0.0
+        prompts = [example.prompt_token_ids for example in examples]
+        following = [example.response_token_ids for example in (*examples[1:], examples[0])]
+        cut = [answer[: self.max_tokens - len(prompt)] for prompt, answer in zip(prompts, following, strict=True)]
+        found: dict[int, float] = {}
+        for indices, ratios in self.results_of(
+            self._batches_of(prompts, cut), self._log_ratios, what="the KL term of an update"
+        ):
+            found |= dict(zip(indices, ratios, strict=True))
+        ratios = [found[i] for i in range(len(examples))]  # in one order, however they were cut
+        return reference_point(torch.tensor(ratios, dtype=torch.float64)).item()
+
+    def _log_ratios(self, numbered: tuple[list[int], AnswerBatch]) -> tuple[list[int], list[float]]:
+        indices, batch = numbered
+        return indices, (answer_logprobs(self.model, batch.answers) - batch.reference_logprobs).tolist()
+
+    def batches(self, examples: Sequence[LabelledResponse]) -> list[tuple[list[int], LabelledBatch]]:
+        """Micro-batches with the reference's log-probs. Each comes with the indices of its examples."""
+        numbered = self._batches_of(
+            [example.prompt_token_ids for example in examples], [example.response_token_ids for example in examples]
+        )
+        device = self.model.device
+        return [
+            (indices, LabelledBatch(batch=batch, desirable=_flags([examples[i].desirable for i in indices], device)))
+            for indices, batch in numbered
+        ]
+
+    def _batches_of(
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+    ) -> list[tuple[list[int], AnswerBatch]]:
+        return answer_batches(
+            prompts,
+            [answers],
+            reference=self.reference,
+            token_budget=self.config.tokens_per_microbatch,
+            device=self.model.device,
+        )
+
+    def loss(self, batch: LabelledBatch, *, point: float, num_examples: int) -> tuple[Tensor, LabelScores]:
+        """Sum of a batch's losses divided by `num_examples` (those of the whole update), and its measurements."""
+        config, answers = self.config, batch.batch
+        logprobs = answer_logprobs(self.model, answers.answers)
+        ratios = logprobs - answers.reference_logprobs
+        per_answer = kto_loss(
+            ratios,
+            batch.desirable,
+            beta=config.beta,
+            reference_point=point,
+            desirable_weight=config.desirable_weight,
+            undesirable_weight=config.undesirable_weight,
+        )
+        measures = LabelScores(
+            rewards=tuple(implicit_rewards(ratios.detach(), beta=config.beta).tolist()),
+            logprobs=tuple(logprobs.detach().tolist()),
+            desirable=tuple(batch.desirable.tolist()),
+        )
+        return per_answer.sum() / num_examples, measures
+
+
+def _flags(values: Sequence[bool], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool, device=device)
