@@ -50,6 +50,17 @@ data:
 dpo:
   pairs_per_step: 8
 """
+KTO = """\
+run:
+  folder: runs/x
+model:
+  path: owner/model
+data:
+  sources:
+  - path: owner/labelled
+kto:
+  examples_per_step: 8
+"""
 PIPELINE = """\
 run:
   folder: runs/x

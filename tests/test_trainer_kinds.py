@@ -13,7 +13,11 @@ from proximo.trainer_kinds import RecipeKind, recipe_kind, recipe_kinds, recogni
 SOURCE = Path(proximo.__file__).parent
 NAMES = {kind.name for kind in recipe_kinds()}
 CLASSES = {name for kind in recipe_kinds() for name in (kind.schema.__name__, type(kind).__name__)}
-OBJECTS = CLASSES | {kind.name.upper() for kind in recipe_kinds()} | {"SFTTask", "RewardTask", "DPOTask", "PPOTask"}
+OBJECTS = (
+    CLASSES
+    | {kind.name.upper() for kind in recipe_kinds()}
+    | {"SFTTask", "RewardTask", "DPOTask", "KTOTask", "PPOTask"}
+)
 OWN = ("ppo", "supervised", "commands/pipeline", "__init__.py")
 """The files of the trainers, and the one that registers them."""
 

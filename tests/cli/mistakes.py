@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
+from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT
 
 RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
 SERVED = "reward: [{kind: function, function: 'nowhere:f'}]\n"
@@ -40,7 +40,7 @@ def _override(
     name: str, override: str, *pieces: str, kind: str = "ppo", files: Mapping[str, str | bytes] | None = None
 ) -> Mistake:
     """A good recipe with one override that is wrong."""
-    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "dpo": DPO, "pipeline": PIPELINE}[kind]
+    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "pipeline": PIPELINE}[kind]
     return Mistake(name=name, argv=(kind, "r.yaml", override), pieces=pieces, files={"r.yaml": text, **(files or {})})
 
 
@@ -352,6 +352,10 @@ RECIPES = (
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
     _override("DPO from nowhere", "model.path=null", "exactly one of path", kind="dpo"),
     _recipe("recipe of DPO for another command", DPO, "a recipe for `proximo dpo`, not for `proximo ppo`"),
+    _override("steps of KTO without another answer", "kto.examples_per_step=1", "at least 2, got 1", kind="kto"),
+    _override("labels of no weight", "kto.desirable_weight=0", "above 0.0, got 0", kind="kto"),
+    _override("a reference point that there is none of", "kto.reference_point=mean", "kl", "zero", kind="kto"),
+    _override("pairs per step of KTO", "kto.pairs_per_step=4", "kto.pairs_per_step", kind="kto"),
     _override("reward model from nowhere", "model={init_from: policy}", "needs path", kind="reward"),
 )
 OVERRIDES = (
@@ -442,7 +446,7 @@ COMMANDS = (
         "run.folder",
         files={**HELD, "runs/x/checkpoints/step-000001/policy/config.json": "{}"},
     ),
-    _use("kind that there is none of", "config schema sftt", "those that do: sft, reward, dpo, ppo or pipeline"),
+    _use("kind that there is none of", "config schema sftt", "those that do: sft, reward, dpo, kto, ppo or pipeline"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("plan of nothing", "plan nowhere.yaml", "no recipe file nowhere.yaml"),
     _use("plan of no clear kind", "plan r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),

@@ -22,10 +22,10 @@ from proximo.config.shipped import shipped_recipes
 from proximo.errors import CheckpointError, TrainingError, UserError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recognise
-from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
+from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
-    *("sft", "reward", "dpo", "ppo", "pipeline", "generate", "chat"),
+    *("sft", "reward", "dpo", "kto", "ppo", "pipeline", "generate", "chat"),
     *("evaluate", "export", "report", "watch", "recipes", "config", "serve-reward", "pass-rate", "doctor", "init"),
 )
 STARTS_QUICKLY = """
@@ -116,7 +116,8 @@ def test_shipped_recipes_are_listed_with_what_they_are_for(capsys):
     listed = capsys.readouterr().out
     assert main(["recipes", "list"]) == 0
     assert capsys.readouterr().out == listed
-    for name in ("sft", "reward", "dpo", "ppo", "ppo-function", "grpo-function", "pythia-1b-tldr", "qwen2.5-0.5b-rlhf"):
+    names = ("sft", "reward", "dpo", "kto", "ppo", "ppo-function", "grpo-function")
+    for name in (*names, "pythia-1b-tldr", "qwen2.5-0.5b-rlhf"):
         assert f"\n{name} " in f"\n{listed}"
 
 
@@ -225,6 +226,14 @@ def test_a_dry_run_of_dpo_says_what_the_reference_is(folder, capsys, overrides, 
     (line,) = [line for line in said.splitlines() if line.split()[0] == "reference"]
     assert text in line
     assert "8 pairs (two sequences each, read by policy and reference)" in said
+
+
+@pytest.mark.parametrize(("point", "text"), [("kl", ", and 8 to other prompts, read by"), ("zero", ", read by")])
+def test_a_dry_run_of_kto_says_what_is_read(folder, capsys, point, text):
+    assert main(["kto", write_recipe(folder, KTO), f"kto.reference_point={point}", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "a frozen copy of the policy" in said
+    assert f"8 answers to their prompts{text} policy and reference, one update" in said
 
 
 def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):

@@ -19,11 +19,13 @@ from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo import build as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto import build as kto
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
-SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}
+SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}
 SLOW = {"learning_rate": 1e-5}
 EARLY = {"learning_rate": 1e-3, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
 
@@ -51,6 +53,7 @@ SHARED_BASE = {"policy.lora": LORA, "reward.0.share_base": True}
 BUILT = {
     "dpo": ("dpo", {}),
     "dpo of an adapter": ("dpo", {"model.lora": LORA}),
+    "kto": ("kto", {}),
     "ppo": ("ppo", {}),
     "a head on the policy's trunk": ("ppo", {"value": {"init_from": "trunk"}, "ppo.value_optimizer": SLOW}),
     "a head that warms up on an adapter": (
@@ -71,8 +74,8 @@ def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
     kind, changes = BUILT[name]
     recipe = SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes))
     (plan,) = make_plans(recipe)
-    if kind == "dpo":
-        task = dpo.build_task(recipe)
+    if kind != "ppo":
+        task = {"dpo": dpo, "kto": kto}[kind].build_task(recipe)
         models, learners = {"policy": task.model, "reference": task.reference}, task.learners
     else:
         task = from_recipe.build_task(recipe)
@@ -212,6 +215,7 @@ MORE = [
     ("sft", {"sft.tokens_per_microbatch": 200}, "train"),
     ("reward", {"reward.tokens_per_microbatch": 400}, "train"),
     ("dpo", {"data.max_tokens": 60}, "train"),
+    ("kto", {"data.max_tokens": 60}, "train"),
     ("sft", {"model.config.num_hidden_layers": 2}, "train"),
 ]
 LESS = [
@@ -259,6 +263,17 @@ def test_bf16_keeps_a_copy_for_the_rollout_and_computes_the_old_logprobs(place):
     phases = {phase.name: phase.parts for phase in plan.phases}
     assert phases["generate"]["bf16 copy"] > 0
     assert "policy_logprobs" in phases
+
+
+def test_the_kl_term_of_kto_is_another_reading_by_both_models(place, plain):
+    phases = {phase.name: phase for phase in plain["kto"].phases}
+    assert list(phases) == ["reference_logprobs", "policy_logprobs", "train"]
+    tokens = phases["train"].tokens
+    assert (phases["policy_logprobs"].tokens, phases["reference_logprobs"].tokens) == (tokens, 2 * tokens)
+    assert phases["reference_logprobs"].flops == pytest.approx(2 * phases["policy_logprobs"].flops, rel=1e-3)
+    without = {phase.name: phase for phase in plan_of("kto", place, {"kto.reference_point": "zero"}).phases}
+    assert list(without) == ["reference_logprobs", "train"]
+    assert without["reference_logprobs"].tokens == without["train"].tokens == tokens
 
 
 def test_epochs_are_work_and_not_memory(place, plain):

@@ -6,9 +6,9 @@ from proximo.config.ineffective_keys import ineffective_keys
 from proximo.config.loader import load_recipe
 from proximo.config.placed_roles import devices_problem
 from proximo.errors import ConfigError
-from recipe_files import DPO, PIPELINE, PPO, SFT, write_recipe
+from recipe_files import DPO, KTO, PIPELINE, PPO, SFT, write_recipe
 
-TEXTS = {"sft": SFT, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
+TEXTS = {"sft": SFT, "dpo": DPO, "kto": KTO, "ppo": PPO, "pipeline": PIPELINE}
 LORA = "policy={path: a/b, lora: {rank: 8}}"
 
 
@@ -22,8 +22,9 @@ def roles(recipe):
 
 def test_each_trainer_says_which_models_lie_on_the_ranks(tmp_path):
     assert roles(loaded(tmp_path, "sft")) == [("model", True, None, None)]
-    assert roles(loaded(tmp_path, "dpo")) == [("model", True, None, None), ("reference", False, None, None)]
-    assert roles(loaded(tmp_path, "dpo", "model.lora.rank=8"))[1] == ("reference", False, "model", None)
+    for kind in ("dpo", "kto"):
+        assert roles(loaded(tmp_path, kind)) == [("model", True, None, None), ("reference", False, None, None)]
+        assert roles(loaded(tmp_path, kind, "model.lora.rank=8"))[1] == ("reference", False, "model", None)
     assert roles(loaded(tmp_path, "ppo")) == [
         ("policy", True, None, None),
         ("reference", False, None, None),

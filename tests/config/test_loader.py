@@ -9,9 +9,9 @@ from proximo.config.loader import load_recipe, resolved_json, resolved_yaml
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.trainer_kinds import recipe_kind, recognise
-from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
+from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
-TEXTS = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
+TEXTS = {"sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "ppo": PPO, "pipeline": PIPELINE}
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from proximo.config.schema.fields import key_paths
 from proximo.config.schema.suggestions import OTHER_TOOLS_KEYS, RENAMED, suggestions
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
-RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
+RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
 
 
 def best(typed, schema=PPORecipe, tree=None):

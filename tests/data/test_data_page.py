@@ -9,6 +9,7 @@ import yaml
 
 from builders import tiny_tokenizer
 from proximo.data.examples import ExampleOptions, load_text_examples
+from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem
@@ -17,7 +18,7 @@ from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs|steps) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
+EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs|labelled|steps) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(("kind", "block"), EXAMPLES)
@@ -33,6 +34,8 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
                 assert loaded[0].answer == "7"
             case "texts":
                 loaded, _ = load_text_examples(rows, tiny_tokenizer(), ExampleOptions())
+            case "labelled":
+                loaded, _ = load_labelled_responses(rows, tiny_tokenizer(), LabelledOptions(max_tokens=64))
             case "steps":
                 loaded, _ = load_step_examples(rows, tiny_tokenizer(), StepOptions())
             case _:
@@ -42,7 +45,7 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    wanted = {"prompts": 4, "problems": 1, "texts": 5, "pairs": 6, "steps": 1}
+    wanted = {"prompts": 4, "problems": 1, "texts": 5, "pairs": 6, "labelled": 2, "steps": 1}
     assert {kind: kinds.count(kind) for kind in set(kinds)} == wanted
 
 

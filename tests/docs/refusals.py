@@ -17,9 +17,9 @@ from pydantic import ValidationError
 import proximo.config
 from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.trainer_kinds import recipe_kind
-from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
+from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT
 
-RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
+RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "ppo": PPO, "pipeline": PIPELINE}
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
 RESAMPLE = "ppo.advantage={estimator: group_centred, zero_variance_groups: resample} ppo.responses_per_prompt=4"

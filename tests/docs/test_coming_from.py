@@ -24,12 +24,13 @@ from proximo.config.shipped import shipped_recipes
 from proximo.metrics.catalogue import catalogue
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.prm.recipe import PRMRecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
 SYSTEMS = sorted(COMING_FROM.glob("[!R]*.md"))
-KINDS = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, PPORecipe, PipelineRecipe)
+KINDS = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
 PRESETS = {recipe.name for recipe in shipped_recipes() if "docs/coming-from/" in recipe.text}
 SAID_BY_MODELS = {"policy", "value"}
 """Sections of a recipe that stand for a whole role."""

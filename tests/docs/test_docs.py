@@ -15,13 +15,14 @@ from proximo.metrics.catalogue import catalogue
 from proximo.metrics.definitions import UnknownMetricError
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.prm.recipe import PRMRecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
-SECTIONS = "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
+SECTIONS = "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|kto|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
     "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|mismatch|staleness|sft|reward_model|"
@@ -65,7 +66,7 @@ def test_module_paths_that_are_named_exist(page: Path) -> None:
 
 @by_page
 def test_settings_that_are_named_are_in_some_recipe(page: Path) -> None:
-    kinds = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, PPORecipe, PipelineRecipe)
+    kinds = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
     for word in code_words(page):
         key = word.partition("=")[0].partition(":")[0]
         if SETTING.fullmatch(key):

@@ -82,7 +82,7 @@ def small(arguments: list[str]) -> list[str]:
     if arguments[:2] == ["pipeline", "demo"]:
         again = [] if arguments[2:] == MINUTES[3:] else ["--dry-run"]
         return ["pipeline", "tiny", *(["run.folder=runs/demo"] if not again else []), *arguments[2:], *again]
-    if command not in ("sft", "reward", "dpo", "ppo"):
+    if command not in ("sft", "reward", "dpo", "kto", "ppo"):
         return arguments
     if "--dry-run" in arguments:
         # It counts the rows of the small files, and knows how much the tiny model can read.

@@ -12,6 +12,7 @@ from proximo.cli.program import app
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
@@ -23,7 +24,7 @@ PLANNED = {
     *("H2", "H4"),
 }
 """What is not there yet. A row that is done leaves this set and gets its test."""
-RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
+RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
 SOURCE = ROOT / "src" / "proximo"
 
 

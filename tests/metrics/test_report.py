@@ -230,7 +230,7 @@ def test_a_pipeline_report_shows_the_stages_that_there_are(tmp_path: Path):
 
 
 def test_a_folder_without_stages_is_no_pipeline(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="sft, reward, prm, dpo, ppo"):
+    with pytest.raises(FileNotFoundError, match="sft, reward, prm, dpo, kto, ppo"):
         write_pipeline_report(tmp_path)
 
 

@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "prm with an adapter": ("prm", {"model.lora": LORA, "data.train_on": "until_error"}),
     "dpo of an adapter": ("dpo", {"model.lora": LORA, "dpo.label_smoothing": 0.1}),
+    "kto of an adapter": ("kto", {"model.lora": LORA, "kto.undesirable_weight": 2.0}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),

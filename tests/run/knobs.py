@@ -17,6 +17,7 @@ from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.schema.base import Section
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
+from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
 from proximo.supervised.prm.recipe import PRMConfig
 from proximo.supervised.reward.recipe import RewardTrainingConfig
 from proximo.supervised.sft.recipe import SFTConfig
@@ -99,6 +100,13 @@ def open_sink(run: Any) -> Nowhere:
 
 def rows(word: str = "ab") -> list[dict[str, str]]:
     return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
+
+
+def labelled_pairs() -> list[dict[str, Any]]:
+    return [
+        {"prompt": "a" * n, "chosen": "b" * n, "rejected": "c", "response": "d" * n, "label": n % 2}
+        for n in range(1, 9)
+    ]
 
 
 def echoes() -> list[dict[str, Any]]:
@@ -269,6 +277,14 @@ KNOBS = [
         stops="too short a response",
     ),
     Knob(data.PreferenceDataConfig, "max_tokens", "reward", {"data.max_tokens": 18}),
+    Knob(
+        data.LabelledDataConfig,
+        "form",
+        "kto",
+        {"data.form": "prompt_response"},
+        {"data.sources": [{"function": "knobs:labelled_pairs"}]},
+    ),
+    Knob(data.LabelledDataConfig, "max_tokens", "kto", {"data.max_tokens": 14}),
     Knob(data.PromptDataConfig, "max_prompt_tokens", "ppo", {"data.max_prompt_tokens": 6}),
     Knob(data.PromptDataConfig, "first_words", "ppo", {"data.first_words": 1}),
     Knob(data.PromptDataConfig, "fill_to_max", "ppo", {"data.fill_to_max": True}),
@@ -319,6 +335,21 @@ KNOBS = [
     Knob(DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
     Knob(DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
     Knob(DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
+    Knob(
+        KTORecipe,
+        "reference",
+        "kto",
+        {"reference": {"path": "$/other_model"}},
+        {"model": {"path": "$/language_model"}},
+    ),
+    Knob(KTOConfig, "num_epochs", "kto", {"kto.num_epochs": 3}),
+    Knob(KTOConfig, "examples_per_step", "kto", {"kto.examples_per_step": 3}),
+    Knob(KTOConfig, "tokens_per_microbatch", "kto", {"kto.tokens_per_microbatch": 900}),
+    Knob(KTOConfig, "beta", "kto", {"kto.beta": 0.2}),
+    Knob(KTOConfig, "desirable_weight", "kto", {"kto.desirable_weight": 1.3}),
+    Knob(KTOConfig, "undesirable_weight", "kto", {"kto.undesirable_weight": 1.3}),
+    Knob(KTOConfig, "reference_point", "kto", {"kto.reference_point": "zero"}),
+    Knob(KTOConfig, "optimizer", "kto", {"kto.optimizer": {"learning_rate": 1e-3}}),
     Knob(PPORecipe, "gold", "ppo", {"gold": None}),
     Knob(ppo.RolloutConfig, "max_new_tokens", "ppo", {"ppo.rollout.max_new_tokens": 3}),
     Knob(

@@ -20,17 +20,20 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
 from proximo.supervised.dpo import build as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto import build as kto
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.reward import build as reward
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft import build as sft
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LLAMA, Kind, changed, make_inputs, recipe_of
 
-SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}
+SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}
 BUILDERS: dict[str, Any] = {
     "sft": sft.build_task,
     "reward": reward.build_task,
     "dpo": dpo.build_task,
+    "kto": kto.build_task,
     "ppo": from_recipe.build_task,
 }
 
@@ -76,6 +79,7 @@ ROLES = {
     "reward model": ("reward", "reward", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
     "dpo": ("dpo", "policy", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
     "dpo reference": ("dpo", "reference", {"reference": {"path": "strange"}}),
+    "kto reference": ("kto", "reference", {"reference": {"path": "strange"}}),
     "policy": ("ppo", "policy", {"policy": {"path": "bare"}, "tokenizer": {"path": "large"}}),
     "reference": ("ppo", "reference", {"reference": {"path": "strange"}}),
     "value": ("ppo", "value", {"value": {"path": "strange_reward"}}),

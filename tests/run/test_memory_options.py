@@ -25,6 +25,8 @@ from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
 from proximo.supervised.dpo import build as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.kto import build as kto
+from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.reward import build as reward
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft import build as sft
@@ -36,12 +38,14 @@ OPTIMIZERS: dict[Kind, tuple[str, ...]] = {
     "sft": ("sft.optimizer",),
     "reward": ("reward.optimizer",),
     "dpo": ("dpo.optimizer",),
+    "kto": ("kto.optimizer",),
     "ppo": ("ppo.policy_optimizer", "ppo.value_optimizer"),
 }
 BUILDERS: dict[Kind, Callable[[dict[str, Any]], Any]] = {
     "sft": lambda recipe: sft.build_task(SFTRecipe.model_validate(recipe)),
     "reward": lambda recipe: reward.build_task(RewardRecipe.model_validate(recipe)),
     "dpo": lambda recipe: dpo.build_task(DPORecipe.model_validate(recipe)),
+    "kto": lambda recipe: kto.build_task(KTORecipe.model_validate(recipe)),
     "ppo": lambda recipe: from_recipe.build_task(PPORecipe.model_validate(recipe)),
 }
 FREE = {"max_gradient_norm": None, "non_finite_gradient": "stop"}
@@ -93,12 +97,14 @@ def test_guards_and_a_policy_that_steps_in_the_backward_exclude_each_other(guard
 
 
 @pytest.mark.parametrize(
-    ("kind", "longest"), [("sft", 4 * 48), ("reward", 2 * 4 * 48), ("dpo", 2 * 4 * 48), ("ppo", 3 * (12 + 4))]
+    ("kind", "longest"),
+    [("sft", 4 * 48), ("reward", 2 * 4 * 48), ("dpo", 2 * 4 * 48), ("kto", 4 * 48), ("ppo", 3 * (12 + 4))],
 )
 def test_an_update_in_the_backward_must_fit_one_micro_batch_whatever_the_data(
     kind: Kind, longest: int, tmp_path: Path
 ) -> None:
-    schema = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}[kind]
+    schemas = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}
+    schema = schemas[kind]
     fitting = with_optimizers(kind, EARLY) | {f"{kind}.tokens_per_microbatch": longest}
     schema.model_validate(changed(recipe_of(kind, tmp_path), fitting))
     tight = fitting | {f"{kind}.tokens_per_microbatch": longest - 1}

@@ -37,5 +37,4 @@ def kto_loss(
     `apo_zero_unpaired`.
     """
     gains = beta * (log_ratios - reference_point)
-    weights = torch.where(desirable, desirable_weight, undesirable_weight).to(log_ratios.dtype)
-    return weights * torch.sigmoid(torch.where(desirable, -gains, gains))
+    return torch.where(desirable, desirable_weight * torch.sigmoid(-gains), undesirable_weight * torch.sigmoid(gains))

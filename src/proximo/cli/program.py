@@ -30,7 +30,7 @@ from proximo.system_errors import disk_refused, memory_ran_out
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
-TRAIN = "the name of what is trained: `proximo sft`, `reward`, `prm`, `dpo`, `ppo` or `pipeline`"
+TRAIN = "the name of what is trained: `proximo sft`, `reward`, `prm`, `dpo`, `kto`, `ppo` or `pipeline`"
 OTHER_TOOLS_COMMANDS = {
     "distill": "`proximo ppo` with a teacher as reference, as in the recipe distill",
     "eval": "`proximo evaluate`",

@@ -42,7 +42,7 @@ class DevicesConfig(Section):
     policy: RoleDevicesConfig = RoleDevicesConfig()
     """The policy of PPO."""
     reference: RoleDevicesConfig = RoleDevicesConfig()
-    """The reference of PPO or DPO."""
+    """The reference of PPO, DPO or KTO."""
     value: RoleDevicesConfig = RoleDevicesConfig()
     """The critic of PPO."""
     reward: RoleDevicesConfig = RoleDevicesConfig()
@@ -50,7 +50,7 @@ class DevicesConfig(Section):
     average: RoleDevicesConfig = RoleDevicesConfig()
     """The moving average of the policy in PPO."""
     model: RoleDevicesConfig = RoleDevicesConfig()
-    """The trained model of SFT, reward training and DPO."""
+    """The trained model of SFT, reward training, DPO and KTO."""
 
     @model_validator(mode="after")
     def _offloads_shards(self) -> Self:

@@ -50,10 +50,10 @@ READING = """\
 Read the samples first, then the score, the KL and the answer length together: each alone can look good in a bad run.
 The loss curves of PPO say little. The report shows the text below under each curve and raises the alarms automatically.
 A rule about fifths compares fifths of the run's steps, and needs at least five steps. A rule that compares the end of a
-run with its beginning waits for half of the run, or 200 steps. In SFT, reward model and DPO training, held-out data is
-judged only in the second half of the run, and a fraction of pairs by the number of pairs. The same rules apply during
-the run: an alarm is printed when it is first raised. The tables list causes before effects; an alarm that another one
-explains is folded under it.
+run with its beginning waits for half of the run, or 200 steps. In SFT, reward model, DPO and KTO training, held-out
+data is judged only in the second half of the run, and a fraction of pairs or answers by their number. The same rules
+apply during the run: an alarm is printed when it is first raised. The tables list causes before effects; an alarm that
+another one explains is folded under it.
 
 A score is *high* in either of two cases. Its last fifth is within noise of its best, and above the first fifth by more
 than the spread of the scores in that fifth. Or nine of ten responses have the best score of their step or
@@ -79,8 +79,9 @@ SAMPLES = """\
 
 Runs of a reward model and of DPO store held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`,
 `rejected`, `score_chosen`, `score_rejected`; the scores of DPO are implicit rewards. The calibration plot of the report
-uses the pairs of the last evaluation. Runs of a process reward model store held-out solutions, with the `labels` of
-their steps and the `probabilities` that these are right; `score` is the lowest.
+uses the pairs of the last evaluation. Runs of KTO store held-out answers (`kind` is `labelled`): `step`, `prompt`,
+`response`, `desirable` (the label) and `score` (the implicit reward). Runs of a process reward model store held-out
+solutions, with the `labels` of their steps and the `probabilities` that these are right; `score` is the lowest.
 """
 
 

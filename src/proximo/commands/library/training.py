@@ -1,4 +1,4 @@
-"""Runs a recipe from a Python program, with what `proximo sft`, `reward`, `dpo`, `ppo` and `pipeline` do."""
+"""Runs a recipe from a Python program, with what `proximo sft`, `reward`, `dpo`, `kto`, `ppo` and `pipeline` do."""
 
 import json
 import signal

@@ -65,8 +65,9 @@ class KTOKind(TrainerKind["KTORecipe"]):
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield "reference", describe_reference(recipe.model, recipe.reference)
         yield from data_lines(recipe, recipe.data)
-        read = ", twice with the KL term" if recipe.kto.reference_point == "kl" else ""
-        batch = f"{recipe.kto.examples_per_step} answers (read by policy and reference{read})"
+        count = recipe.kto.examples_per_step
+        mismatched = f", and {count} to other prompts" if recipe.kto.reference_point == "kl" else ""
+        batch = f"{count} answers to their prompts{mismatched}, read by policy and reference"
         yield from epoch_lines(batch, recipe.kto.num_epochs, "answers", recipe.data.max_tokens)
 
     def plan(self, recipe: "KTORecipe", context: "StageContext") -> "StageCosts":

@@ -231,7 +231,8 @@ RULES = (
     Rule(
         title="One label outweighs the other",
         when="the number of desirable answers times kto.desirable_weight, divided by the number of undesirable ones "
-        f"times kto.undesirable_weight, is below {LEAST_BALANCE:g} or above {MOST_BALANCE:.3g} (after {ENOUGH_ANSWERS} answers)",
+        f"times kto.undesirable_weight, is below {LEAST_BALANCE:g} or above {MOST_BALANCE:.3g}, over the "
+        f"answers of all steps ({ENOUGH_ANSWERS} or more)",
         advice=f"Set kto.desirable_weight and kto.undesirable_weight so that it is {ADVISED[0]:g} to {ADVISED[1]:.2f}: "
         "the loss is won by moving the likelihood of all answers the same way.",
         severity=Severity.WARNING,

@@ -1,0 +1,68 @@
+"""The loss of KTO and its reference point, by hand: values, gradients, and where they end."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.algorithms.unpaired_preference import kto_loss, reference_point
+
+DESIRABLE = torch.tensor([True, True, False, False])
+
+
+def ratios(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def test_values_worked_out_on_paper() -> None:
+    """beta 0.1 and z0 = 2: gains are -0.1, 0.3, 0.1 and -0.5.
+
+    1 - sigmoid(-0.1) = 1 / (1 + e^-0.1) = 0.524979; 1 - sigmoid(0.3) = 0.425557. For undesirable answers
+    1 - sigmoid(-0.1) = 0.524979 and 1 - sigmoid(0.5) = 0.377541.
+    """
+    loss = kto_loss(ratios(1.0, 5.0, 3.0, -3.0), DESIRABLE, beta=0.1, reference_point=2.0)
+    assert loss.tolist() == pytest.approx([0.524979, 0.425557, 0.524979, 0.377541], abs=1e-6)
+
+
+def test_weights_scale_the_losses_of_their_labels() -> None:
+    values = ratios(1.0, 5.0, 3.0, -3.0)
+    plain = kto_loss(values, DESIRABLE, beta=0.1, reference_point=2.0)
+    heavy = kto_loss(values, DESIRABLE, beta=0.1, reference_point=2.0, desirable_weight=0.7, undesirable_weight=4.0)
+    assert (heavy / plain).tolist() == pytest.approx([0.7, 0.7, 4.0, 4.0], rel=1e-12)
+
+
+def test_the_gradient_is_beta_times_the_slope_of_the_sigmoid_and_of_the_sign_of_the_label() -> None:
+    """s (1 - s) with s = sigmoid(gain): 0.5 and 0.5 give 1/4; ln 3 gives 3/4 and 3/16."""
+    values = ratios(2.0, 2 + 10 * math.log(3), 2.0, 2 + 10 * math.log(3))
+    loss = kto_loss(values, DESIRABLE, beta=0.1, reference_point=2.0, undesirable_weight=2.0)
+    (slopes,) = torch.autograd.grad(loss.sum(), values)
+    assert slopes.tolist() == pytest.approx([-0.1 / 4, -0.1 * 3 / 16, 0.2 / 4, 0.2 * 3 / 16], rel=1e-12)
+
+
+def test_equal_answers_with_both_labels_cancel_at_equal_weights() -> None:
+    values = ratios(1.0, 1.0, 1.0, 1.0)
+    (slopes,) = torch.autograd.grad(kto_loss(values, DESIRABLE, beta=0.5, reference_point=0.3).sum(), values)
+    assert slopes.sum().item() == pytest.approx(0, abs=1e-15)
+    assert slopes[0] < 0 < slopes[2]
+
+
+@pytest.mark.parametrize("ratio", [-1e6, 1e6])
+def test_far_from_the_reference_the_loss_is_0_or_the_weight_and_the_gradient_vanishes(ratio: float) -> None:
+    values = ratios(*[ratio] * 4)
+    loss = kto_loss(values, DESIRABLE, beta=0.1, reference_point=0.0, desirable_weight=3.0)
+    lost = [3.0, 3.0, 0.0, 0.0] if ratio < 0 else [0.0, 0.0, 1.0, 1.0]
+    assert loss.tolist() == lost
+    assert torch.autograd.grad(loss.sum(), values)[0].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(("values", "expected"), [((1.0, 4.0, -2.0), 1.0), ((1.0, -4.0), 0.0), ((0.0,), 0.0)])
+def test_the_reference_point_is_the_mean_but_never_negative(values: tuple[float, ...], expected: float) -> None:
+    assert reference_point(ratios(*values)).item() == expected
+
+
+def test_the_reference_point_has_no_gradient_and_hides_no_nan() -> None:
+    assert not reference_point(ratios(1.0, 2.0)).requires_grad
+    assert reference_point(ratios(1.0, math.nan)).isnan()
+    with pytest.raises(ValueError, match="at least one"):
+        reference_point(ratios())

@@ -1,0 +1,365 @@
+"""KTO: loss, reference point and gradient are those of one sequence at a time, however a step is cut; and it learns."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from architectures import keep_float64
+from builders import tiny_language_model
+from counting import Passes
+from ppo.test_updates import Gathered, worst_difference
+from proximo.data.labelled import LabelledResponse
+from proximo.errors import ConfigError, DataError
+from proximo.metrics.values import Mean
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack_responses
+from proximo.models.sharing.shared_base import base_alone, is_shared
+from proximo.supervised.kto.build import build_task
+from proximo.supervised.kto.label_balance import label_balance
+from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
+from proximo.supervised.kto.task import KTOTask
+from supervised.test_dpo import plain_logprob
+from supervised.test_supervised import task_inputs
+from tiny_runs import LORA, changed, make_inputs, recipe_of
+
+BETA = 0.4
+WEIGHTS = {"desirable_weight": 1.5, "undesirable_weight": 0.7}
+
+
+def labelled(count: int = 7, longest: int = 5) -> list[LabelledResponse]:
+    """Answers of 2 to `longest` tokens. Desirable ones begin with token 10, the others with token 20."""
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(30, 60, (length,), generator=generator).tolist()
+
+    return [
+        LabelledResponse(
+            id=str(i),
+            prompt_token_ids=tuple(ids(i % 3 + 2)),
+            response_token_ids=(10 if i % 3 else 20, *ids(i % (longest - 1)), 2),
+            desirable=i % 3 > 0,
+        )
+        for i in range(count)
+    ]
+
+
+def task(
+    model: LanguageModel,
+    reference: LanguageModel | None,
+    data: list[LabelledResponse] | None = None,
+    held_out: list[LabelledResponse] | None = None,
+    max_tokens: int = 64,
+    **config: Any,
+) -> KTOTask:
+    data = data or labelled()
+    options = {"examples_per_step": len(data), "beta": BETA, "optimizer": {"learning_rate": 1e-2}, "num_epochs": 40}
+    inputs = task_inputs(model, data, data if held_out is None else held_out, KTOConfig(**(options | config)))
+    return KTOTask(inputs, reference=reference or model.frozen_copy(), max_tokens=max_tokens)
+
+
+def gradients(made: KTOTask) -> tuple[dict[str, float | None], dict[str, torch.Tensor]]:
+    """Metrics and gradients of the first step."""
+    gathered = Gathered(made.model.model)
+    made.learners["policy"] = gathered
+    metrics = made.step(1).metrics
+    return {name: metric.value for name, metric in metrics.items()}, gathered.gradients[0]
+
+
+def step_order(made: KTOTask) -> list[LabelledResponse]:
+    """The examples of the first step, in its order."""
+    seen: list[LabelledResponse] = []
+    learn = made.learn
+
+    def noted(examples: Any, **options: Any) -> Any:
+        seen.extend(examples)
+        return learn(examples, **options)
+
+    made.learn = noted  # type: ignore[method-assign]
+    made.step(1)
+    return seen
+
+
+def plain_step(
+    policy: PreTrainedModel, reference: PreTrainedModel, rows: list[LabelledResponse], max_tokens: int = 64
+) -> dict[str, Any]:
+    """TRL's formula over one batch, one sequence at a time: z0 from shifted answers, clamped, without a gradient."""
+
+    def log_ratio(prompt: tuple[int, ...], answer: tuple[int, ...]) -> torch.Tensor:
+        ids = prompt + answer
+        with torch.no_grad():
+            wanted = plain_logprob(reference, ids, len(prompt))
+        return plain_logprob(policy, ids, len(prompt)) - wanted
+
+    shifted = []
+    for number, row in enumerate(rows):
+        other = rows[(number + 1) % len(rows)].response_token_ids
+        room = max_tokens - len(row.prompt_token_ids)
+        shifted.append(log_ratio(row.prompt_token_ids, other[:room]).item())
+    point = max(0.0, sum(shifted) / len(shifted))
+    losses, rewards = [], {True: [], False: []}
+    for row in rows:
+        ratio = log_ratio(row.prompt_token_ids, row.response_token_ids)
+        if row.desirable:
+            losses.append(WEIGHTS["desirable_weight"] * (1 - torch.sigmoid(BETA * (ratio - point))))
+        else:
+            losses.append(WEIGHTS["undesirable_weight"] * (1 - torch.sigmoid(BETA * (point - ratio))))
+        rewards[row.desirable].append(BETA * ratio.item())
+    return {"loss": torch.stack(losses).mean(), "point": point, "rewards": rewards}
+
+
+def plain_models() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A policy that is far from its reference, so that answers gain and lose several nats."""
+    made = tiny_language_model(seed=3, dtype=torch.float64), tiny_language_model(seed=5, dtype=torch.float64)
+    with torch.no_grad():
+        for model in made:
+            model.lm_head.weight.mul_(40)
+    return made
+
+
+def two_models() -> tuple[LanguageModel, LanguageModel]:
+    """The same two for a task."""
+    policy, reference = plain_models()
+    return LanguageModel(policy), LanguageModel(reference.requires_grad_(False))
+
+
+@pytest.mark.parametrize("max_tokens", [64, 6])
+def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(
+    max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 6 tokens some answers are cut behind another prompt."""
+    keep_float64(monkeypatch)
+    order = step_order(task(*two_models()))
+    assert {row.id for row in order} == {row.id for row in labelled()}
+    plain, plain_reference = plain_models()
+    expected = plain_step(plain, plain_reference, order, max_tokens)
+    expected["loss"].backward()
+    assert expected["point"] > 0.1
+    made = task(*two_models(), max_tokens=max_tokens, **WEIGHTS)
+    metrics, found = gradients(made)
+    assert metrics["kto/loss"] == pytest.approx(expected["loss"].item(), rel=1e-9)
+    assert metrics["kto/reference_point"] == pytest.approx(expected["point"], rel=1e-9)
+    wanted = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
+    assert worst_difference(wanted, found) < 1e-9
+    bound = BETA * expected["point"]
+    means = {label: sum(values) / len(values) for label, values in expected["rewards"].items()}
+    assert metrics["kto/reward_desirable"] == pytest.approx(means[True], rel=1e-9)
+    assert metrics["kto/reward_undesirable"] == pytest.approx(means[False], rel=1e-9)
+    assert metrics["kto/margin"] == pytest.approx(means[True] - means[False], rel=1e-9)
+    right = [
+        sum(reward > bound for reward in expected["rewards"][True]) / len(expected["rewards"][True]),
+        sum(reward < bound for reward in expected["rewards"][False]) / len(expected["rewards"][False]),
+    ]
+    assert metrics["kto/accuracy"] == pytest.approx(sum(right) / 2, rel=1e-12)
+    assert (metrics["kto/examples"], metrics["kto/desirable_fraction"]) == (7, pytest.approx(4 / 7))
+
+
+def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_float64(monkeypatch)
+    made = task(*two_models(), held_out=labelled(5), **WEIGHTS)
+    expected = plain_step(*plain_models(), labelled(5))
+    record = made.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/loss"].value == pytest.approx(expected["loss"].item(), rel=1e-9)
+    assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
+    rewards = {True: [], False: []}
+    for sample in record.samples:
+        rewards[sample["desirable"]].append(sample["score"])
+    assert rewards == {label: pytest.approx(values, rel=1e-9) for label, values in expected["rewards"].items()}
+
+
+@pytest.mark.parametrize("budget", [1, 14, 30])
+def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
+    (metrics, whole), (_, cut) = (
+        gradients(task(*two_models(), tokens_per_microbatch=size, **WEIGHTS)) for size in (8192, budget)
+    )
+    assert metrics["kto/reference_point"] > 0.1
+    assert worst_difference(whole, cut) < 1e-10
+
+
+def test_without_a_kl_term_the_reference_point_is_0_and_answers_meet_their_own_prompts_alone() -> None:
+    made = task(*two_models(), reference_point="zero")
+    counted = Passes(policy=made.model.base, reference=made.reference.base)
+    metrics, _ = gradients(made)
+    total = sum(row.num_tokens for row in labelled())
+    assert counted.tokens == {"policy": [total], "reference": [total]}
+    assert metrics["kto/reference_point"] == 0
+    made = task(*two_models())
+    counted = Passes(policy=made.model.base, reference=made.reference.base)
+    gradients(made)
+    # Every answer stands behind another prompt as well: the same tokens again, read by both.
+    assert counted.tokens == {"policy": [total, total], "reference": [total, total]}
+
+
+def test_a_single_held_out_answer_has_no_other_one_to_be_compared_with() -> None:
+    record = task(*two_models()).evaluate(1)
+    assert record is not None
+    assert record.metrics["evaluation/reference_point"].value == 0
+    assert record.metrics["evaluation/accuracy"].value is None
+    assert record.metrics["evaluation/reward_desirable"].value is None
+
+
+def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> None:
+    made = build_task(recipe(make_inputs(tmp_path), **{"kto.desirable_weight": 3.0, "data.held_out_rows": 5}))
+    record = made.evaluate()
+    assert record is not None
+    share = sum(row.desirable for row in made.held_out) / 5
+    assert 0 < share < 1
+    values = {name: metric.value for name, metric in record.metrics.items()}
+    assert values["evaluation/loss"] == pytest.approx(0.5 * (3 * share + 1 - share), abs=1e-7)
+    assert values["evaluation/margin"] == pytest.approx(0, abs=1e-7)
+    assert values["evaluation/reference_point"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_base_of_an_adapter_is_the_reference_as_a_frozen_copy_of_it_would_be() -> None:
+    def trained(own_reference: bool) -> tuple[KTOTask, list[dict[str, float | None]]]:
+        model = LanguageModel(tiny_language_model(seed=1))
+        reference = model.frozen_copy() if own_reference else None
+        adapted = model.with_adapter(LoRAOptions(rank=2, alpha=4, seed=3))
+        made = task(adapted, reference or base_alone(adapted))
+        lines = [made.step(step).metrics for step in range(1, 4)]
+        names = [name for name in lines[0] if name.startswith("kto/")]
+        return made, [{name: line[name].value for name in names} for line in lines]
+
+    (alone, found), (copied, expected) = trained(False), trained(True)
+    assert found == expected
+    assert found[2]["kto/margin"] > found[0]["kto/margin"]
+    for (name, one), (_, other) in zip(
+        alone.model.model.named_parameters(), copied.model.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_every_weight_of_the_policy_moves_and_the_reference_does_not() -> None:
+    policy = LanguageModel(tiny_language_model())
+    reference = policy.frozen_copy()
+    before = copy.deepcopy(policy.model.state_dict())
+    task(policy, reference).step(1)
+    for name, weight in policy.model.named_parameters():
+        assert not torch.equal(weight, before[name]), name
+    for name, weight in reference.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float, float]:
+    """Held-out metrics, and how likely the first tokens of good and of bad answers are behind unseen prompts."""
+    model = LanguageModel(tiny_language_model(seed=seed))
+    data = labelled(48, longest=2)
+    made = task(model, None, data[:32], data[32:], examples_per_step=16, beta=0.1)
+    for step in range(1, steps + 1):
+        made.step(step)
+    record = made.evaluate()
+    assert record is not None
+    prompts = [row.prompt_token_ids for row in data[32:]]
+    with torch.no_grad():
+        good, bad = (
+            model.response_logprobs(pack_responses(prompts, [[token]] * len(prompts))).logprobs.exp().mean().item()
+            for token in (10, 20)
+        )
+    return {name: metric.value for name, metric in record.metrics.items()}, good, bad
+
+
+def test_it_learns_to_give_good_answers_to_prompts_that_it_has_not_seen() -> None:
+    before, after = learned(0, steps=0), learned(0)
+    assert before[0]["evaluation/accuracy"] == 0.5
+    assert max(before[1:]) < 0.03
+    print(after)
+
+
+def test_an_update_that_is_skipped_leaves_no_loss() -> None:
+    policy, reference = two_models()
+    with torch.no_grad():
+        next(policy.model.parameters()).fill_(math.nan)
+    metrics = task(policy, reference).step(1).metrics
+    assert metrics["kto/skipped_updates"].value == 1
+    loss = metrics["kto/loss"]
+    assert isinstance(loss, Mean)
+    assert loss.count == 0
+
+
+def recipe(place: Path, **changes: Any) -> KTORecipe:
+    return KTORecipe.model_validate(changed(recipe_of("kto", place), changes))
+
+
+def write_rows(place: Path, labels: list[bool], prompt: str = "ab") -> None:
+    rows = [{"prompt": prompt, "response": "cd" * (n + 1), "label": label} for n, label in enumerate(labels)]
+    (place / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(("label", "advice"), [(True, "labelled false, or fine-tune"), (False, "labelled true")])
+def test_answers_of_one_label_are_refused(label: bool, advice: str, tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    write_rows(place, [label] * 4)
+    with pytest.raises(DataError, match=f"all 2 training answers are labelled {str(label).lower()}, .*{advice}"):
+        build_task(recipe(place))
+
+
+@pytest.mark.parametrize(
+    ("num_desirable", "weights", "note"),
+    [
+        (
+            8,
+            {},
+            "8 desirable, 4 undesirable; by weight 2 to 1. 1 to 1.33 is advised: set kto.undesirable_weight to 1.5",
+        ),
+        (
+            3,
+            {},
+            "3 desirable, 9 undesirable; by weight 0.333 to 1. 1 to 1.33 is advised: set kto.desirable_weight to 3",
+        ),
+        (8, {"kto.undesirable_weight": 1.75}, "8 desirable, 4 undesirable; by weight 1.14 to 1"),
+    ],
+)
+def test_the_balance_of_labels_is_noted_with_advice_where_it_is_off(
+    num_desirable: int, weights: dict[str, float], note: str, tmp_path: Path
+) -> None:
+    place = make_inputs(tmp_path)
+    write_rows(place, [n < num_desirable for n in range(12)])
+    made = build_task(recipe(place, **{"data.held_out_rows": 0, **weights}))
+    (found,) = [each for each in made.notes if each.startswith("labels: ")]
+    assert note in found
+    assert ("advised" in found) == ("advised" in note)
+
+
+def test_the_advised_weight_brings_the_balance_to_the_edge_of_the_range() -> None:
+    """1,000 desirable and 250 undesirable answers: 4 to 1 becomes 4 to 3 with a weight of 3."""
+    assert label_balance(1000, 250, 1.0, 3.0) == pytest.approx(4 / 3)
+    assert label_balance(10, 0, 1.0, 1.0) == math.inf
+
+
+def test_answers_without_anything_before_them_are_refused(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    write_rows(place, [True, False, True], prompt="")
+    with pytest.raises(DataError, match=r"3 of 3 answers have no prompt, the first of them .*give the rows a prompt"):
+        build_task(recipe(place, **{"data.held_out_rows": 0}))
+
+
+@pytest.mark.parametrize(("point", "refused"), [("kl", True), ("zero", False)])
+def test_a_prompt_with_the_answer_to_another_one_must_fit_the_model_too(
+    point: str, refused: bool, tmp_path: Path
+) -> None:
+    """A long prompt and a long answer, in two rows that fit."""
+    place = make_inputs(tmp_path)
+    rows = [("ab" * 5, "c", True), ("a", "bc" * 5, False)]
+    lines = [json.dumps({"prompt": p, "response": r, "label": label}) + "\n" for p, r, label in rows]
+    (place / "labelled.jsonl").write_text("".join(lines))
+    short = {"model_type": "gpt2", "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    changes = {"model.config": short, "kto.reference_point": point, "data.held_out_rows": 0}
+    if refused:
+        with pytest.raises(ConfigError, match="policy"):
+            build_task(recipe(place, **changes))
+        changes["data.max_tokens"] = 16
+    build_task(recipe(place, **changes)).step(1)
+
+
+def test_with_an_adapter_there_is_no_second_model(tmp_path: Path) -> None:
+    made = build_task(recipe(make_inputs(tmp_path), **{"model.lora": LORA}))
+    assert made.model.has_adapter
+    assert is_shared(made.reference, made.model)
