@@ -1,4 +1,4 @@
-"""Short runs of SFT, reward models, PRMs and DPO, as they are on one process or as a rank of several."""
+"""Short runs of SFT, reward models, PRMs, DPO and KTO, as they are on one process or as a rank of several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from distributed.paths import plain_paths
 from proximo.config.devices import DevicesConfig
 from proximo.data.examples import TextExample
+from proximo.data.labelled import LabelledResponse
 from proximo.data.preferences import PreferencePair
 from proximo.data.step_examples import StepExample
 from proximo.distributed.world import whole
@@ -24,6 +25,8 @@ from proximo.run.build.sharding import shard_model
 from proximo.run.logs import Record
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.dpo.task import DPOTask
+from proximo.supervised.kto.recipe import KTOConfig
+from proximo.supervised.kto.task import KTOTask
 from proximo.supervised.prm.recipe import PRMConfig
 from proximo.supervised.prm.task import PRMTask
 from proximo.supervised.reward.recipe import RewardTrainingConfig
@@ -34,8 +37,8 @@ from proximo.supervised.task import SupervisedTask, TaskInputs
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, recipe_of
 
-Trainer = Literal["sft", "reward", "prm", "dpo"]
-TRAINERS: tuple[Trainer, ...] = ("sft", "reward", "dpo")
+Trainer = Literal["sft", "reward", "prm", "dpo", "kto"]
+TRAINERS: tuple[Trainer, ...] = ("sft", "reward", "dpo", "kto")
 NUM_UPDATES = 20
 TIGHT = 1e-9
 """In float64, where norms and rotary positions work in float64 too."""
@@ -117,6 +120,19 @@ def solutions(count: int = 13) -> list[StepExample]:
     return made
 
 
+def labelled(count: int = 13) -> list[LabelledResponse]:
+    """Some answers do not fit behind the longer prompts."""
+    return [
+        LabelledResponse(
+            id=pair.id,
+            prompt_token_ids=pair.prompt_token_ids,
+            response_token_ids=pair.rejected_token_ids,
+            desirable=index % 3 > 0,
+        )
+        for index, pair in enumerate(pairs(count))
+    ]
+
+
 def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch.dtype) -> SupervisedTask:
     options = dict(CASES[case])
     lora, rows = options.pop("lora", False), options.pop("rows", 4)
@@ -139,14 +155,14 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     if checkpointing:
         model.use_activation_checkpointing()
     reference = None
-    if trainer == "dpo":
+    if trainer in ("dpo", "kto"):
         reference = base_alone(model) if lora else model.frozen_copy()
         narrow_frozen(reference, beside=[model.model])
     lies = DevicesConfig(**devices)
     shard_model(model, lies, role="model", beside=[] if reference is None else [reference.model])
     if reference is not None:
         shard_model(reference, lies, role="reference", beside=[model.model])
-    data: Sequence[Any] = {"sft": texts, "prm": solutions}.get(trainer, pairs)()
+    data: Sequence[Any] = {"sft": texts, "prm": solutions, "kto": labelled}.get(trainer, pairs)()
     inputs: dict[str, Any] = {
         "model": model,
         "tokenizer": tiny_tokenizer(),
@@ -164,6 +180,9 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
         config = RewardTrainingConfig(pairs_per_step=rows, **shared, **centring)
         return RewardTask(TaskInputs(config=config, **inputs))
     assert reference is not None
+    if trainer == "kto":
+        config = KTOConfig(examples_per_step=max(2, rows), **shared)
+        return KTOTask(TaskInputs(config=config, **inputs), reference=reference, max_tokens=10)
     return DPOTask(TaskInputs(config=DPOConfig(pairs_per_step=rows, **shared), **inputs), reference=reference)
 
 
@@ -213,7 +232,7 @@ def built(trainer: Trainer, place: str, changes: dict[str, Any]) -> dict[str, An
     kind = recipe_kind(trainer)
     recipe = kind.schema.model_validate(changed(recipe_of(trainer, Path(place)), changes))
     task = kind.build(recipe)
-    models = [task.model, *([task.reference] if trainer == "dpo" else [])]
+    models = [task.model, *([task.reference] if trainer in ("dpo", "kto") else [])]
     evaluated = task.evaluate()
     assert evaluated is not None
     return {

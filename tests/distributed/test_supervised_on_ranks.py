@@ -1,4 +1,4 @@
-"""SFT, reward models and DPO on one, two and three ranks: the same losses, gradients, evaluations and weights."""
+"""SFT, reward models, DPO and KTO on one, two and three ranks: the same losses, gradients, evaluations and weights."""
 
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,8 @@ def check_case(ranks: Ranks, trainer: Trainer, case: str, devices: dict[str, Any
         ("dpo", "ipo", FULL),
         ("dpo", "lora_few_rows", FULL),
         ("dpo", "checkpointing", FULL),
+        ("kto", "accumulation", FULL),
+        ("kto", "lora", REPLICATE),
     ],
     ids=str,
 )
@@ -87,7 +89,9 @@ def test_two_ranks_train_as_one(two: Ranks, trainer: Trainer, case: str, devices
 
 
 @pytest.mark.parametrize(
-    ("trainer", "devices"), [("sft", REPLICATE), ("reward", FULL), ("prm", FULL), ("dpo", GRADS)], ids=str
+    ("trainer", "devices"),
+    [("sft", REPLICATE), ("reward", FULL), ("prm", FULL), ("dpo", GRADS), ("kto", GRADS)],
+    ids=str,
 )
 def test_three_ranks_train_as_one_also_where_two_of_them_have_no_row(
     three: Ranks, trainer: Trainer, devices: dict[str, Any]
@@ -114,7 +118,9 @@ def check_gradients(ranks: Ranks, trainer: Trainer, case: str, devices: dict[str
             assert (found[name] - gradient).norm() <= bound * gradient.norm(), name
 
 
-@pytest.mark.parametrize(("trainer", "devices"), [("sft", FULL), ("reward", REPLICATE), ("dpo", FULL)], ids=str)
+@pytest.mark.parametrize(
+    ("trainer", "devices"), [("sft", FULL), ("reward", REPLICATE), ("dpo", FULL), ("kto", GRADS)], ids=str
+)
 def test_gradients_in_float32_are_those_of_one_rank(two: Ranks, trainer: Trainer, devices: dict[str, Any]) -> None:
     check_gradients(two, trainer, "accumulation", devices, 1e-5)
 
@@ -141,6 +147,7 @@ def test_dropout_repeats_itself_on_ranks_and_is_not_that_of_one_rank(two: Ranks)
         ("reward", {"devices.model.shard": "grads"}, [True]),
         ("dpo", {"devices.reference.shard": "replicate"}, [True, False]),
         ("dpo", {"model.lora": LORA}, [True, True]),
+        ("kto", {"devices.reference.shard": "replicate"}, [True, False]),
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from proximo.metrics.alarms import Rule, Severity, fifth_noise, fifths, find_ala
 from proximo.metrics.run_files import Run, Series, read_run
 from proximo.ppo.kind import PPO
 from proximo.supervised.dpo.kind import DPO
+from proximo.supervised.kto.kind import KTO
 from proximo.supervised.prm.kind import PRM
 from proximo.supervised.reward.kind import REWARD
 from proximo.supervised.sft.kind import SFT
@@ -241,7 +242,7 @@ def test_noise_is_the_standard_error_of_a_fifth_and_knows_no_trend():
 
 def test_a_rule_explains_what_stands_after_it_and_nothing_else():
     """So that every alarm that is raised is shown, and once."""
-    of_others = {rule.title for trainer in (SFT, REWARD, PRM, DPO) for rule in trainer.metrics.rules}
+    of_others = {rule.title for trainer in (SFT, REWARD, PRM, DPO, KTO) for rule in trainer.metrics.rules}
     for trainer in trainer_kinds():
         rules = trainer.metrics.rules
         titles = [rule.title for rule in rules]

@@ -11,6 +11,7 @@ from proximo.metrics.documentation import REDUCTIONS, metrics_page
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
 from proximo.supervised.dpo.kind import DPO
+from proximo.supervised.kto.kind import KTO
 from proximo.supervised.reward.kind import REWARD
 from proximo.supervised.sft.kind import SFT
 from proximo.trainer_kinds import trainer_kinds
@@ -111,6 +112,7 @@ def test_the_trainer_is_told_from_the_metrics():
     assert trainer_by_metrics(["evaluation/loss", "evaluation/pair_accuracy"]) is REWARD
     assert trainer_by_metrics(["dpo/loss", "evaluation/pair_accuracy"]) is DPO
     assert trainer_by_metrics(["evaluation/pair_accuracy", "evaluation/logprob_chosen"]) is DPO
+    assert trainer_by_metrics(["evaluation/loss", "evaluation/accuracy"]) is KTO
     assert trainer_by_metrics(["evaluation/score", "evaluation/kl"]) is PPO
     assert trainer_by_metrics(iter(["evaluation/score"])) is PPO
     assert trainer_by_metrics(["progress/step"]) is None

@@ -1,4 +1,4 @@
-"""Alarms about SFT, reward model and DPO: a share is judged by how many pairs it is of, and never early."""
+"""Alarms about SFT, reward model, DPO and KTO: a share is judged by how many rows it is of, and never early."""
 
 import json
 from typing import Any
@@ -9,6 +9,7 @@ from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.run_files import Run, read_run
 from proximo.ppo.kind import PPO
 from proximo.supervised.dpo.kind import DPO
+from proximo.supervised.kto.kind import KTO
 from proximo.supervised.reward.kind import REWARD
 from proximo.supervised.sft.kind import SFT
 from proximo.trainer_kinds import TrainerKind
@@ -17,8 +18,13 @@ GAP = "Accuracy is much higher in training than held out"
 COIN = {
     REWARD: "The reward model is no better than chance",
     DPO: "The policy ranks held-out pairs no better than chance",
+    KTO: "The policy tells held-out answers apart no better than chance",
 }
-ACCURACY = {REWARD: "reward_model/pair_accuracy", DPO: "dpo/accuracy"}
+ACCURACY = {REWARD: "reward_model/pair_accuracy", DPO: "dpo/accuracy", KTO: "kto/accuracy"}
+OF_KTO = {
+    "evaluation/pair_accuracy": "evaluation/accuracy",
+    "evaluation/logprob_chosen": "evaluation/logprob_desirable",
+}
 PAIRS_PER_STEP = 16
 
 
@@ -33,14 +39,17 @@ def pair_run(
 ) -> Run:
     """A run whose training pairs are right in the share `training` from the first step on."""
     accuracy = ACCURACY[trainer]
-    counts = f"{accuracy.partition('/')[0]}/pairs"
+    rows = "examples" if trainer is KTO else "pairs"
+    counts = f"{accuracy.partition('/')[0]}/{rows}"
     lines = []
     for step in range(num_steps + 1):
         line: dict[str, float] = {"step": step}
         if step:
             line |= {accuracy: training, counts: PAIRS_PER_STEP}
         if step in evaluations:
-            line |= {"evaluation/pairs": held_out_pairs, **evaluations[step]}
+            names = OF_KTO if trainer is KTO else {}
+            line |= {f"evaluation/{rows}": held_out_pairs}
+            line |= {names.get(name, name): value for name, value in evaluations[step].items()}
         lines.append(line)
     return Run(name="run", lines=tuple(lines), total_steps=total_steps)
 
@@ -95,6 +104,58 @@ def test_a_gap_is_told_with_the_pairs_and_the_step():
     evaluations = {100: held_out(pair_accuracy=0.7)}
     (alarm,) = alarms(pair_run(REWARD, training=0.9, evaluations=evaluations), REWARD)
     assert alarm.detail == "90.0% in training, 70.0% of 400 held-out pairs at step 100."
+
+
+def test_a_coin_among_labels_is_told_with_the_answers_and_advises_on_the_rate():
+    evaluations = {100: held_out(pair_accuracy=0.51)}
+    run = pair_run(KTO, training=0.52, evaluations=evaluations)
+    config = {"kto": {"optimizer": {"learning_rate": 1e-9}}}
+    (alarm,) = alarms(Run(name="run", lines=run.lines, total_steps=100, config=config), KTO)
+    assert alarm.detail == (
+        "51.0% of 400 held-out examples are on the side of their label at step 100, and 52.0% of training examples."
+    )
+    assert (
+        "kto.optimizer.learning_rate, now 1e-09, is far too high or too low, or the labels are swapped" in alarm.advice
+    )
+
+
+def label_run(fractions: list[float], *, size: int = 32, **weights: float) -> Run:
+    lines = [
+        {"step": step, "kto/desirable_fraction": fraction, "kto/examples": size}
+        for step, fraction in enumerate(fractions, start=1)
+    ]
+    return Run(name="run", lines=tuple(lines), config={"kto": weights})
+
+
+@pytest.mark.parametrize(
+    ("fractions", "size", "weights", "raised"),
+    [
+        ([0.5] * 8, 32, {}, False),
+        ([0.25, 0.5] * 8, 32, {}, False),  # 3 to 5
+        ([0.3] * 8, 32, {}, True),  # 3 to 7
+        ([0.72] * 8, 32, {}, False),  # 2.57 to 1
+        ([0.75] * 8, 32, {}, True),  # 3 to 1
+        ([0.75] * 8, 32, {"undesirable_weight": 3.0}, False),
+        ([0.5] * 8, 32, {"desirable_weight": 3.0, "undesirable_weight": 1.0}, True),
+        ([1.0] * 8, 32, {}, True),
+        ([0.9] * 8, 12, {}, False),  # 96 answers
+    ],
+)
+def test_a_label_that_outweighs_the_other_is_an_alarm(fractions, size, weights, raised):
+    found = titles(label_run(fractions, size=size, **weights), KTO)
+    assert found == (["One label outweighs the other"] if raised else [])
+
+
+def test_the_balance_is_told_with_the_weights_counted():
+    (alarm,) = alarms(label_run([0.9] * 8, undesirable_weight=0.5), KTO)
+    assert alarm.detail == "90.0% of the answers are desirable; by weight they are 18.0 to 1."
+
+
+@pytest.mark.parametrize(("last", "raised"), [(-50.0, False), (-50.1, True)])
+def test_desirable_answers_that_become_unlikely_are_an_alarm(last, raised):
+    evaluations = {step: {"evaluation/logprob_desirable": value} for step, value in ((0, -40.0), (100, last))}
+    found = titles(pair_run(KTO, training=0.8, evaluations=evaluations), KTO)
+    assert found == (["The desirable answers become much less likely"] if raised else [])
 
 
 @pytest.mark.parametrize("trainer", COIN)

@@ -11,8 +11,7 @@ from proximo.plan.stages import make_plans
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.model import ModelReward
-from proximo.supervised.dpo import build as dpo
-from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, make_inputs, recipe_of
 
 BF16 = {"run.precision": "bf16"}
@@ -56,8 +55,9 @@ def test_a_reference_that_moves_stays_float32(place: Path) -> None:
     assert types(models["reference"]) == {torch.float32}
 
 
-def test_the_reference_of_dpo_is_bf16(place: Path) -> None:
-    task = dpo.build_task(DPORecipe.model_validate(changed(recipe_of("dpo", place), BF16)))
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_the_reference_of_those_that_do_not_sample_is_bf16(kind: Any, place: Path) -> None:
+    task = recipe_kind(kind).build(recipe_kind(kind).schema.model_validate(changed(recipe_of(kind, place), BF16)))
     assert torch.bfloat16 in types(task.reference.model)
     assert types(task.model.model) == {torch.float32}
 

@@ -23,6 +23,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.run.build.conversion import optimizer_options
 from supervised.test_dpo import task as dpo_task
 from supervised.test_dpo import two_models
+from supervised.test_kto import labelled
+from supervised.test_kto import task as kto_task
 from supervised.test_supervised import reward_task, sft_task
 
 FIRST: dict[str, Any] = {
@@ -143,6 +145,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "sft": lambda **options: sft_task(examples_per_step=4, **options),
     "reward": lambda **options: reward_task(pairs_per_step=4, **options),
     "dpo": lambda **options: dpo_task(*two_models(torch.float32), pairs_per_step=4, **options),
+    "kto": lambda **options: kto_task(*two_models(torch.float32), labelled(6), examples_per_step=4, **options),
 }
 
 

@@ -267,10 +267,15 @@ def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float,
 
 
 def test_it_learns_to_give_good_answers_to_prompts_that_it_has_not_seen() -> None:
-    before, after = learned(0, steps=0), learned(0)
-    assert before[0]["evaluation/accuracy"] == 0.5
-    assert max(before[1:]) < 0.03
-    print(after)
+    """Over 20 seeds the good token has 0.32 with a deviation of 0.04, the accuracy is 0.89 with one of 0.07, and the
+    reference point 1.8 nats with one of 0.4."""
+    metrics, *likely = learned(0, steps=0)
+    assert metrics["evaluation/accuracy"] == 0.5
+    assert max(likely) < 0.03
+    metrics, good, _ = learned(0)
+    assert good > 0.18
+    assert metrics["evaluation/accuracy"] > 0.65
+    assert metrics["evaluation/reference_point"] > 0.4
 
 
 def test_an_update_that_is_skipped_leaves_no_loss() -> None:
