@@ -222,6 +222,17 @@ def test_calibration_is_drawn_from_the_pairs_of_the_last_evaluation_where_there_
     assert "share right" not in text
 
 
+def test_labelled_answers_are_shown_with_their_label_and_not_as_written_by_the_policy(tmp_path: Path):
+    answer = {"kind": "labelled", "prompt": "Name a colour.", "response": "Seven.", "score": -0.5}
+    rows = [{**answer, "step": 4, "prompt_id": str(label), "desirable": label} for label in (True, False)]
+    run = write_sft_run(tmp_path / "run", num_steps=4)
+    (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = read_page(write_report(run)).text
+    for words in ("Desirable answer", "Undesirable answer", "Seven."):
+        assert words in text
+    assert "After" not in text
+
+
 def test_a_pipeline_report_shows_the_stages_that_there_are(tmp_path: Path):
     write_sft_run(tmp_path / "demo" / "sft", num_steps=4)
     (tmp_path / "demo" / "reward").mkdir()

@@ -23,7 +23,7 @@ class Sample:
 
     step: int
     kind: str
-    """`train` or `evaluation`."""
+    """`train`, `evaluation`, or `labelled` for a held-out answer of the data."""
     prompt_id: str
     prompt: str
     response: str
@@ -38,6 +38,8 @@ class Sample:
     reference_response: str | None = None
     """The reference model's response to the same prompt; None if it was not sampled."""
     reference_score: float | None = None
+    desirable: bool | None = None
+    """The label of a held-out answer of the data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,7 @@ class Samples:
     last_evaluation: tuple[Sample, ...] = ()
     """Empty if there was only one evaluation."""
     training: tuple[Sample, ...] = ()
-    """The last TRAINING_SAMPLES_KEPT training samples."""
+    """The last TRAINING_SAMPLES_KEPT training samples, or labelled answers."""
     pairs: tuple[ScoredPair, ...] = ()
     """The pairs of the last evaluation."""
     num_unreadable: int = 0

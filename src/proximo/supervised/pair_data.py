@@ -7,7 +7,6 @@ from itertools import chain
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.data import PreferenceDataConfig
-from proximo.data.large_lists import collected
 from proximo.data.load_report import LoadReport
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.token_cache import TokenCache
@@ -22,11 +21,6 @@ class SplitPairs:
     held_out: Sequence[PreferencePair]
     report: LoadReport
     """What was loaded and dropped among the training rows."""
-
-    @property
-    def all(self) -> Sequence[PreferencePair]:
-        """Training and held-out pairs, on disk if they are many."""
-        return collected(chain(self.training, self.held_out))
 
     @property
     def longest(self) -> int:
