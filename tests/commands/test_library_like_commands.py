@@ -135,7 +135,7 @@ def test_python_gives_what_the_command_gives(command, place, tmp_path, capsys, m
 
 
 def test_every_command_has_its_form_in_python() -> None:
-    trained = {"sft", "reward", "prm", "dpo", "ppo", "pipeline"}  # test_training_from_python.py
+    trained = {"sft", "reward", "prm", "dpo", "kto", "ppo", "pipeline"}  # test_training_from_python.py
     missing = set(typer.main.get_command(app).commands) - trained - COMMANDS.keys() - NO_PYTHON  # type: ignore
     assert not missing
 
