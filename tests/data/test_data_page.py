@@ -18,7 +18,9 @@ from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs|labelled|steps) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
+EXAMPLES = re.findall(
+    r"<!-- (prompts|problems|texts|pairs|labelled|steps) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL
+)
 
 
 @pytest.mark.parametrize(("kind", "block"), EXAMPLES)

@@ -18,8 +18,8 @@ from tiny_runs import KINDS, NUM_STEPS, SAVED_STEPS, Kind, changed, make_inputs,
 
 AUTO = RunOptions(quiet=True, resume="auto")
 EVERY: dict[Kind, int] = {"dpo": 10, "kto": 40, "prm": 40}
-"""What DPO and KTO write is what SFT writes, a policy and its optimizer, in the same order, and a process reward model is
-written as a reward model: a few moments will do."""
+"""What DPO and KTO write is what SFT writes, a policy and its optimizer, in the same order, and a process reward model
+is written as a reward model: a few moments will do."""
 
 pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
 
