@@ -446,7 +446,7 @@ COMMANDS = (
         "run.folder",
         files={**HELD, "runs/x/checkpoints/step-000001/policy/config.json": "{}"},
     ),
-    _use("kind that there is none of", "config schema sftt", "those that do: sft, reward, dpo, kto, ppo or pipeline"),
+    _use("kind that there is none of", "config schema sftt", "sft, reward, prm, dpo, kto, ppo or pipeline"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("plan of nothing", "plan nowhere.yaml", "no recipe file nowhere.yaml"),
     _use("plan of no clear kind", "plan r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),

@@ -346,7 +346,7 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
         "Lambda of the advantages"
     )
     assert main(["config", "schema"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 6
+    assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 7
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def offered(*words: str) -> list[str]:
 def test_commands_and_names_of_recipes(folder):
     assert {"sft", "ppo", "init", "doctor"} <= set(offered(""))
     assert offered("recipes", "show", "gsm") == ["gsm8k-7b-vllm", "gsm8k-vllm", "gsm8k"]
-    assert offered("init", "--train", "p") == ["ppo", "pipeline"]
+    assert offered("init", "--train", "p") == ["prm", "ppo", "pipeline"]
 
 
 def test_recipes_are_those_of_the_command_and_files(folder):

@@ -14,7 +14,7 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
-from proximo.data.step_examples import StepOptions, load_step_examples
+from proximo.data.stepwise.examples import StepOptions, load_step_examples
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from proximo.config.devices import DevicesConfig
 from proximo.data.examples import TextExample
 from proximo.data.labelled import LabelledResponse
 from proximo.data.preferences import PreferencePair
-from proximo.data.step_examples import StepExample
+from proximo.data.stepwise.examples import StepExample
 from proximo.distributed.world import whole
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -171,12 +171,19 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
         "seed": 0,
         "fingerprint": {},
     }
+    return task_of(trainer, rows, inputs, shared, reference)
+
+
+def task_of(
+    trainer: Trainer, rows: int, inputs: dict[str, Any], shared: dict[str, Any], reference: Any
+) -> SupervisedTask:
+    """`rows` of an update; `shared` are the settings that all trainers have."""
     if trainer == "sft":
         return SFTTask(TaskInputs(config=SFTConfig(examples_per_step=rows, **shared), **inputs))
     if trainer == "prm":
         return PRMTask(TaskInputs(config=PRMConfig(solutions_per_step=rows, **shared), **inputs))
     if trainer == "reward":
-        centring = {} if "loss" in options else {"score_centring": 0.1}
+        centring = {} if "loss" in shared else {"score_centring": 0.1}
         config = RewardTrainingConfig(pairs_per_step=rows, **shared, **centring)
         return RewardTask(TaskInputs(config=config, **inputs))
     assert reference is not None

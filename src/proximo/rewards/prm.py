@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from proximo.algorithms.process import Aggregate, running_aggregate, step_deltas
-from proximo.data.step_examples import is_right
-from proximo.data.steps import DEFAULT_SEPARATOR, Solution, StepFinder, check_separator, encode_steps, split_steps
+from proximo.data.stepwise.examples import is_right
+from proximo.data.stepwise.steps import (
+    DEFAULT_SEPARATOR,
+    Solution,
+    StepFinder,
+    check_separator,
+    encode_steps,
+    split_steps,
+)
 from proximo.data.templates.renderer import RenderingError, TemplateLimitError
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError

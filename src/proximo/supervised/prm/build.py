@@ -1,6 +1,6 @@
 """Builds the task of `proximo prm` from its recipe. The steps: task.py."""
 
-from proximo.data.step_examples import StepExample, load_step_examples
+from proximo.data.stepwise.examples import StepExample, load_step_examples
 from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.models.scalar import HeadStart, mark_steps

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.special import entr
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.step_examples import StepExample, first_wrong, is_right
+from proximo.data.stepwise.examples import StepExample, first_wrong, is_right
 from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.pretrained.vocabulary import decode_text

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.process import step_loss
-from proximo.data.step_examples import StepExample
+from proximo.data.stepwise.examples import StepExample
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.batching import plan_own_share

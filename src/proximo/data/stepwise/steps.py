@@ -1,4 +1,4 @@
-"""The steps of a solution: their texts, and the tokens at which they end. The labels of training: step_examples.py.
+"""The steps of a solution: their texts, and the tokens at which they end. The labels of training: examples.py.
 
 A separator ends each step, also the last one. A process reward model always reads its own tokens of the whole solution
 in that form, in training and in use, so a step is judged by the same tokens in both (`encode_steps`).

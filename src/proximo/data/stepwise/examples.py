@@ -9,7 +9,7 @@ from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.typed_columns import cell, describe, text_cell
 from proximo.data.load_report import LoadReport
 from proximo.data.rows import Row, row_ids
-from proximo.data.steps import (
+from proximo.data.stepwise.steps import (
     DEFAULT_SEPARATOR,
     EncodedSolution,
     Solution,
