@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.run import RoleModelConfig
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import load_prompts
@@ -77,13 +78,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
-    tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
     reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
-    roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
-    check_readers(recipe.tokenizer, tokenizer, roles)
-    if reference_config is not None:
-        sources = (model_source(config, seed=0) for config in (policy_config, reference_config))
-        check_same_output(*sources, tokenizer)
+    tokenizer = _tokenizer_of_all(recipe, reference_config)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = _load_data(recipe, rows, tokenizer, cache)
@@ -152,6 +148,18 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         inputs_fingerprint=fingerprint,
         notes=(*data.notes, *cache.notes, *_sharing_note(trainer, sources)),
     )
+
+
+def _tokenizer_of_all(recipe: PPORecipe, reference_config: RoleModelConfig | None) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer. Raises ModelError where a role reads or writes other tokens."""
+    policy_config = recipe.policy
+    tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
+    roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
+    check_readers(recipe.tokenizer, tokenizer, roles)
+    if reference_config is not None:
+        sources = (model_source(config, seed=0) for config in (policy_config, reference_config))
+        check_same_output(*sources, tokenizer)
+    return tokenizer
 
 
 def _check_device_options(recipe: PPORecipe, *, policy: DeviceSpec, value: DeviceSpec) -> None:

@@ -51,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
-    """A drawn curve."""
+    """A curve that is drawn, with its title."""
 
     title: str
     unit: str
@@ -101,7 +101,7 @@ def card_html(card: Card) -> str:
 
 
 def table_html(table: Table) -> str:
-    """A table alone."""
+    """A table as HTML, with nothing around it."""
     return _rendered("table", table=table)
 
 
