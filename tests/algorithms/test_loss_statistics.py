@@ -1,6 +1,6 @@
 """What is counted about the losses: definitions, sums over micro-batches, no or one valid token."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -32,8 +32,21 @@ def of_values(part: slice | Tensor = slice(None), mask: Tensor = MASK) -> ValueS
     return value_statistics(A[part], B[part], C[part], mask[part], clip=0.2)
 
 
+def tensors(statistics: PolicyStatistics | ValueStatistics) -> dict[str, torch.Tensor]:
+    """By name; `others` of policy statistics are what a loss adds beside them."""
+    return {f.name: getattr(statistics, f.name) for f in fields(statistics) if f.name != "others"}
+
+
 def numbers(statistics: PolicyStatistics | ValueStatistics) -> dict[str, float]:
-    return {f.name: getattr(statistics, f.name).item() for f in fields(statistics)}
+    return {name: tensor.item() for name, tensor in tensors(statistics).items()}
+
+
+def test_what_only_one_loss_measures_adds_up_too() -> None:
+    """As the sums of pairs, and of the full KL."""
+    first, second = (
+        replace(policy_statistics(A, B, NOWHERE, MASK), others={"pairs": torch.tensor(count)}) for count in (2.0, 3.0)
+    )
+    assert (first + second).others == {"pairs": torch.tensor(5.0)}
 
 
 def test_the_effective_sample_size_is_that_of_torchrl_as_a_share() -> None:
@@ -125,7 +138,7 @@ def test_the_kl_estimate_is_of_the_old_policy_from_the_new():
 def test_statistics_carry_no_gradient():
     x = A.clone().requires_grad_()
     found = policy_statistics(x, B, ppo(x, B, C, clip_low=0.2, clip_high=0.2).clipped, MASK)
-    assert not any(getattr(found, f.name).requires_grad for f in fields(found))
+    assert not any(tensor.requires_grad for tensor in tensors(found).values())
     assert not explained_variance(x, C, MASK).requires_grad
 
 
