@@ -55,6 +55,8 @@ READ = (
     *("reward_model/loss", "reward_model/pair_accuracy", "reward_model/pairs"),
     *("prm/loss", "evaluation/constant_loss", "evaluation/steps"),
     *("dpo/loss", "dpo/accuracy", "dpo/pairs"),
+    *("kto/loss", "kto/auc", "kto/examples", "kto/desirable_fraction"),
+    *("evaluation/examples", "evaluation/auc", "evaluation/logprob_desirable"),
 )
 """The metrics that rules read."""
 COUNTED = (
@@ -66,10 +68,10 @@ COUNTED = (
 """Those of which a run without any needs none."""
 SETTINGS = (
     *("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss", "advantage"),
-    *("num_epochs", "optimizer"),
+    *("num_epochs", "optimizer", "desirable_weight", "undesirable_weight"),
 )
 """The settings of a trainer that they read, or the sections that hold them."""
-NAMES = {"ppo": "", "sft": ", SFT", "reward": ", reward model", "prm": ", PRM", "dpo": ", DPO"}
+NAMES = {"ppo": "", "sft": ", SFT", "reward": ", reward model", "prm": ", PRM", "dpo": ", DPO", "kto": ", KTO"}
 """Trainer -> what the table says of it."""
 
 

@@ -1,4 +1,4 @@
-"""The healthy and the sick runs of SFT, reward models and DPO for healthy_runs.py; those of PPO: healthy_cases.py.
+"""The healthy and the sick runs of SFT, reward models, DPO and KTO for healthy_runs.py; those of PPO: healthy_cases.py.
 
 Each trainer has two tasks: digits to be put in order (sorting.py) and the reviews of the demo. That of process reward
 models is sums in steps. Nothing is trained before a run of SFT; the others start from what `prepare` of healthy_runs.py
@@ -20,6 +20,9 @@ GAP, BY_HEART = "Accuracy is much higher in training than held out", "The held-o
 LEAPT, STILL = "The training loss jumped", "The loss does not fall"
 CONSTANT = "The process reward model judges steps no better than a constant"
 UNLIKELY = "The chosen answers become much less likely"
+UNLABELLED = "The policy tells held-out answers apart no better than chance"
+UNLIKELY_DESIRABLE = "The desirable answers become much less likely"
+UNBALANCED = "One label outweighs the other"
 
 EVERY_50 = {"evaluate_every_steps": 50}
 REVIEWS = "proximo.data.reviews.review_rows:"
@@ -80,6 +83,11 @@ HEALTHY = {
     "dpo-digits": Case(task="digits", trainer="dpo"),
     "dpo-digits-ipo": Case(task="digits", trainer="dpo", changes={"dpo": {"loss": "ipo"}, "run": {"seed": 1}}),
     "dpo-reviews": Case(task="reviews", trainer="dpo"),
+    "kto-digits": Case(task="digits", trainer="kto"),
+    "kto-digits-zero": Case(
+        task="digits", trainer="kto", changes={"kto": {"reference_point": "zero"}, "run": {"seed": 1}}
+    ),
+    "kto-reviews": Case(task="reviews", trainer="kto"),
 }
 
 SICK = {
@@ -200,6 +208,44 @@ SICK = {
         changes=rate("dpo", 1e-9),
         alarm=STILL,
     ),
+    "kto-shuffled-labels": Case(
+        task="digits",
+        trainer="kto",
+        wrong="half of the labels are the wrong way round",
+        changes={"data": {"sources": digit_pairs(4400, swapped=0.5)}},
+        alarm=UNLABELLED,
+    ),
+    "kto-unbalanced": Case(
+        task="digits",
+        trainer="kto",
+        wrong="undesirable answers weigh five times as much",
+        changes={"kto": {"undesirable_weight": 5.0}},
+        alarm=UNBALANCED,
+    ),
+    "kto-by-heart": Case(
+        task="reviews",
+        trainer="kto",
+        wrong="400 pairs read ten times, at ten times the learning rate",
+        changes={
+            "data": {"sources": review_pairs(800)},
+            "kto": {"num_epochs": 10, "optimizer": {"learning_rate": 1e-3}},
+        },
+        alarm=GAP,
+    ),
+    "kto-too-large-steps": Case(
+        task="digits",
+        trainer="kto",
+        wrong="learning rate 0.03, three thousand times",
+        changes=rate("kto", 3e-2),
+        alarm=UNLIKELY_DESIRABLE,
+    ),
+    "kto-too-small-steps": Case(
+        task="digits",
+        trainer="kto",
+        wrong="learning rate 1e-9",
+        changes=rate("kto", 1e-9),
+        alarm=STILL,
+    ),
 }
 
 
@@ -244,4 +290,5 @@ def supervised(folder: Path, task: str, trainer: str) -> dict[str, Any]:
         whole["data"] |= {"sources": review_pairs(4000)}
     rate_of_task = 1e-4 if task == "reviews" else 1e-5
     optimizer = {"learning_rate": rate_of_task, "schedule": "linear", "warmup_updates": 20}
-    return whole | {"dpo": {"pairs_per_step": 16, "optimizer": optimizer}}
+    sizes = {"examples_per_step": 32} if trainer == "kto" else {"pairs_per_step": 16}
+    return whole | {trainer: {**sizes, "optimizer": optimizer}}

@@ -1,8 +1,8 @@
-"""The curves on the pages of SFT, reward models, PPO and DPO: one run of each on the reviews of the demo, seed 0.
+"""The curves on the pages of SFT, reward models, PPO, DPO and KTO: one run of each on the reviews of the demo, seed 0.
 
     python benchmarks/page_curves.py FOLDER
 
-FOLDER keeps the runs: the demo, and DPO and IPO from its fine-tuned model. A run that is finished is not repeated.
+FOLDER keeps the runs: the demo, and DPO, IPO and KTO from its fine-tuned model. A run that is finished is not repeated.
 Draws docs/pictures/*-curves.svg. About five minutes on two cores, float32.
 """
 
@@ -23,11 +23,12 @@ PAIRS = {
     "function": "proximo.data.reviews.review_rows:preference_rows",
     "kwargs": {"num_rows": 3600, "seed": 1, "noise": 0.15},
 }
-DPO = [
-    f"data.sources=[{json.dumps(PAIRS)}]",
-    *("data.held_out_rows=400", "data.max_tokens=150", "dpo.pairs_per_step=16", "dpo.optimizer.learning_rate=1e-4"),
+FROM_PAIRS = [
+    *(f"data.sources=[{json.dumps(PAIRS)}]", "data.held_out_rows=400", "data.max_tokens=150"),
     *("run.evaluate_every_steps=20", "run.precision=float32", "run.device=cpu", "run.num_threads=1"),
 ]
+DPO = [*FROM_PAIRS, "dpo.pairs_per_step=16", "dpo.optimizer.learning_rate=1e-4"]
+KTO = [*FROM_PAIRS, "kto.examples_per_step=32", "kto.optimizer.learning_rate=1e-4"]
 Panel = dict[str, dict[str, str]]
 """Title of a panel -> label of a curve -> metric."""
 PANELS: dict[str, Panel] = {
@@ -44,6 +45,17 @@ PANELS: dict[str, Panel] = {
         "gold score": {"training": "gold/mean", "held out": "evaluation/gold"},
         "KL of a response, nats": {"training": "kl/sequence"},
         "explained variance of the critic": {"training": "value/explained_variance"},
+    },
+}
+OF_KTO: Panel = {
+    "AUC": {"training": "kto/auc", "held out": "evaluation/auc"},
+    "implicit reward, held out": {
+        "desirable": "evaluation/reward_desirable",
+        "undesirable": "evaluation/reward_undesirable",
+    },
+    "log-prob of an answer, held out": {
+        "desirable": "evaluation/logprob_desirable",
+        "undesirable": "evaluation/logprob_undesirable",
     },
 }
 COMPARED = {
@@ -63,17 +75,19 @@ def main() -> None:
     for loss in ("sigmoid", "ipo"):
         run = [f"model.path={started}", *DPO, f"dpo.loss={loss}", f"run.folder={folder / f'dpo-{loss}'}"]
         proximo("dpo", "dpo", *run, "--resume=auto")
+    proximo("kto", "kto", f"model.path={started}", *KTO, f"run.folder={folder / 'kto'}", "--resume=auto")
     for stage, panels in PANELS.items():
-        curves = [
-            (title, {label: series(demo / stage, metric) for label, metric in names.items()})
-            for title, names in panels.items()
-        ]
-        draw(curves, PICTURES / f"{stage}-curves.svg")
+        draw(curves_of(demo / stage, panels), PICTURES / f"{stage}-curves.svg")
+    draw(curves_of(folder / "kto", OF_KTO), PICTURES / "kto-curves.svg")
     compared = [
         (title, {name: series(folder / f"dpo-{loss}", metric) for name, loss in (("DPO", "sigmoid"), ("IPO", "ipo"))})
         for title, metric in COMPARED.items()
     ]
     draw(compared, PICTURES / "dpo-curves.svg")
+
+
+def curves_of(run: Path, panels: Panel) -> list[tuple[str, dict[str, tuple[list[float], list[float]]]]]:
+    return [(title, {label: series(run, metric) for label, metric in names.items()}) for title, names in panels.items()]
 
 
 def proximo(*arguments: str) -> None:

@@ -112,7 +112,7 @@ def test_the_trainer_is_told_from_the_metrics():
     assert trainer_by_metrics(["evaluation/loss", "evaluation/pair_accuracy"]) is REWARD
     assert trainer_by_metrics(["dpo/loss", "evaluation/pair_accuracy"]) is DPO
     assert trainer_by_metrics(["evaluation/pair_accuracy", "evaluation/logprob_chosen"]) is DPO
-    assert trainer_by_metrics(["evaluation/loss", "evaluation/accuracy"]) is KTO
+    assert trainer_by_metrics(["evaluation/loss", "evaluation/auc"]) is KTO
     assert trainer_by_metrics(["evaluation/score", "evaluation/kl"]) is PPO
     assert trainer_by_metrics(iter(["evaluation/score"])) is PPO
     assert trainer_by_metrics(["progress/step"]) is None

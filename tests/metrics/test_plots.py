@@ -214,7 +214,7 @@ def test_a_share_is_drawn_from_0_to_1(monkeypatch):
     monkeypatch.setattr(plots, "figure_to_svg", lambda figure: limits.append(figure.axes[0].get_ylim()) or SVG)
     plots._drawing.cache_clear()
     shares = [curve for trainer in trainer_kinds() for curve in trainer.metrics.curves if curve.share]
-    keys = {"clip", "finished", "distinct", "groups", "accuracy", "errors", "means", "desirable-fraction"}
+    keys = {"clip", "finished", "distinct", "groups", "accuracy", "errors", "means", "auc", "desirable-fraction"}
     assert {curve.key for curve in shares} == keys
     for curve in shares:
         lines = tuple({"step": step, curve.traces[0].name: 0.98 + 0.001 * step} for step in range(9))

@@ -25,9 +25,10 @@ CALIBRATION_ERROR, BIN_NOISE = 0.15, 2.5
 error that a perfect model shows in ten bins, 0.4 * sqrt(10 / pairs)."""
 CONSTANT_LOSS = 0.98
 """A held-out loss of steps above this fraction of the loss of a constant means that nothing was learned."""
-FLAT_LOSS, FLAT_PAIR_LOSS = 0.005, 0.00005
+FLAT_LOSS, FLAT_PAIR_LOSS, FLAT_LABEL_LOSS = 0.005, 0.00005, 0.00001
 """Smallest relative change of the held-out loss that counts as learning. The value for pairs is lower, since with noisy
-labels a pairwise loss changes little even when the model learns."""
+labels a pairwise loss changes little even when the model learns; that for labelled answers is lower still, since their
+loss is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Accuracy:
     held_out: str = "evaluation/pair_accuracy"
     rows: str = "pairs"
     """What the accuracy is over. It names the metrics that count them, `evaluation/pairs`."""
-    are_right: str = "are ranked correctly"
+    of: str = "of"
+    """What joins the share and the number of rows."""
 
 
 def newest_evaluation(run: Run, name: str) -> tuple[int, float] | None:
@@ -122,13 +124,13 @@ def is_at_chance(run: Run, accuracy: Accuracy, *rate: str) -> Finding | None:
     rows = _held_out_rows(run, accuracy.rows)
     if rows is not None and rows < 100 and not fails_training:
         return None
-    detail = f"{newest[1]:.1%}{_of_rows(rows, accuracy)} {accuracy.are_right} at step {newest[0]}"
+    detail = f"{newest[1]:.1%}{_of_rows(rows, accuracy)} are ranked correctly at step {newest[0]}"
     learning_rate = setting(run.config, *rate)
     if trained is None or not fails_training or learning_rate is None:
         return Finding(f"{detail}.")
     swapped = "chosen and rejected" if accuracy.rows == "pairs" else "the labels"
     return Finding(
-        f"{detail}, and {trained[0]:.1%} of training {accuracy.rows}.",
+        f"{detail}, and {trained[0]:.1%} {accuracy.of} training {accuracy.rows}.",
         f"The model does not learn its training {accuracy.rows} either: {'.'.join(rate)}, now {learning_rate:g}, is "
         f"far too high or too low, or {swapped} are swapped.",
     )
@@ -190,7 +192,7 @@ def _held_out_rows(run: Run, rows: str) -> float | None:
 
 
 def _of_rows(count: float | None, accuracy: Accuracy) -> str:
-    return f" of {'the' if count is None else number(count)} held-out {accuracy.rows}"
+    return f" {accuracy.of} {'the' if count is None else number(count)} held-out {accuracy.rows}"
 
 
 def _trained_rows(run: Run, accuracy: Accuracy, until: int) -> tuple[float, float | None] | None:

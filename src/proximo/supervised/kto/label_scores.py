@@ -1,5 +1,7 @@
 """Turns the implicit rewards of labelled answers into metrics and samples."""
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -34,17 +36,16 @@ class LabelScores:
         return [value for value, label in zip(values, self.desirable, strict=True) if label == desirable]
 
 
-def label_metrics(group: str, total: LabelScores, *, point: float, beta: float) -> dict[str, MetricValue]:
-    """Rewards and log-probs by label, accuracy and reference point, as metrics of `group`. `point`: z0, in nats."""
+def label_metrics(group: str, total: LabelScores, *, point: float) -> dict[str, MetricValue]:
+    """Rewards and log-probs by label, how well they tell the labels apart, and the reference point `point` in nats."""
     desirable, undesirable = (total.of(total.rewards, desirable=label) for label in (True, False))
-    accuracy = margin = Mean(0, 0)
+    auc = margin = Mean(0, 0)
     if desirable and undesirable:
-        above, wrongly_above = (fmean(_above(beta * point, rewards)) for rewards in (desirable, undesirable))
-        accuracy = Mean((above + 1 - wrongly_above) / 2, 1)
+        auc = Mean(area_under_curve(desirable, undesirable), 1)
         margin = Mean(fmean(desirable) - fmean(undesirable), 1)
     return {
         f"{group}/reference_point": Mean(point, 1),
-        f"{group}/accuracy": accuracy,
+        f"{group}/auc": auc,
         f"{group}/margin": margin,
         f"{group}/reward_desirable": Mean.of(desirable),
         f"{group}/reward_undesirable": Mean.of(undesirable),
@@ -53,9 +54,16 @@ def label_metrics(group: str, total: LabelScores, *, point: float, beta: float) 
     }
 
 
-def _above(bound: float, rewards: Sequence[float]) -> list[float]:
-    """1 for a reward above the bound, 1/2 at it, else 0."""
-    return [(reward > bound) + 0.5 * (reward == bound) for reward in rewards]
+def area_under_curve(higher: Sequence[float], lower: Sequence[float]) -> float:
+    """The fraction of pairs of one number of each in which the first is the higher one; a tie counts half.
+
+    NaN if one of them is NaN. Neither may be empty.
+    """
+    if any(map(math.isnan, (*higher, *lower))):
+        return math.nan
+    ordered = sorted(lower)
+    below = sum(bisect_left(ordered, number) + bisect_right(ordered, number) for number in higher)
+    return below / (2 * len(higher) * len(lower))
 
 
 def label_sample(tokenizer: PreTrainedTokenizerBase, example: LabelledResponse, reward: float) -> dict[str, Any]:

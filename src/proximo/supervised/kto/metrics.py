@@ -10,7 +10,7 @@ from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
-from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, Accuracy
+from proximo.supervised.alarm_checks import FLAT_LABEL_LOSS, Accuracy
 from proximo.supervised.alarms import (
     OVERFITTING_RULE,
     UNLABELLED,
@@ -40,11 +40,12 @@ def _label_metrics(group: str, answers: str) -> tuple[Metric, ...]:
             "that is negative. An estimate, from below, of the KL divergence from the reference.",
         ),
         Metric(
-            name=f"{group}/accuracy",
+            name=f"{group}/auc",
             reduction=Mean,
             unit="fraction",
-            definition="Mean of two fractions: desirable answers whose implicit reward is above beta z0, and "
-            f"undesirable ones below it, among {answers}; a tie counts half. Absent where a label is missing.",
+            definition="Area under the ROC curve: of all pairs of a desirable and an undesirable one among "
+            f"{answers}, the fraction in which the desirable one has the higher implicit reward; a tie counts half. "
+            "Absent where a label is missing.",
             better=Better.UP,
         ),
         Metric(
@@ -133,10 +134,10 @@ EVALUATION = (
 
 CURVES = (
     Curve(
-        key="accuracy",
-        title="Accuracy",
-        unit="mean over the labels",
-        traces=(Trace("kto/accuracy", "training"), held_out("evaluation/accuracy")),
+        key="auc",
+        title="AUC",
+        unit="fraction of pairs of labels",
+        traces=(Trace("kto/auc", "training"), held_out("evaluation/auc")),
         healthy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: "
         "overfitting.",
         guide=0.5,
@@ -225,7 +226,7 @@ def _is_unbalanced(run: Run) -> str | None:
     return f"{desirable / total:.1%} of the answers are desirable; by weight they are {number(ratio)} to 1."
 
 
-ACCURACY = Accuracy("kto/accuracy", "evaluation/accuracy", rows="examples", are_right="are on the side of their label")
+ACCURACY = Accuracy("kto/auc", "evaluation/auc", rows="examples", of="of the pairs among")
 
 RULES = (
     Rule(
@@ -239,7 +240,7 @@ RULES = (
         check=_is_unbalanced,
     ),
     spike_rule("kto/loss", "kto.optimizer"),
-    flat_loss_rule("kto/loss", "kto.optimizer", FLAT_PAIR_LOSS),
+    flat_loss_rule("kto/loss", "kto.optimizer", FLAT_LABEL_LOSS),
     chance_rule(
         UNLABELLED,
         "The policy learned nothing that generalises beyond the training answers. If the margin stays near 0, "
@@ -262,15 +263,15 @@ KTO_METRICS = TrainerMetrics(
     evaluation=EVALUATION,
     watched={
         "kto/loss": "loss",
-        "kto/accuracy": "accuracy",
+        "kto/auc": "AUC",
         "kto/margin": "margin",
-        "evaluation/accuracy": "held-out accuracy",
+        "evaluation/auc": "held-out AUC",
         "kto/reference_point": "z0",
         "kto/gradient_norm": "gradient",
         "throughput/train_tokens_per_second": "tokens/s",
     },
     before_after={
-        "Accuracy": ("evaluation/accuracy", "kto/accuracy"),
+        "AUC": ("evaluation/auc", "kto/auc"),
         "Loss": ("evaluation/loss", "kto/loss"),
         "Margin": ("evaluation/margin", "kto/margin"),
         "Log-prob of the desirable": ("evaluation/logprob_desirable", "kto/logprob_desirable"),

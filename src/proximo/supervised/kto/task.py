@@ -62,7 +62,7 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
             seed=seed,
         )
         num_desirable = sum(example.desirable for example in examples)
-        metrics = label_metrics("kto", reduce(add, result.statistics), point=point, beta=self.config.beta) | {
+        metrics = label_metrics("kto", reduce(add, result.statistics), point=point) | {
             "kto/loss": mean_loss(result, len(examples)),
             "kto/examples": Sum(len(examples)),
             "kto/desirable_fraction": Mean(num_desirable, len(examples)),
@@ -88,7 +88,7 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
             order += indices
             parts.append(part)
         total = reduce(add, parts)
-        metrics = label_metrics("evaluation", total, point=point, beta=self.config.beta) | {
+        metrics = label_metrics("evaluation", total, point=point) | {
             "evaluation/examples": Sum(len(held_out)),
             "evaluation/loss": Mean(loss * len(held_out), len(held_out)),
         }
