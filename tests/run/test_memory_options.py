@@ -27,6 +27,8 @@ from proximo.supervised.dpo import build as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
 from proximo.supervised.kto import build as kto
 from proximo.supervised.kto.recipe import KTORecipe
+from proximo.supervised.prm import build as prm
+from proximo.supervised.prm.recipe import PRMRecipe
 from proximo.supervised.reward import build as reward
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft import build as sft
@@ -37,6 +39,7 @@ from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run
 OPTIMIZERS: dict[Kind, tuple[str, ...]] = {
     "sft": ("sft.optimizer",),
     "reward": ("reward.optimizer",),
+    "prm": ("prm.optimizer",),
     "dpo": ("dpo.optimizer",),
     "kto": ("kto.optimizer",),
     "ppo": ("ppo.policy_optimizer", "ppo.value_optimizer"),
@@ -44,6 +47,7 @@ OPTIMIZERS: dict[Kind, tuple[str, ...]] = {
 BUILDERS: dict[Kind, Callable[[dict[str, Any]], Any]] = {
     "sft": lambda recipe: sft.build_task(SFTRecipe.model_validate(recipe)),
     "reward": lambda recipe: reward.build_task(RewardRecipe.model_validate(recipe)),
+    "prm": lambda recipe: prm.build_task(PRMRecipe.model_validate(recipe)),
     "dpo": lambda recipe: dpo.build_task(DPORecipe.model_validate(recipe)),
     "kto": lambda recipe: kto.build_task(KTORecipe.model_validate(recipe)),
     "ppo": lambda recipe: from_recipe.build_task(PPORecipe.model_validate(recipe)),

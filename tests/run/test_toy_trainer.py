@@ -192,4 +192,4 @@ def test_a_trainer_of_an_installed_package_needs_no_call(tmp_path: Path) -> None
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ValueError, match="there is a kind of recipe 'toy' already"):
         register(TOY)
-    assert [kind.name for kind in recipe_kinds()] == ["sft", "reward", "dpo", "kto", "ppo", "pipeline", "toy"]
+    assert [kind.name for kind in recipe_kinds()] == ["sft", "reward", "prm", "dpo", "kto", "ppo", "pipeline", "toy"]

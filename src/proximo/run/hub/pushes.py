@@ -87,7 +87,7 @@ class Pushes:
         if upload is None or upload.process.poll() is None:
             return
         self._current = None
-        said, reason = (path.read_text("utf-8", "replace") for path in (upload.said, upload.reason))
+        said, reason = (path.read_text(encoding="utf-8", errors="replace") for path in (upload.said, upload.reason))
         self._clear()
         try:
             pushed = json.loads(said) if upload.process.returncode == 0 else None
@@ -142,7 +142,7 @@ class Pushes:
             "message": f"Step {checkpoint.step}",
             "own_card": self._state.card,
         }
-        request.write_text(json.dumps(asked))
+        request.write_text(json.dumps(asked), encoding="utf-8")
         said, reason = staged.with_suffix(".out"), staged.with_suffix(".err")
         with said.open("wb") as out, reason.open("wb") as err:
             process = subprocess.Popen(
