@@ -13,7 +13,8 @@ from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import resolve_precision
-from proximo.models.scalar import ScalarModel
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sharing.shared_base import value_on_base
 from proximo.records import Prompt
 from proximo.rewards.model import ModelReward
 
@@ -53,19 +54,27 @@ def make_trainer(job: Job, *, config: PPOConfig | None = None) -> tuple[PPOTrain
         model = AutoModelForCausalLM.from_pretrained(f"{job.models}/policy", dtype=torch.float32)
         return LanguageModel(model.to(job.device), precision=precision)
 
-    def trained(model: Any) -> Any:
-        disable_dropout(model.model)
-        return model.with_adapter(LoRAOptions(rank=job.adapter_rank)) if job.adapter_rank else model
-
     def classifier(name: str) -> ScalarModel:
         model = AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}", dtype=torch.float32)
         return ScalarModel(model.to(job.device), precision=precision)
 
+    policy = causal()
+    disable_dropout(policy.model)
+    if job.adapter_rank:  # as in recipes: the value model has an adapter of its own on the policy's base
+        lora = LoRAOptions(rank=job.adapter_rank)
+        policy = policy.with_adapter(lora)
+        value: Any = value_on_base(policy, lora, HeadStart.ZERO)
+    elif job.shared_trunk:
+        value = "trunk"
+    else:
+        value = classifier("value")
+        disable_dropout(value.model)
+
     trainer = PPOTrainer(
-        trained(causal()),
+        policy,
         AutoTokenizer.from_pretrained(f"{job.models}/tokenizer"),
         reference=None if job.adapter_rank else causal(),
-        value="trunk" if job.shared_trunk else trained(classifier("value")),
+        value=value,
         reward=ModelReward(classifier("reward")),
         config=config or config_of(job),
         seed=job.seed,
