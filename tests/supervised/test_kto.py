@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from proximo.supervised.kto.build import build_task
 from proximo.supervised.kto.label_balance import label_balance
 from proximo.supervised.kto.label_scores import area_under_curve
 from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
-from proximo.supervised.kto.task import KTOTask
+from proximo.supervised.kto.task import KTOTask, answers_to_others
 from supervised.test_dpo import plain_logprob
 from supervised.test_supervised import task_inputs
 from tiny_runs import LORA, changed, make_inputs, recipe_of
@@ -89,7 +90,11 @@ def step_order(made: KTOTask) -> list[LabelledResponse]:
 
 
 def plain_step(
-    policy: PreTrainedModel, reference: PreTrainedModel, rows: list[LabelledResponse], max_tokens: int = 64
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    rows: list[LabelledResponse],
+    max_tokens: int = 64,
+    shift: int = 1,
 ) -> dict[str, Any]:
     """TRL's formula over one batch, one sequence at a time: z0 from shifted answers, clamped, without a gradient."""
 
@@ -101,7 +106,7 @@ def plain_step(
 
     shifted = []
     for number, row in enumerate(rows):
-        other = rows[(number + 1) % len(rows)].response_token_ids
+        other = rows[(number + shift) % len(rows)].response_token_ids
         room = max_tokens - len(row.prompt_token_ids)
         shifted.append(log_ratio(row.prompt_token_ids, other[:room]).item())
     point = max(0.0, sum(shifted) / len(shifted))
@@ -170,6 +175,32 @@ def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pyt
     for sample in record.samples:
         rewards[sample["desirable"]].append(sample["score"])
     assert rewards == {label: pytest.approx(values, rel=1e-9) for label, values in expected["rewards"].items()}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "others"),
+    [
+        ("abcd", [1, 2, 3, 0]),
+        ("aabbcc", [2, 3, 4, 5, 0, 1]),  # pairs: the answer of the same label to the next prompt
+        ("abac", [1, 0, 3, 2]),
+        ("aaa", [1, 2, 0]),
+    ],
+)
+def test_a_prompt_is_read_with_an_answer_to_another_one(prompts: str, others: list[int]) -> None:
+    found = answers_to_others([(ord(letter),) for letter in prompts])
+    assert found == others
+
+
+def test_held_out_pairs_have_the_reference_point_of_answers_to_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both answers to a prompt follow one another in held-out pairs, and neither is a mismatch for the other."""
+    keep_float64(monkeypatch)
+    rows = labelled(6)
+    pairs = [replace(row, prompt_token_ids=rows[i - i % 2].prompt_token_ids) for i, row in enumerate(rows)]
+    record = task(*two_models(), held_out=pairs, **WEIGHTS).evaluate()
+    assert record is not None
+    expected = plain_step(*plain_models(), pairs, shift=2)
+    assert expected["point"] > 0.1
+    assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
 
 
 @pytest.mark.parametrize("budget", [1, 14, 30])

@@ -36,7 +36,7 @@ def _label_metrics(group: str, answers: str) -> tuple[Metric, ...]:
             name=f"{group}/reference_point",
             reduction=Mean,
             unit="nats",
-            definition=f"z0 of {answers}: the mean log-ratio of each prompt with the answer to the next one, or 0 if "
+            definition=f"z0 of {answers}: the mean log-ratio of each prompt with the answer to another one, or 0 if "
             "that is negative. An estimate, from below, of the KL divergence from the reference.",
         ),
         Metric(

@@ -98,16 +98,16 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
 
     @torch.no_grad()
     def reference_point(self, examples: Sequence[LabelledResponse]) -> float:
-        """z0 of these examples, in nats, over all micro-batches and ranks: each prompt with the answer to the next.
+        """z0 of these examples, in nats, over all micro-batches and ranks: each prompt with the answer to another.
 
-        The last prompt has the first answer. An answer is cut where it exceeds `max_tokens` with this prompt. A single
+        Which answer that is: `answers_to_others`. It is cut where it exceeds `max_tokens` with this prompt. A single
         example, which has no other answer, has 0, as has `reference_point: zero`.
         """
         if self.config.reference_point == "zero" or len(examples) < 2:
             return 0.0
         prompts = [example.prompt_token_ids for example in examples]
-        following = [example.response_token_ids for example in (*examples[1:], examples[0])]
-        cut = [answer[: self.max_tokens - len(prompt)] for prompt, answer in zip(prompts, following, strict=True)]
+        others = [examples[i].response_token_ids for i in answers_to_others(prompts)]
+        cut = [answer[: self.max_tokens - len(prompt)] for prompt, answer in zip(prompts, others, strict=True)]
         found: dict[int, float] = {}
         for indices, ratios in self.results_of(
             self._batches_of(prompts, cut), self._log_ratios, what="the KL term of an update"
@@ -161,6 +161,22 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
             desirable=tuple(batch.desirable.tolist()),
         )
         return per_answer.sum() / num_examples, measures
+
+
+def answers_to_others(prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """For each prompt the index of a row with another prompt, whose answer it is read with; every row is taken once.
+
+    With distinct prompts it is the next row, and the first one for the last. Otherwise rows of equal prompts stand
+    together in that circle, and the way to go is the size of the largest such group. Only a group of more than half of
+    the rows meets answers to its own prompt.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(index)
+    circle = [index for group in groups.values() for index in group]
+    way = max(map(len, groups.values())) if len(groups) > 1 else 1
+    taken = dict(zip(circle, circle[way:] + circle[:way], strict=True))
+    return [taken[index] for index in range(len(prompts))]
 
 
 def _flags(values: Sequence[bool], device: torch.device) -> Tensor:
