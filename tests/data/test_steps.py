@@ -49,6 +49,8 @@ def test_blank_steps_are_none() -> None:
         ("ab\n\ncd\nef\n\n", "\n\n", ["ab\n\n", "ab\n\ncd\nef\n\n"]),
         ("ab.\ncd.\n", "\n", ["ab.\n", "ab.\ncd.\n"]),
         ("ä.\n\nü\n", "\n", ["ä.\n", "ä.\n\nü\n"]),
+        ("aки b ки", "ки", ["aки", "aки b ки"]),
+        ("ä→ü→→.", "→", ["ä→", "ä→ü→"]),
     ],
 )
 def test_a_step_ends_with_the_token_that_completes_its_separator(text: str, separator: str, ended: list[str]) -> None:
@@ -62,6 +64,25 @@ def test_a_step_ends_with_the_token_that_completes_its_separator(text: str, sepa
     for found, wanted, end in zip(decoded, ended, ends, strict=True):
         assert found.startswith(wanted)
         assert not tokenizer.decode(ids[:end]).startswith(wanted)
+
+
+def test_bytes_that_are_no_characters_hide_no_separator() -> None:
+    tokenizer = merging_tokenizer()
+    broken = tokenizer("→")["input_ids"][:1] * 9
+    ids = [*broken, *tokenizer("\nb")["input_ids"], *broken, *tokenizer("\n")["input_ids"]]
+    assert StepFinder(tokenizer=tokenizer).ends(ids) == [9, len(ids) - 1]
+
+
+def test_a_separator_may_begin_and_end_with_the_space_of_a_token() -> None:
+    """Tokenizers of SentencePiece's kind strip the space of the first token that they decode."""
+    pieces = ["<unk>", "<eos>", "▁a", "▁b", ";", "▁;", "▁", "b"]
+    core = Tokenizer(models.WordLevel(vocab={piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    core.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", clean_up_tokenization_spaces=False)
+    ids = [pieces.index(piece) for piece in ("▁a", ";", "▁b", "▁b", "▁;", "▁a", ";", "b")]
+    assert tokenizer.decode(ids) == "a; b b ; a;b"
+    for separator, ends in (("; ", [2, 5]), (" ;", [4]), (" ; ", [5])):
+        assert StepFinder(tokenizer=tokenizer, separator=separator).ends(ids) == ends
 
 
 def test_a_token_that_begins_the_next_step_belongs_to_the_one_before() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DEFAULT_SEPARATOR = "\n"
 _UNFINISHED = "\ufffd"
 """The replacement character, which decoding writes for an incomplete UTF-8 sequence."""
+_MOST_UNFINISHED = 3
+"""Tokens in a row that may end within one character, which has at most 4 bytes."""
 
 
 def split_steps(text: str, separator: str = DEFAULT_SEPARATOR) -> list[str]:
@@ -41,24 +43,32 @@ class StepFinder:
         tokens are no text. A last step without a separator behind it is left out.
         """
         ends: list[int] = []
-        start, text = 0, ""
+        start, before, num_unfinished = 0, "", 0
         for index, token in enumerate(token_ids):
             if not self._may_complete(token):
                 continue
-            text += self._decode(token_ids[start : index + 1])
-            start = index + 1
-            while self.separator in text:
-                step, _, text = text.partition(self.separator)
-                if step.strip():
-                    ends.append(index)
+            text = before + self._decode_behind(token_ids, start, index + 1)
+            *steps, rest = text.split(self.separator)
+            ends += [index for step in steps if step.strip()]
+            if not steps and text.endswith(_UNFINISHED) and num_unfinished < _MOST_UNFINISHED:
+                num_unfinished += 1  # the next token completes a character, which may be of the separator
+                continue
+            start, before, num_unfinished = index + 1, rest, 0
         return ends
 
     def _may_complete(self, token: int) -> bool:
         """False if the text of the token excludes that a separator ends in it."""
         if token not in self._candidates:
-            piece = self._decode([token])
+            # Decoding may strip the space of the first token, so the second copy shows the full text.
+            piece = self._decode([token, token])
             self._candidates[token] = self.separator[-1] in piece or _UNFINISHED in piece
         return self._candidates[token]
+
+    def _decode_behind(self, token_ids: Sequence[int], start: int, end: int) -> str:
+        """The text of the tokens from `start` to `end`, with the space of the first one if it is not the very first."""
+        if start == 0:
+            return self._decode(token_ids[:end])
+        return self._decode(token_ids[start - 1 : end])[len(self._decode([token_ids[start - 1]])) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
