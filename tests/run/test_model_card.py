@@ -18,7 +18,7 @@ from proximo.run.model_card import CARD, write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
 from run_outcomes import read_lines
-from tiny_runs import LORA, changed, make_inputs, recipe_of, run
+from tiny_runs import LLAMA, LORA, changed, make_inputs, recipe_of, run
 
 QUIET = RunOptions(quiet=True)
 
@@ -61,6 +61,20 @@ def test_every_model_of_the_final_checkpoint_has_a_card_and_no_earlier_one(place
     assert "(`tiny_runs:share_of_vowels`), weight 4" in policy
     assert not list((place / "run").glob("checkpoints/step-000004/*/README.md"))
     assert not [path for path in final.rglob(CARD) if path.parent.name not in ("policy", "value")]
+
+
+def test_the_card_of_a_distilled_model_names_the_teacher_and_no_score(place: Path) -> None:
+    changes = {
+        "reference": {"config": LLAMA | {"hidden_size": 32}},
+        "reward": [],
+        "value": {},
+        "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+        "ppo.advantage": "return_to_go",
+    }
+    card = (trained(place, "ppo", changes) / "policy" / CARD).read_text()
+    assert "trained to write as its teacher does" in card
+    assert "raise a score" not in card
+    assert "- Reference, which it was compared with: random weights (" in card
 
 
 def test_the_settings_and_the_figures_are_those_of_the_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

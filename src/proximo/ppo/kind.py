@@ -47,6 +47,11 @@ class PPOKind(TrainerKind["PPORecipe"]):
         "score in ways that nobody meant: read what it writes before you trust the numbers."
     )
 
+    taught_limits = (
+        "It was trained to write as its teacher does, on answers of its own, and without a reward: nothing measured "
+        "whether these are good. The mistakes and biases of the teacher are its own too."
+    )
+
     @property
     def schema(self) -> "type[PPORecipe]":
         from proximo.ppo.recipe import PPORecipe
@@ -76,6 +81,9 @@ class PPOKind(TrainerKind["PPORecipe"]):
         from proximo.ppo.plan.step import plan_ppo
 
         return plan_ppo(recipe, context)
+
+    def limits(self, recipe: "PPORecipe") -> str:
+        return self.card_limits if recipe.reward else self.taught_limits
 
     def ineffective_keys(self, recipe: "PPORecipe", prefix: str) -> "Iterator[str]":
         from proximo.ppo.ineffective_keys import ineffective_keys

@@ -50,7 +50,7 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> s
         *_training(recipe, run),
         *_table(run),
         *_use(role, is_adapter),
-        *_limits(run, role),
+        *_limits(run, recipe, role),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -120,6 +120,8 @@ def _training(recipe: TrainerRecipe | None, run: Run) -> Iterator[str]:
     lines = [f"- Started from: {_public(model_input(trained, 'model'))}"]
     if trained.lora is not None:
         lines.append(f"- LoRA adapter of rank {trained.lora.rank}, alpha {trained.lora.alpha:g}")
+    if (reference := recipe.models().get("reference")) is not None:
+        lines.append(f"- Reference, which it was compared with: {_public(model_input(reference, 'reference'))}")
     lines.append(f"- Data: {_listed(_data_inputs(recipe))}")
     for source in recipe.reward_sources():
         first, *_ = reward_inputs(source, "reward")
@@ -194,13 +196,13 @@ def _use(role: str, is_adapter: bool) -> Iterator[str]:
     )
 
 
-def _limits(run: Run, role: str) -> Iterator[str]:
+def _limits(run: Run, recipe: TrainerRecipe | None, role: str) -> Iterator[str]:
     yield "## Limits"
     lines = []
     if role == "value":
         lines.append("- It knows the answers of the policy that it was trained beside, and no others.")
     elif run.trainer:
-        lines.append(f"- {run.trainer.card_limits}")
+        lines.append(f"- {run.trainer.limits(recipe) if recipe else run.trainer.card_limits}")
     lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
     lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
     yield "\n".join(lines)
