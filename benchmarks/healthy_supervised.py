@@ -62,6 +62,12 @@ def few_digits(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
     return [{"function": "sorting:examples", "kwargs": {"num_rows": num_rows, **arguments}}]
 
 
+def at_rate(trainer: str, learning_rate: str, *, alarm: str, task: str = "digits", note: str = "") -> Case:
+    """A run with a learning rate that is too high or too low. `note` follows the rate in what is wrong."""
+    wrong, changes = f"learning rate {learning_rate}{note}", rate(trainer, float(learning_rate))
+    return Case(task=task, trainer=trainer, wrong=wrong, changes=changes, alarm=alarm)
+
+
 HEALTHY = {
     "sft-digits": Case(task="digits", trainer="sft"),
     "sft-digits-again": Case(task="digits-tuned", trainer="sft"),
@@ -98,20 +104,8 @@ SICK = {
         changes={"data": {"sources": few_digits(400)}, "sft": {"num_epochs": 40}},
         alarm=BY_HEART,
     ),
-    "sft-too-large-steps": Case(
-        task="digits-tuned",
-        trainer="sft",
-        wrong="learning rate 0.1, three hundred times",
-        changes=rate("sft", 0.1),
-        alarm=LEAPT,
-    ),
-    "sft-too-small-steps": Case(
-        task="digits",
-        trainer="sft",
-        wrong="learning rate 1e-8",
-        changes=rate("sft", 1e-8),
-        alarm=STILL,
-    ),
+    "sft-too-large-steps": at_rate("sft", "0.1", alarm=LEAPT, task="digits-tuned", note=", three hundred times"),
+    "sft-too-small-steps": at_rate("sft", "1e-8", alarm=STILL),
     "reward-by-heart": Case(
         task="reviews",
         trainer="reward",
@@ -133,13 +127,7 @@ SICK = {
         changes={"data": {"sources": review_pairs(4000)}, "run": EVERY_50, **rate("reward", 0.1)},
         alarm=COIN,
     ),
-    "reward-too-small-steps": Case(
-        task="digits",
-        trainer="reward",
-        wrong="learning rate 1e-9",
-        changes=rate("reward", 1e-9),
-        alarm=STILL,
-    ),
+    "reward-too-small-steps": at_rate("reward", "1e-9", alarm=STILL),
     "prm-by-heart": Case(
         task="sums",
         trainer="prm",
@@ -159,33 +147,11 @@ SICK = {
         },
         alarm=CONSTANT,
     ),
-    "prm-too-large-steps": Case(
-        task="sums",
-        trainer="prm",
-        wrong="learning rate 0.1, thirty times",
-        changes=rate("prm", 0.1),
-        alarm=CONSTANT,
-    ),
-    "prm-too-small-steps": Case(
-        task="sums",
-        trainer="prm",
-        wrong="learning rate 1e-9",
-        changes=rate("prm", 1e-9),
-        alarm=STILL,
-    ),
-    "dpo-too-large-steps": Case(
-        task="digits",
-        trainer="dpo",
-        wrong="learning rate 0.03, three thousand times",
-        changes=rate("dpo", 3e-2),
-        alarm=UNLIKELY,
-    ),
-    "dpo-collapse": Case(
-        task="digits",
-        trainer="dpo",
-        wrong="learning rate 0.0001, ten times: the chosen answers become unlikely with the rejected",
-        changes=rate("dpo", 1e-4),
-        alarm=UNLIKELY,
+    "prm-too-large-steps": at_rate("prm", "0.1", alarm=CONSTANT, task="sums", note=", thirty times"),
+    "prm-too-small-steps": at_rate("prm", "1e-9", alarm=STILL, task="sums"),
+    "dpo-too-large-steps": at_rate("dpo", "0.03", alarm=UNLIKELY, note=", three thousand times"),
+    "dpo-collapse": at_rate(
+        "dpo", "0.0001", alarm=UNLIKELY, note=", ten times: the chosen answers become unlikely with the rejected"
     ),
     "dpo-shuffled-labels": Case(
         task="digits",
@@ -201,13 +167,7 @@ SICK = {
         changes={"data": {"sources": review_pairs(800)}, "dpo": {"num_epochs": 10}},
         alarm=GAP,
     ),
-    "dpo-too-small-steps": Case(
-        task="digits",
-        trainer="dpo",
-        wrong="learning rate 1e-9",
-        changes=rate("dpo", 1e-9),
-        alarm=STILL,
-    ),
+    "dpo-too-small-steps": at_rate("dpo", "1e-9", alarm=STILL),
     "kto-shuffled-labels": Case(
         task="digits",
         trainer="kto",
@@ -232,20 +192,8 @@ SICK = {
         },
         alarm=GAP,
     ),
-    "kto-too-large-steps": Case(
-        task="digits",
-        trainer="kto",
-        wrong="learning rate 0.03, three thousand times",
-        changes=rate("kto", 3e-2),
-        alarm=UNLIKELY_DESIRABLE,
-    ),
-    "kto-too-small-steps": Case(
-        task="digits",
-        trainer="kto",
-        wrong="learning rate 1e-9",
-        changes=rate("kto", 1e-9),
-        alarm=STILL,
-    ),
+    "kto-too-large-steps": at_rate("kto", "0.03", alarm=UNLIKELY_DESIRABLE, note=", three thousand times"),
+    "kto-too-small-steps": at_rate("kto", "1e-9", alarm=STILL),
 }
 
 

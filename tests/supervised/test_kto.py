@@ -1,6 +1,5 @@
 """KTO: loss, reference point and gradient are those of one sequence at a time, however a step is cut; and it learns."""
 
-import copy
 import json
 import math
 from dataclasses import replace
@@ -19,15 +18,14 @@ from proximo.data.labelled import LabelledResponse
 from proximo.errors import ConfigError, DataError
 from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
-from proximo.models.sharing.shared_base import base_alone, is_shared
+from proximo.models.sharing.shared_base import is_shared
 from proximo.supervised.kto.build import build_task
 from proximo.supervised.kto.label_balance import label_balance
 from proximo.supervised.kto.label_scores import area_under_curve
 from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
 from proximo.supervised.kto.task import KTOTask, answers_to_others
-from supervised.test_dpo import plain_logprob
+from supervised.test_dpo import check_base_as_reference, check_that_the_policy_alone_moves, plain_logprob
 from supervised.test_supervised import task_inputs
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
@@ -263,33 +261,11 @@ def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> N
 
 
 def test_the_base_of_an_adapter_is_the_reference_as_a_frozen_copy_of_it_would_be() -> None:
-    def trained(own_reference: bool) -> tuple[KTOTask, list[dict[str, float | None]]]:
-        model = LanguageModel(tiny_language_model(seed=1))
-        reference = model.frozen_copy() if own_reference else None
-        adapted = model.with_adapter(LoRAOptions(rank=2, alpha=4, seed=3))
-        made = task(adapted, reference or base_alone(adapted))
-        lines = [made.step(step).metrics for step in range(1, 4)]
-        names = [name for name in lines[0] if name.startswith("kto/")]
-        return made, [{name: line[name].value for name in names} for line in lines]
-
-    (alone, found), (copied, expected) = trained(False), trained(True)
-    assert found == expected
-    assert found[2]["kto/margin"] > found[0]["kto/margin"]
-    for (name, one), (_, other) in zip(
-        alone.model.model.named_parameters(), copied.model.model.named_parameters(), strict=True
-    ):
-        assert torch.equal(one, other), name
+    check_base_as_reference(task)
 
 
 def test_every_weight_of_the_policy_moves_and_the_reference_does_not() -> None:
-    policy = LanguageModel(tiny_language_model())
-    reference = policy.frozen_copy()
-    before = copy.deepcopy(policy.model.state_dict())
-    task(policy, reference).step(1)
-    for name, weight in policy.model.named_parameters():
-        assert not torch.equal(weight, before[name]), name
-    for name, weight in reference.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    check_that_the_policy_alone_moves(task)
 
 
 def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float, float]:

@@ -30,7 +30,7 @@ WHAT = {
     "policy": "A language model",
     "average": "A language model, the moving average of a policy in training",
     "reference": "The reference model of a training run, as it was left",
-    "reward": "A reward model: one score for a prompt with its answer",
+    "reward": "A reward model, which scores answers",
     "value": "The value model of a training run: the score that it expected after each token",
 }
 

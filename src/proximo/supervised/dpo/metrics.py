@@ -1,12 +1,9 @@
 """Metrics, curves and alarms of DPO."""
 
-from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.curves import Curve, Section, Trace
 from proximo.metrics.declared.evaluation import CALIBRATION, HELD_OUT_LOSS, PAIRS
-from proximo.metrics.declared.rules import COMMON_RULES
 from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.trainer_metrics import TrainerMetrics
-from proximo.metrics.values import Last, Mean, Sum
+from proximo.metrics.values import Mean, Sum
 from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, Accuracy
 from proximo.supervised.alarms import (
     OVERFITTING_RULE,
@@ -18,6 +15,7 @@ from proximo.supervised.alarms import (
     spike_rule,
     unlikely_rule,
 )
+from proximo.supervised.declared import calibration_curve, pair_curves, supervised_metrics
 
 METRICS = (
     Metric(
@@ -68,29 +66,10 @@ METRICS = (
         definition="Mean log-prob of the whole rejected answers under the policy.",
     ),
     Metric(
-        name="dpo/gradient_norm",
-        reduction=Mean,
-        unit="norm",
-        definition="L2 norm of the gradient before clipping, mean over updates.",
-    ),
-    Metric(
-        name="dpo/learning_rate",
-        reduction=Last,
-        unit="per update",
-        definition="Learning rate of the last update.",
-    ),
-    Metric(
         name="dpo/pairs",
         reduction=Sum,
         unit="pairs",
         definition="Number of pairs in the step.",
-    ),
-    Metric(
-        name="dpo/skipped_updates",
-        reduction=Sum,
-        unit="updates",
-        definition="Updates skipped because the gradient was not finite.",
-        better=Better.DOWN,
     ),
 )
 
@@ -113,24 +92,13 @@ EVALUATION = (
 )
 
 CURVES = (
-    Curve(
-        key="accuracy",
-        title="Pair accuracy",
-        unit="fraction of pairs",
-        traces=(Trace("dpo/accuracy", "training"), held_out("evaluation/pair_accuracy")),
-        healthy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: "
-        "overfitting.",
-        guide=0.5,
-        share=True,
-    ),
-    Curve(
-        key="loss",
-        title="Loss",
-        unit="nats per pair",
-        traces=(Trace("dpo/loss", "training"), held_out("evaluation/loss")),
-        healthy="Starts at ln 2 = 0.69, or at 1 / (4 beta^2) with dpo.loss: ipo, and falls. Held-out loss rising: use "
-        "the lowest point.",
-        guide=0.6931471805599453,
+    *pair_curves(
+        "dpo",
+        "dpo/accuracy",
+        healthy_accuracy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held "
+        "out: overfitting.",
+        healthy_loss="Starts at ln 2 = 0.69, or at 1 / (4 beta^2) with dpo.loss: ipo, and falls. Held-out loss "
+        "rising: use the lowest point.",
     ),
     Curve(
         key="rewards",
@@ -149,28 +117,9 @@ CURVES = (
         healthy="The rejected one falls. If the chosen one falls with it, likelihood moves to answers that are in no "
         "pair: read the policy's answers.",
     ),
-    Curve(
-        key="calibration-error",
-        title="Calibration error",
-        unit="fraction",
-        traces=(held_out("evaluation/calibration_error"),),
-        healthy="Below about 0.05. Rising: the policy becomes overconfident.",
-        section=Section.MORE,
-    ),
-    Curve(
-        key="gradients",
-        title="Gradient norm",
-        unit="norm before clipping",
-        traces=(Trace("dpo/gradient_norm", "training"),),
-        healthy="Falls as the pairs are learned.",
-        section=Section.MORE,
-    ),
-    Curve(
-        key="learning-rate",
-        title="Learning rate",
-        unit="per update",
-        traces=(Trace("dpo/learning_rate", "training"),),
-        healthy="As set in the recipe.",
+    calibration_curve(
+        "evaluation/calibration_error",
+        "Below about 0.05. Rising: the policy becomes overconfident.",
         section=Section.MORE,
     ),
 )
@@ -200,8 +149,10 @@ RULES = (
     OVERFITTING_RULE,
 )
 
-DPO_METRICS = TrainerMetrics(
-    tables={"DPO": METRICS},
+DPO_METRICS = supervised_metrics(
+    "dpo",
+    "DPO",
+    METRICS,
     evaluation=EVALUATION,
     watched={
         "dpo/loss": "loss",
@@ -209,8 +160,6 @@ DPO_METRICS = TrainerMetrics(
         "dpo/margin": "margin",
         "evaluation/pair_accuracy": "held-out accuracy",
         "dpo/logprob_chosen": "log-prob chosen",
-        "dpo/gradient_norm": "gradient",
-        "throughput/train_tokens_per_second": "tokens/s",
     },
     before_after={
         "Pair accuracy": ("evaluation/pair_accuracy", "dpo/accuracy"),
@@ -219,6 +168,7 @@ DPO_METRICS = TrainerMetrics(
         "Log-prob of the chosen": ("evaluation/logprob_chosen", "dpo/logprob_chosen"),
         "Log-prob of the rejected": ("evaluation/logprob_rejected", "dpo/logprob_rejected"),
     },
-    curves=(*CURVES, *SPEED),
-    rules=(*RULES, *COMMON_RULES),
+    curves=CURVES,
+    gradients="Falls as the pairs are learned.",
+    rules=RULES,
 )

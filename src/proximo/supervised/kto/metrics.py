@@ -2,14 +2,11 @@
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
 from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
-from proximo.metrics.declared.rules import COMMON_RULES
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
-from proximo.metrics.trainer_metrics import TrainerMetrics
-from proximo.metrics.values import Last, Mean, Sum
+from proximo.metrics.values import Mean, Sum
 from proximo.supervised.alarm_checks import FLAT_LABEL_LOSS, Accuracy
 from proximo.supervised.alarms import (
     OVERFITTING_RULE,
@@ -21,6 +18,7 @@ from proximo.supervised.alarms import (
     spike_rule,
     unlikely_rule,
 )
+from proximo.supervised.declared import supervised_metrics
 from proximo.supervised.kto.label_balance import ADVISED, label_balance
 
 LEAST_BALANCE, MOST_BALANCE = ADVISED[0] / 2, ADVISED[1] * 2
@@ -93,31 +91,12 @@ METRICS = (
         better=Better.DOWN,
     ),
     *_label_metrics("kto", "the answers of the step"),
-    Metric(
-        name="kto/gradient_norm",
-        reduction=Mean,
-        unit="norm",
-        definition="L2 norm of the gradient before clipping, mean over updates.",
-    ),
-    Metric(
-        name="kto/learning_rate",
-        reduction=Last,
-        unit="per update",
-        definition="Learning rate of the last update.",
-    ),
     Metric(name="kto/examples", reduction=Sum, unit="answers", definition="Number of answers in the step."),
     Metric(
         name="kto/desirable_fraction",
         reduction=Mean,
         unit="fraction",
         definition="Fraction of the answers of the step that are labelled desirable.",
-    ),
-    Metric(
-        name="kto/skipped_updates",
-        reduction=Sum,
-        unit="updates",
-        definition="Updates skipped because the gradient was not finite.",
-        better=Better.DOWN,
     ),
 )
 
@@ -191,22 +170,6 @@ CURVES = (
         section=Section.MORE,
         share=True,
     ),
-    Curve(
-        key="gradients",
-        title="Gradient norm",
-        unit="norm before clipping",
-        traces=(Trace("kto/gradient_norm", "training"),),
-        healthy="Falls as the answers are learned.",
-        section=Section.MORE,
-    ),
-    Curve(
-        key="learning-rate",
-        title="Learning rate",
-        unit="per update",
-        traces=(Trace("kto/learning_rate", "training"),),
-        healthy="As set in the recipe.",
-        section=Section.MORE,
-    ),
 )
 
 
@@ -258,8 +221,10 @@ RULES = (
     OVERFITTING_RULE,
 )
 
-KTO_METRICS = TrainerMetrics(
-    tables={"KTO": METRICS},
+KTO_METRICS = supervised_metrics(
+    "kto",
+    "KTO",
+    METRICS,
     evaluation=EVALUATION,
     watched={
         "kto/loss": "loss",
@@ -267,8 +232,6 @@ KTO_METRICS = TrainerMetrics(
         "kto/margin": "margin",
         "evaluation/auc": "held-out AUC",
         "kto/reference_point": "z0",
-        "kto/gradient_norm": "gradient",
-        "throughput/train_tokens_per_second": "tokens/s",
     },
     before_after={
         "AUC": ("evaluation/auc", "kto/auc"),
@@ -277,6 +240,7 @@ KTO_METRICS = TrainerMetrics(
         "Log-prob of the desirable": ("evaluation/logprob_desirable", "kto/logprob_desirable"),
         "Log-prob of the undesirable": ("evaluation/logprob_undesirable", "kto/logprob_undesirable"),
     },
-    curves=(*CURVES, *SPEED),
-    rules=(*RULES, *COMMON_RULES),
+    curves=CURVES,
+    gradients="Falls as the answers are learned.",
+    rules=RULES,
 )

@@ -1,15 +1,13 @@
 """Metrics, curves and alarms of process reward model training."""
 
 from proximo.metrics.alarms import Rule, Severity
-from proximo.metrics.curves import Curve, Section, Style, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.curves import Curve, Style, Trace, held_out
 from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
-from proximo.metrics.declared.rules import COMMON_RULES
 from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarms import CAUSED_BY_OVERFITTING, CONSTANT, OVERFITTING_RULE, flat_loss_rule, spike_rule
+from proximo.supervised.declared import calibration_curve, supervised_metrics
 
 METRICS = (
     Metric(
@@ -49,25 +47,6 @@ METRICS = (
         reduction=Sum,
         unit="steps",
         definition="Number of steps of these solutions that count.",
-    ),
-    Metric(
-        name="prm/gradient_norm",
-        reduction=Mean,
-        unit="norm",
-        definition="L2 norm of the gradient before clipping, mean over updates.",
-    ),
-    Metric(
-        name="prm/learning_rate",
-        reduction=Last,
-        unit="per update",
-        definition="Learning rate of the last update.",
-    ),
-    Metric(
-        name="prm/skipped_updates",
-        reduction=Sum,
-        unit="updates",
-        definition="Updates skipped because the gradient was not finite.",
-        better=Better.DOWN,
     ),
 )
 
@@ -166,28 +145,9 @@ CURVES = (
         healthy="The curves lie on each other after a short start.",
         share=True,
     ),
-    Curve(
-        key="calibration-error",
-        title="Calibration error",
-        unit="fraction",
-        traces=(held_out("evaluation/step_calibration_error"),),
-        healthy="Below about 0.05. High with a good accuracy: products and minima of probabilities mean less.",
-    ),
-    Curve(
-        key="gradients",
-        title="Gradient norm",
-        unit="norm before clipping",
-        traces=(Trace("prm/gradient_norm", "training"),),
-        healthy="Steady.",
-        section=Section.MORE,
-    ),
-    Curve(
-        key="learning-rate",
-        title="Learning rate",
-        unit="per update",
-        traces=(Trace("prm/learning_rate", "training"),),
-        healthy="As set in the recipe.",
-        section=Section.MORE,
+    calibration_curve(
+        "evaluation/step_calibration_error",
+        "Below about 0.05. High with a good accuracy: products and minima of probabilities mean less.",
     ),
 )
 
@@ -207,16 +167,16 @@ RULES = (
     OVERFITTING_RULE,
 )
 
-PRM_METRICS = TrainerMetrics(
-    tables={"Process reward model": METRICS},
+PRM_METRICS = supervised_metrics(
+    "prm",
+    "Process reward model",
+    METRICS,
     evaluation=EVALUATION,
     watched={
         "prm/loss": "loss",
         "prm/step_accuracy": "accuracy",
         "evaluation/loss": "held-out loss",
         "evaluation/error_found": "errors found",
-        "prm/gradient_norm": "gradient",
-        "throughput/train_tokens_per_second": "tokens/s",
     },
     before_after={
         "First error found": ("evaluation/error_found",),
@@ -225,6 +185,7 @@ PRM_METRICS = TrainerMetrics(
         "Loss": ("evaluation/loss", "prm/loss"),
         "Calibration error": ("evaluation/step_calibration_error",),
     },
-    curves=(*CURVES, *SPEED),
-    rules=(*RULES, *COMMON_RULES),
+    curves=CURVES,
+    gradients="Steady.",
+    rules=RULES,
 )

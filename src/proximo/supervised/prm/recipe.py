@@ -5,9 +5,10 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from proximo.config.data import StepDataConfig
-from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_tokenizer
-from proximo.config.run import OptimizerConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.recipe import check_one_pass
+from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
+from proximo.supervised.scalar_recipe import ScalarRecipe
 
 
 class PRMConfig(Section):
@@ -30,27 +31,15 @@ class PRMConfig(Section):
         return self.solutions_per_step
 
 
-class PRMRecipe(TrainerRecipe):
+class PRMRecipe(ScalarRecipe):
     """What `proximo prm` reads: the model, the solutions with their labels, and how it trains on them."""
 
     memory_settings: ClassVar[str] = "lower prm.tokens_per_microbatch, or set model.activation_checkpointing"
 
-    model: ScalarModelConfig
-    """The model that initialises the process reward model."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    """Its tokenizer."""
     data: StepDataConfig
     """Solutions in steps."""
     prm: PRMConfig = PRMConfig()
     """Training settings."""
-
-    @model_validator(mode="after")
-    def _starts_somewhere(self) -> Self:
-        if self.model.init_from != "path":
-            raise ValueError("model needs path (trained weights) or config (random weights)")
-        check_quantisation(self.model, "model", self.run)
-        check_tokenizer(self.model, "model", self.tokenizer)
-        return self
 
     @model_validator(mode="after")
     def _one_pass_in_backward(self) -> Self:

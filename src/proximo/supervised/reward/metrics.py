@@ -1,13 +1,10 @@
 """Metrics, curves and alarms of reward model training."""
 
 from proximo.metrics.alarms import Rule, Severity
-from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.curves import Curve, Trace
 from proximo.metrics.declared.evaluation import CALIBRATION, HELD_OUT_LOSS, PAIRS
-from proximo.metrics.declared.rules import COMMON_RULES
 from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.trainer_metrics import TrainerMetrics
-from proximo.metrics.values import Last, Mean, Sum
+from proximo.metrics.values import Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarms import (
     CHANCE,
@@ -18,6 +15,7 @@ from proximo.supervised.alarms import (
     gap_rule,
     spike_rule,
 )
+from proximo.supervised.declared import calibration_curve, pair_curves, supervised_metrics
 
 METRICS = (
     Metric(
@@ -56,51 +54,21 @@ METRICS = (
         better=Better.UP,
     ),
     Metric(
-        name="reward_model/gradient_norm",
-        reduction=Mean,
-        unit="norm",
-        definition="L2 norm of the gradient before clipping, mean over updates.",
-    ),
-    Metric(
-        name="reward_model/learning_rate",
-        reduction=Last,
-        unit="per update",
-        definition="Learning rate of the last update.",
-    ),
-    Metric(
         name="reward_model/pairs",
         reduction=Sum,
         unit="pairs",
         definition="Number of pairs in the step.",
     ),
-    Metric(
-        name="reward_model/skipped_updates",
-        reduction=Sum,
-        unit="updates",
-        definition="Updates skipped because the gradient was not finite.",
-        better=Better.DOWN,
-    ),
 )
 
 CURVES = (
-    Curve(
-        key="accuracy",
-        title="Pair accuracy",
-        unit="fraction of pairs",
-        traces=(Trace("reward_model/pair_accuracy", "training"), held_out("evaluation/pair_accuracy")),
-        healthy="The held-out accuracy is well above 0.5, the level of random guessing. It cannot exceed the "
+    *pair_curves(
+        "reward_model",
+        "reward_model/pair_accuracy",
+        healthy_accuracy="The held-out accuracy is well above 0.5, the level of random guessing. It cannot exceed the "
         "fraction of correctly labelled pairs. Training far above held out: overfitting.",
-        guide=0.5,
-        share=True,
-    ),
-    Curve(
-        key="loss",
-        title="Loss",
-        unit="nats per pair",
-        traces=(Trace("reward_model/loss", "training"), held_out("evaluation/loss")),
-        healthy="Starts at ln 2 = 0.69, the loss of random guessing, and falls. Held-out loss rising: use the lowest "
-        "point.",
-        guide=0.6931471805599453,
+        healthy_loss="Starts at ln 2 = 0.69, the loss of random guessing, and falls. Held-out loss rising: use the "
+        "lowest point.",
     ),
     Curve(
         key="scores",
@@ -112,28 +80,8 @@ CURVES = (
         ),
         healthy="The curves diverge. Only the distance has a meaning; a common drift is harmless unless it is large.",
     ),
-    Curve(
-        key="calibration-error",
-        title="Calibration error",
-        unit="fraction",
-        traces=(held_out("evaluation/calibration_error"),),
-        healthy="Below about 0.05. High with a good accuracy: the model is overconfident.",
-    ),
-    Curve(
-        key="gradients",
-        title="Gradient norm",
-        unit="norm before clipping",
-        traces=(Trace("reward_model/gradient_norm", "training"),),
-        healthy="Steady.",
-        section=Section.MORE,
-    ),
-    Curve(
-        key="learning-rate",
-        title="Learning rate",
-        unit="per update",
-        traces=(Trace("reward_model/learning_rate", "training"),),
-        healthy="As set in the recipe.",
-        section=Section.MORE,
+    calibration_curve(
+        "evaluation/calibration_error", "Below about 0.05. High with a good accuracy: the model is overconfident."
     ),
 )
 
@@ -161,16 +109,16 @@ RULES = (
     OVERFITTING_RULE,
 )
 
-REWARD_METRICS = TrainerMetrics(
-    tables={"Reward model": METRICS},
+REWARD_METRICS = supervised_metrics(
+    "reward_model",
+    "Reward model",
+    METRICS,
     evaluation=(HELD_OUT_LOSS, *PAIRS, CALIBRATION),
     watched={
         "reward_model/loss": "loss",
         "reward_model/pair_accuracy": "accuracy",
         "reward_model/margin_mean": "margin",
         "evaluation/pair_accuracy": "held-out accuracy",
-        "reward_model/gradient_norm": "gradient",
-        "throughput/train_tokens_per_second": "tokens/s",
     },
     before_after={
         "Pair accuracy": ("evaluation/pair_accuracy", "reward_model/pair_accuracy"),
@@ -178,6 +126,7 @@ REWARD_METRICS = TrainerMetrics(
         "Calibration error": ("evaluation/calibration_error",),
         "Margin": ("evaluation/margin_mean", "reward_model/margin_mean"),
     },
-    curves=(*CURVES, *SPEED),
-    rules=(*RULES, *COMMON_RULES),
+    curves=CURVES,
+    gradients="Steady.",
+    rules=RULES,
 )

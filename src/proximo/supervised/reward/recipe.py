@@ -5,9 +5,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from proximo.config.data import PreferenceDataConfig
-from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_tokenizer
-from proximo.config.run import OptimizerConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.recipe import check_one_pass
+from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
+from proximo.supervised.scalar_recipe import ScalarRecipe
 
 
 class RewardTrainingConfig(Section):
@@ -41,27 +42,15 @@ class RewardTrainingConfig(Section):
         return self.pairs_per_step
 
 
-class RewardRecipe(TrainerRecipe):
+class RewardRecipe(ScalarRecipe):
     """What `proximo reward` reads: the model, the preference pairs, and how it trains on them."""
 
     memory_settings: ClassVar[str] = "lower reward.tokens_per_microbatch, or set model.activation_checkpointing"
 
-    model: ScalarModelConfig
-    """The model that initialises the reward model."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    """Its tokenizer."""
     data: PreferenceDataConfig
     """Preference pairs."""
     reward: RewardTrainingConfig = RewardTrainingConfig()
     """Training settings."""
-
-    @model_validator(mode="after")
-    def _starts_somewhere(self) -> Self:
-        if self.model.init_from != "path":
-            raise ValueError("model needs path (trained weights) or config (random weights)")
-        check_quantisation(self.model, "model", self.run)
-        check_tokenizer(self.model, "model", self.tokenizer)
-        return self
 
     @model_validator(mode="after")
     def _one_pass_in_backward(self) -> Self:

@@ -1,14 +1,12 @@
 """Metrics, curves and alarms of supervised fine-tuning."""
 
-from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.curves import Curve, Trace, held_out
 from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
-from proximo.metrics.declared.rules import COMMON_RULES
 from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.trainer_metrics import TrainerMetrics
-from proximo.metrics.values import ExponentialMean, Last, Mean, Sum
+from proximo.metrics.values import ExponentialMean, Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarms import OVERFITTING_RULE, flat_loss_rule, spike_rule
+from proximo.supervised.declared import supervised_metrics
 
 METRICS = (
     Metric(
@@ -30,25 +28,6 @@ METRICS = (
         reduction=Sum,
         unit="tokens",
         definition="Number of tokens in the loss mask of the step.",
-    ),
-    Metric(
-        name="sft/gradient_norm",
-        reduction=Mean,
-        unit="norm",
-        definition="L2 norm of the gradient before clipping, mean over updates.",
-    ),
-    Metric(
-        name="sft/learning_rate",
-        reduction=Last,
-        unit="per update",
-        definition="Learning rate of the last update.",
-    ),
-    Metric(
-        name="sft/skipped_updates",
-        reduction=Sum,
-        unit="updates",
-        definition="Updates skipped because the gradient was not finite.",
-        better=Better.DOWN,
     ),
 )
 
@@ -87,22 +66,6 @@ CURVES = (
         traces=(held_out("evaluation/bits_per_character"),),
         healthy="Falls. Use this value to compare models: it does not depend on the tokenizer.",
     ),
-    Curve(
-        key="gradients",
-        title="Gradient norm",
-        unit="norm before clipping",
-        traces=(Trace("sft/gradient_norm", "training"),),
-        healthy="Falls from a high start, then steady.",
-        section=Section.MORE,
-    ),
-    Curve(
-        key="learning-rate",
-        title="Learning rate",
-        unit="per update",
-        traces=(Trace("sft/learning_rate", "training"),),
-        healthy="As set in the recipe.",
-        section=Section.MORE,
-    ),
 )
 
 RULES = (
@@ -111,22 +74,23 @@ RULES = (
     flat_loss_rule("sft/loss", "sft.optimizer", checks.FLAT_LOSS),
 )
 
-SFT_METRICS = TrainerMetrics(
-    tables={"Supervised fine-tuning": METRICS},
+SFT_METRICS = supervised_metrics(
+    "sft",
+    "Supervised fine-tuning",
+    METRICS,
     evaluation=EVALUATION,
     watched={
         "sft/loss": "loss",
         "evaluation/loss": "held-out loss",
         "evaluation/bits_per_character": "bits/char",
-        "sft/gradient_norm": "gradient",
         "sft/learning_rate": "lr",
-        "throughput/train_tokens_per_second": "tokens/s",
     },
     before_after={
         "Loss": ("evaluation/loss", "sft/loss"),
         "Bits per character": ("evaluation/bits_per_character",),
         "Perplexity": ("evaluation/perplexity", "sft/perplexity"),
     },
-    curves=(*CURVES, *SPEED),
-    rules=(*RULES, *COMMON_RULES),
+    curves=CURVES,
+    gradients="Falls from a high start, then steady.",
+    rules=RULES,
 )
