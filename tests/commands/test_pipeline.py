@@ -15,6 +15,7 @@ from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.errors import ConfigError, RunFolderError
 from proximo.models.packing import pack
 from proximo.models.sharing.shared_base import base_alone
+from proximo.plan.stages import make_plans
 from proximo.ppo.recipe import PPORecipe
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
@@ -163,6 +164,28 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
     one_base = PPORecipe.model_validate(made.ppo.model_dump() | {"reward": [sharing], "value": {"init_from": "reward"}})
     task = build_task(pipeline.resolve_references(one_base, tmp_path / "run"))
     assert "one copy of the base serves the policy and reference, value, reward_model" in task.notes
+
+
+def test_a_stage_of_process_rewards_feeds_ppo(finished: Path, tmp_path: Path) -> None:
+    start, folder = str(pipeline.whole_result(finished, "@sft")), tmp_path / "run"
+    sums = {"function": "proximo.data.running_sums:rows", "kwargs": {"num_rows": 20, "seed": 1}}
+    tree = recipe(folder).model_dump(mode="json", exclude_unset=True)
+    tree["sft"] = tree["reward"] = None
+    tree["prm"] = {
+        "model": {"path": start},
+        "data": {"sources": [sums], "held_out_rows": 4, "step_separator": "."},
+        "prm": {"solutions_per_step": 8},
+    }
+    source = {"kind": "prm", "path": "@prm", "dense": "deltas"}
+    tree["ppo"] |= {"policy": {"path": start}, "value": {"init_from": "reward"}, "reward": [source]}
+    made = PipelineRecipe.model_validate(tree)
+    assert [plan.stage for plan in make_plans(made)] == ["prm", "ppo"]
+    assert pipeline.run_pipeline(made, RunOptions(quiet=True)) == 0
+    assert "evaluation/error_found" in lines(folder / "prm" / "metrics.jsonl")[-1]
+    assert "score/prm.steps/mean" in lines(folder / "ppo" / "metrics.jsonl")[-1]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")}
+    assert pipeline.run_pipeline(made, RunOptions(quiet=True, resume="must")) == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")} == before
 
 
 def test_a_pipeline_that_was_moved_is_evaluated_and_goes_on(finished: Path, tmp_path: Path) -> None:

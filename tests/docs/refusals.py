@@ -184,6 +184,19 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "ppo.policy={path: owner/a, lora: {rank: 8}} ppo.reward=[{kind: model, path: '@reward', share_base: true}] "
         "reward.model={path: owner/b, lora: {rank: 8}}",
     ),
+    ("pipeline", "Models", "ppo.reward=[{kind: prm, path: '@reward'}]"),
+    (
+        "pipeline",
+        "Models",
+        "prm={model: {path: owner/a, lora: {rank: 8}}, data: {sources: [{path: steps.jsonl}]}} "
+        "ppo.reward=[{kind: prm, path: '@prm'}] ppo.value.init_from=policy",
+    ),
+    (
+        "pipeline",
+        "Models",
+        "prm={model: {path: owner/a}, data: {sources: [{path: steps.jsonl}]}} "
+        "ppo.reward=[{kind: prm, path: '@prm', step_separator: ';'}] ppo.value.init_from=policy",
+    ),
     ("sft", "Models", "tokenizer={path: owner/tokenizer, train_vocab_size: 500}"),
     ("sft", "Models", "tokenizer.train_vocab_size=500"),
     ("reward", "Models", "model={lora: {rank: 8}}"),

@@ -14,7 +14,7 @@ class PipelineKind(RecipeKind):
     name = "pipeline"
     help = """Run fine-tuning, reward model and PPO, each from what the one before made.
 
-    Stages write to FOLDER/sft, FOLDER/reward and FOLDER/ppo. With --resume finished ones are skipped.
+    Stages write to FOLDER/sft, FOLDER/reward, FOLDER/prm and FOLDER/ppo. With --resume finished ones are skipped.
 
     \b
     proximo pipeline demo                     the shipped example, a few minutes on a CPU

@@ -7,10 +7,12 @@ from pydantic import model_validator
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import RunConfig
+from proximo.config.rewards.sources import ModelRewardConfig, PRMRewardConfig
+from proximo.config.run import RunConfig, ScalarModelConfig
 from proximo.config.schema.fields import sections_of
+from proximo.config.stages import MARK
 from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.prm.recipe import PRMRecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
@@ -81,29 +83,56 @@ class StagedRecipe(Recipe):
 
 
 class PipelineRecipe(StagedRecipe):
-    """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
+    """`proximo pipeline`: up to four stages; `run` of a stage gives what differs from the pipeline's `run`."""
 
     run: RunConfig
-    """Shared by all stages; each stage writes to its own folder below `run.folder`: sft, reward, ppo."""
+    """Shared by all stages; each stage writes to its own folder below `run.folder`: sft, reward, prm, ppo."""
     devices: DevicesConfig = DevicesConfig()
     """Shared by all stages; `devices` of a stage gives what differs."""
     sft: SFTRecipe | None = None
-    """First step; null skips it."""
+    """Fine-tuning; null skips it."""
     reward: RewardRecipe | None = None
-    """Second step; null skips it."""
+    """The reward model; null skips it."""
+    prm: PRMRecipe | None = None
+    """The process reward model; null skips it."""
     ppo: PPORecipe
-    """Third step."""
+    """PPO, the last stage."""
 
     @model_validator(mode="after")
-    def _base_can_be_shared(self) -> Self:
-        sharing = [s for s in self.ppo.reward if isinstance(s, ModelRewardConfig) and s.share_base]
-        if self.reward is None or all(source.path != "@reward" for source in sharing):
-            return self
-        if self.reward.model.lora is None:
-            raise ValueError("share_base of @reward needs an adapter: give reward.model.lora, or remove share_base")
-        if self.reward.model.path != self.ppo.policy.path:
+    def _rewards_read_their_stages(self) -> Self:
+        """What would otherwise fail when PPO starts, after the stages before have run."""
+        for index, source in enumerate(self.ppo.reward):
+            if not isinstance(source, ModelRewardConfig) or source.path not in ("@reward", "@prm"):
+                continue
+            key, wanted = f"ppo.reward.{index}", "model" if source.path == "@reward" else "prm"
+            if source.kind != wanted:
+                raise ValueError(f"{key}.kind is {source.kind}, but the model of {source.path} needs kind: {wanted}")
+            stage = self.reward if source.path == "@reward" else self.prm
+            if source.share_base and stage is not None:
+                self._check_base(source.path, stage.model)
+            if isinstance(source, PRMRewardConfig) and self.prm is not None:
+                self._check_separator(source, key, self.prm)
+        return self
+
+    def _check_base(self, path: str, model: ScalarModelConfig) -> None:
+        key = f"{path.removeprefix(MARK)}.model"
+        if model.lora is None:
+            raise ValueError(f"share_base of {path} needs an adapter: give {key}.lora, or remove share_base")
+        if model.path != self.ppo.policy.path:
             raise ValueError(
-                f"share_base of @reward needs one base, but reward.model.path is {self.reward.model.path} and "
+                f"share_base of {path} needs one base, but {key}.path is {model.path} and "
                 f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
             )
-        return self
+
+    def _check_separator(self, source: PRMRewardConfig, key: str, stage: PRMRecipe) -> None:
+        trained = stage.data.step_separator
+        if source.step_separator is None and stage.model.lora is not None:
+            raise ValueError(
+                f"prm trains an adapter, which does not say what separates its steps: set {key}.step_separator to that "
+                f"of prm.data, {trained!r}"
+            )
+        if source.step_separator not in (None, trained):
+            raise ValueError(
+                f"{key}.step_separator is {source.step_separator!r}, but the stage prm learns steps that end with "
+                f"{trained!r} (prm.data.step_separator): make them the same"
+            )

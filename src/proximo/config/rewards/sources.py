@@ -55,7 +55,7 @@ class ModelRewardConfig(Section):
     name: str = Field("reward_model", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     path: str
-    """A folder or Hub name; in a pipeline `@reward`."""
+    """A folder or Hub name; in a pipeline `@reward` or `@prm`."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
