@@ -13,12 +13,14 @@ import pytest
 from builders import tiny_tokenizer
 from proximo.data import large_lists
 from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
+from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.large_lists import OnDisk, collected, portions
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.data.rows import Row
+from proximo.data.stepwise.examples import StepOptions, load_step_examples
 from proximo.data.token_cache import TokenCache
 from proximo.errors import DataError
 from run_outcomes import assert_same_outcome, outcome
@@ -51,10 +53,24 @@ def texts() -> list[Row]:
     ]
 
 
+def solutions() -> list[Row]:
+    """Right and wrong steps, some too many, and some with the separator inside."""
+    made = []
+    for n in range(1, 24):
+        steps = [*WORDS[: n % 3 + 1], *(["a\nb"] if n % 5 == 0 else [])]
+        values = {"prompt": WORDS[n % 4], "steps": steps, "labels": [n % 2 == 0] * len(steps)}
+        made.append(Row(source="made", number=n, values=values, name="made"))
+    return made
+
+
 LOADS: dict[str, Callable[[], Any]] = {
     "texts": lambda: load_text_examples(rows(), tiny_tokenizer(), ExampleOptions(max_tokens=12)),
     "blocks": lambda: load_text_examples(texts(), tiny_tokenizer(), ExampleOptions(max_tokens=5, layout="blocks")),
     "pairs": lambda: load_preference_pairs(rows(), tiny_tokenizer(), PairOptions(max_tokens=16, too_long="truncate")),
+    "labelled": lambda: load_labelled_responses(
+        rows(lambda number: {"label": number % 3 == 0}), tiny_tokenizer(), LabelledOptions(max_tokens=12)
+    ),
+    "steps": lambda: load_step_examples(solutions(), tiny_tokenizer(), StepOptions(max_tokens=11, too_long="truncate")),
     "prompts": lambda: load_prompts(rows(), tiny_tokenizer(), PromptOptions(max_tokens=9, as_messages=False)),
 }
 

@@ -1,14 +1,15 @@
 """Rows to `StepExample`, the input of a process reward model in training: a solution in steps, each with a label."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from proximo.data.formats.preference_formats import asked_in
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.typed_columns import cell, describe, text_cell
+from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport
-from proximo.data.rows import Row, row_ids
+from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.stepwise.steps import (
     DEFAULT_SEPARATOR,
     EncodedSolution,
@@ -73,26 +74,55 @@ def load_step_examples(
     options: StepOptions,
     *,
     cache: TokenCache | None = None,
-) -> tuple[list[StepExample], LoadReport]:
+) -> tuple[Sequence[StepExample], LoadReport]:
     """An example for each row that can be used, in the order of the rows, and what became of the rows.
 
-    Raises DataError naming the row for what is malformed, and if no example is left; ConfigError for a separator that
-    the tokenizer cannot write.
+    Many examples lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, and if no
+    example is left; ConfigError for a separator that the tokenizer cannot write.
     """
-    encoder = TextEncoder(tokenizer, cache)
-    check_separator(encoder, options.separator)
-    labelled = [_labelled(row) for row in rows]
+    loader = _Loader(TextEncoder(tokenizer, cache), options)
+    examples = collected(loader.examples(rows))
+    if not examples:
+        raise DataError(
+            f"no solution is left: {loader.report} (step_separator {options.separator!r}, "
+            f"max_tokens {options.max_tokens})"
+        )
+    return examples, loader.report
+
+
+class _Loader:
+    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+
+    def __init__(self, encoder: TextEncoder, options: StepOptions) -> None:
+        check_separator(encoder, options.separator)
+        self.encoder = encoder
+        self.options = options
+        self.finder = StepFinder(tokenizer=encoder.tokenizer, separator=options.separator)
+        self.report = LoadReport(num_rows=0, num_kept_rows=0)
+
+    def examples(self, rows: Sequence[Row]) -> Iterator[StepExample]:
+        check_row_ids(rows)
+        read = ((row, Exchange(origin=row.origin, prompt=asked_in(row)), *_labelled(row)) for row in rows)
+        for portion in portions(read, lambda item: item[1].num_characters + sum(map(len, item[2]))):
+            examples, report = _portion(self.encoder, portion, self.options, self.finder)
+            self.report += report
+            yield from examples
+
+
+def _portion(
+    encoder: TextEncoder,
+    portion: Sequence[tuple[Row, Exchange, tuple[str, ...], tuple[float, ...]]],
+    options: StepOptions,
+    finder: StepFinder,
+) -> tuple[list[StepExample], LoadReport]:
     exchanges = in_form(
-        [Exchange(origin=row.origin, prompt=asked_in(row)) for row in rows],
-        to_messages=options.as_messages,
-        system=options.system,
+        [exchange for _, exchange, _, _ in portion], to_messages=options.as_messages, system=options.system
     )
     separable = [
-        (identity, Solution(origin=exchange.origin, prompt=exchange.prompt, steps=steps), labels)
-        for identity, exchange, (steps, labels) in zip(row_ids(rows), exchanges, labelled, strict=True)
+        (row_id(row), Solution(origin=exchange.origin, prompt=exchange.prompt, steps=steps), labels)
+        for (row, _, steps, labels), exchange in zip(portion, exchanges, strict=True)
         if not any(options.separator in step for step in steps)
     ]
-    finder = StepFinder(tokenizer=tokenizer, separator=options.separator)
     encoded = encode_steps(encoder, [solution for _, solution, _ in separable], finder)
     apart = [
         (_example(identity, tokens, labels, options.train_on), solution)
@@ -102,18 +132,14 @@ def load_step_examples(
     fitted = [_fitted(example, options) for example, _ in apart]
     examples = [example for example in fitted if example is not None]
     report = LoadReport(
-        num_rows=len(rows),
+        num_rows=len(portion),
         num_kept_rows=len(examples),
-        num_inseparable=len(rows) - len(apart),
+        num_inseparable=len(portion) - len(apart),
         num_too_long=len(apart) - len(examples),
         num_truncated=sum(kept is not None and kept != whole for kept, (whole, _) in zip(fitted, apart, strict=True)),
         unwritable=encoder.unwritable([rendered_solution(encoder, each, options.separator) for _, each in apart]),
         num_tokens=sum(len(example.token_ids) for example in examples),
     )
-    if not examples:
-        raise DataError(
-            f"no solution is left: {report} (step_separator {options.separator!r}, max_tokens {options.max_tokens})"
-        )
     return examples, report
 
 

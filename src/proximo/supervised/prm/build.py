@@ -1,5 +1,8 @@
 """Builds the task of `proximo prm` from its recipe. The steps: task.py."""
 
+from collections.abc import Sequence
+from itertools import chain
+
 from proximo.data.stepwise.examples import StepExample, load_step_examples
 from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
@@ -23,11 +26,11 @@ def build_task(recipe: PRMRecipe) -> PRMTask:
     check_readers(recipe.tokenizer, tokenizer, {"reward": recipe.model})
     options = step_options(recipe.data)
     examples, report = load_step_examples(rows.training, tokenizer, options, cache=cache)
-    held_out: list[StepExample] = []
+    held_out: Sequence[StepExample] = []
     if rows.held_out:
         held_out, _ = load_step_examples(rows.held_out, tokenizer, options, cache=cache)
     model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
-    longest = max(len(example.token_ids) for example in [*examples, *held_out])
+    longest = max(len(example.token_ids) for example in chain(examples, held_out))
     check_lengths(model.base.config, role="reward", max_prompt_tokens=longest, max_response_tokens=0)
     mark_steps(model, recipe.data.step_separator)
     if not recipe.prm.dropout:
