@@ -165,6 +165,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Models", "policy={path: owner/model, quantisation: 8bit, lora: {rank: 8}} value.lora.rank=8"),
     ("ppo", "Models", "policy={path: owner/model, quantisation: 4bit, lora: {rank: 8}}"),
     ("ppo", "Models", "value={init_from: policy, quantisation: 4bit, lora: {rank: 8}}"),
+    ("ppo", "Models", "reference={config: {model_type: llama}, quantisation: 4bit}"),
+    ("ppo", "Models", "reference={path: owner/model, quantisation: 4bit} ppo.kl.reference_every_steps=10"),
     ("ppo", "Models", "reward=[{kind: model, path: adapter, share_base: true}]"),
     ("ppo", "Models", "policy.lora.rank=8 reward=[{kind: model, path: a/b, share_base: true, revision: main}]"),
     (

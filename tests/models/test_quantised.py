@@ -31,6 +31,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.run.build.models import DeviceSpec, build_language_model, build_scalar_model
 from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.trainer_kinds import recipe_kind
+from tiny_runs import changed, make_inputs, recipe_of
 
 CPU = torch.device("cpu")
 OPTIONS = LoRAOptions(rank=2)
@@ -102,11 +104,32 @@ def test_a_machine_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         loading_options(Quantisation.INT8, torch.device("mps"))
 
 
-@pytest.mark.parametrize("section", [ModelConfig, ScalarModelConfig])
-def test_a_quantised_base_needs_an_adapter(section: type) -> None:
+def test_a_quantised_base_that_trains_needs_an_adapter() -> None:
     with pytest.raises(ConfigError, match="quantisation is for a base that an adapter trains above"):
-        section(path="p", quantisation="4bit")
-    assert section(path="p", quantisation="4bit", lora=LORA).quantisation == "4bit"
+        ScalarModelConfig(path="p", quantisation="4bit")
+    assert ScalarModelConfig(path="p", quantisation="4bit", lora=LORA).quantisation == "4bit"
+    with pytest.raises(ValidationError, match=r"policy\.quantisation is for a base that an adapter trains above"):
+        ppo(policy={"path": "p", "quantisation": "4bit"})
+    assert ppo(reference={"path": "q", "quantisation": "4bit"}).reference is not None
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_a_reference_may_be_quantised(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its section reaches the loading; where the model trains the same section is refused."""
+    asked: list[Quantisation] = []
+
+    def options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
+        asked.append(kind)
+        raise MissingExtraError("asked")
+
+    monkeypatch.setattr(loading, "loading_options", options)
+    tree = recipe_of(kind, make_inputs(tmp_path / "inputs"))
+    section = {"path": str(folder), "quantisation": "4bit"}
+    with pytest.raises(MissingExtraError):
+        recipe_kind(kind).build(recipe_kind(kind).schema.model_validate(changed(tree, {"reference": section})))
+    assert asked == [Quantisation.NF4]
+    with pytest.raises(ValidationError, match="adapter trains above"):
+        recipe_kind(kind).schema.model_validate(changed(tree, {"model": section}))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +147,7 @@ def test_a_quantised_base_needs_an_adapter(section: type) -> None:
             {"value": {"init_from": "policy", "lora": LORA, "quantisation": "4bit"}},
             "set policy.quantisation and remove this",
         ),
-        ({"reference": {"path": "p", "quantisation": "4bit"}}, "quantisation is for a base that an adapter trains"),
+        ({"reference": {"path": "p", "quantisation": "8bit"}}, "reference.quantisation 8bit .* bf16, or use 4bit"),
     ],
 )
 def test_combinations_without_a_sense_are_refused(sections: dict[str, Any], message: str) -> None:
@@ -188,6 +211,35 @@ def test_a_ppo_step_on_a_quantised_base_moves_the_adapters_alone(
     with torch.no_grad():
         assert again.hidden_states(packed).equal(policy.hidden_states(packed))
     load_weights(again.model, tmp_path / "policy")
+
+
+@installed
+@third_party
+@pytest.mark.parametrize(
+    ("kind", "precision"), [(Quantisation.NF4, Precision.FLOAT32), (Quantisation.INT8, Precision.BF16)]
+)
+def test_a_student_learns_from_a_quantised_teacher(tmp_path: Path, kind: Quantisation, precision: Precision) -> None:
+    """The KL is that from the teacher as it is stored, whose weights stay."""
+    place = make_inputs(tmp_path)
+    tiny_language_model(seed=9, hidden_size=64, vocab_size=63).save_pretrained(tmp_path / "teacher")
+    changes = {
+        "reference": {"path": str(tmp_path / "teacher"), "quantisation": kind.value},
+        "reward": [],
+        "gold": None,
+        "value": {},
+        "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+        "ppo.advantage": "return_to_go",
+        "run.precision": precision.value,
+    }
+    recipe = PPORecipe.model_validate(changed(recipe_of("ppo", place), changes))
+    task = recipe_kind("ppo").build(recipe)
+    teacher = task.ppo.roles.reference.model
+    assert len(list(quantised_layers(teacher.model))) == 14
+    before = [parameter.detach().clone() for parameter in teacher.model.parameters()]
+    lines = [task.step(step).metrics for step in (1, 2)]
+    assert all(line["kl/full_per_token"].value > 0 for line in lines)
+    assert all(line["policy/gradient_norm"].value > 0 for line in lines)
+    assert all(map(torch.equal, before, teacher.model.parameters()))
 
 
 @installed

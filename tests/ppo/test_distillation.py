@@ -20,6 +20,8 @@ from proximo.models.heads import OutputHead, full_divergence
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.ppo.experience import make_experience
+from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Passes
 from proximo.rewards.source import NoReward
@@ -200,6 +202,17 @@ def test_what_leaves_nothing_to_learn_is_refused(options: dict[str, Any], told: 
         distilled(seed=0, **options)
     with pytest.raises(ConfigError, match="a copy of the policy"):
         PPOTrainer(student(), tiny_tokenizer(), reward=NoReward(), config=config()).train(["a"])
+
+
+def test_a_teacher_of_a_recipe_is_stored_in_bf16_under_bf16(tmp_path: Path) -> None:
+    changes = {"reference": {"config": LLAMA | {"hidden_size": 32}}, "reward": [], "gold": None, "value": {}}
+    changes |= {"ppo.kl": FULL, "ppo.advantage": "return_to_go", "run.precision": "bf16"}
+    task = build_task(PPORecipe.model_validate(changed(recipe_of("ppo", make_inputs(tmp_path)), changes)))
+    other = task.ppo.roles.reference
+    assert other is not None
+    matrices = [weight.dtype for name, weight in other.model.model.named_parameters() if "proj" in name]
+    assert set(matrices) == {torch.bfloat16}
+    assert task.step(1).metrics["kl/full_per_token"].value > 0
 
 
 def test_a_run_without_a_reward_keeps_the_checkpoint_nearest_to_the_teacher(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from pydantic import model_validator
 from proximo.config.devices import ROLES, DevicesConfig
 from proximo.config.placed_roles import PlacedRole, devices_problem
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.run import (
+    WHOLE_WEIGHTS_TRAIN,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScalarModelConfig,
+    TokenizerConfig,
+)
 from proximo.config.schema.base import Section
 from proximo.errors import UserError
 
@@ -120,8 +127,15 @@ def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer:
         raise ValueError(f"{key}.config has no tokenizer: set tokenizer.path")
 
 
-def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
-    """Raises ValueError for 8-bit weights in a run that does not compute in bf16."""
+def check_quantisation(
+    model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig, *, trains: bool = True
+) -> None:
+    """Raises ValueError for a quantised base that would train, and for 8-bit weights in a run that is not in bf16.
+
+    `trains`: whether the model learns, with its adapter if it has one.
+    """
+    if trains and model.quantisation != "none" and model.lora is None:
+        raise ValueError(f"{key}.{WHOLE_WEIGHTS_TRAIN}")
     if model.quantisation == "8bit" and run.precision != "bf16":
         raise ValueError(
             f"{key}.quantisation 8bit rounds more than run.precision {run.precision} allows: set run.precision to "
@@ -129,12 +143,13 @@ def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: Ru
         )
 
 
-def check_reference(model: ModelConfig, key: str, reference: ModelConfig | None) -> None:
-    """Raises ValueError for a reference with an adapter, or if the base of the model's adapter is the reference."""
-    if model.lora is not None and reference is not None:
-        raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
-    if reference is not None and reference.lora is not None:
+def check_reference(reference: ModelConfig | None, run: RunConfig) -> None:
+    """Raises ValueError for a reference with an adapter, or with 8-bit weights in a run that is not in bf16."""
+    if reference is None:
+        return
+    if reference.lora is not None:
         raise ValueError("the reference does not train: remove reference.lora")
+    check_quantisation(reference, "reference", run, trains=False)
 
 
 def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str) -> None:

@@ -152,7 +152,8 @@ class ModelConfig(Section):
     lora: LoRAConfig | None = None
     """Train only an adapter; the base is frozen and serves as the reference."""
     quantisation: Literal["none", "8bit", "4bit"] = "none"
-    """Store the matrices of the base in 4 or 8 bits; requires lora and the extra `low-memory`. 8bit requires bf16."""
+    """Store the matrices of the base in 4 or 8 bits; requires lora where the model trains, and the extra `low-memory`.
+    8bit requires bf16."""
     frozen_layers: int = Field(0, ge=0)
     """The number of first layers to freeze, with the embeddings below them."""
     activation_checkpointing: bool = False
@@ -168,8 +169,8 @@ class ModelConfig(Section):
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
             raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
-        if self.quantisation != "none" and self.lora is None:
-            raise ValueError(WHOLE_WEIGHTS_TRAIN)
+        if self.quantisation != "none" and self.config is not None:
+            raise ValueError("quantisation stores trained weights (path) in few bits, and config has random ones")
         return self
 
 

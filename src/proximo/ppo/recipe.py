@@ -16,6 +16,7 @@ from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
     check_quantisation,
+    check_reference,
     check_tokenizer,
 )
 from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
@@ -105,8 +106,7 @@ class PPORecipe(TrainerRecipe):
                 "with policy.lora the reference is the base, which cannot move: remove "
                 "ppo.kl.reference_every_steps, or train without LoRA"
             )
-        if self.reference is not None and self.reference.lora is not None:
-            raise ValueError("the reference does not train: remove reference.lora")
+        check_reference(self.reference, self.run)
         return self
 
     @model_validator(mode="after")
@@ -210,6 +210,12 @@ class PPORecipe(TrainerRecipe):
     def _can_be_quantised(self) -> Self:
         check_quantisation(self.policy, "policy", self.run)
         check_quantisation(self.value, "value", self.run)
+        stored = "none" if self.reference is None else self.reference.quantisation
+        if stored != "none" and self.ppo.kl.reference_every_steps is not None:
+            raise ValueError(
+                f"reference.quantisation {stored} holds weights that cannot become those of the policy: remove it, or "
+                "ppo.kl.reference_every_steps"
+            )
         whole = self.ppo.uses_critic and self.value.init_from == "policy" and self.value.lora is None
         if self.policy.quantisation != "none" and whole:
             raise ValueError(

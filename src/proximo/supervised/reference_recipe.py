@@ -23,7 +23,9 @@ class ReferenceRecipe(TrainerRecipe):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         check_tokenizer(self.model, "model", self.tokenizer)
-        check_reference(self.model, "model", self.reference)
+        if self.model.lora is not None and self.reference is not None:
+            raise ValueError("with model.lora the base is the reference: remove reference, or train without LoRA")
+        check_reference(self.reference, self.run)
         check_quantisation(self.model, "model", self.run)
         return self
 

@@ -42,10 +42,11 @@ def check_models(
 ) -> None:
     """Raises ModelError if the models of the roles are incompatible, or have weights in half precision.
 
-    `moves`: whether the reference follows the policy.
+    A reference under bf16 may have them (`narrow_frozen`), unless it `moves`, that is follows the policy.
     """
     value = None if isinstance(value, str) else value
-    for role, model in (("policy", policy), ("reference", reference), ("value", value)):
+    stays_narrow = reference is not None and reference.precision.is_half and not moves
+    for role, model in (("policy", policy), ("reference", None if stays_narrow else reference), ("value", value)):
         if model is not None:
             _check_full_precision(model, role=role)
     check_vocabulary(policy.base, tokenizer, role="policy")
