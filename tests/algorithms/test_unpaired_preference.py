@@ -25,6 +25,25 @@ def test_values_worked_out_on_paper() -> None:
     assert loss.tolist() == pytest.approx([0.524979, 0.425557, 0.524979, 0.377541], abs=1e-6)
 
 
+def test_numbers_of_trl() -> None:
+    """What `KTOTrainer._compute_loss` of TRL 1.16.0 gave for these log-probs: the mean loss, z0, and the gradient."""
+    policy, reference = ratios(-5.0, -7.5, -3.25, -9.0), ratios(-6.0, -7.0, -5.5, -8.5)
+    point = reference_point(ratios(-10.0, -11.0, -8.0, -12.5) - ratios(-11.5, -10.0, -9.5, -13.0))
+    assert point.item() == 0.625
+    loss = kto_loss(
+        policy - reference,
+        torch.tensor([True, False, True, False]),
+        beta=0.3,
+        reference_point=point.item(),
+        desirable_weight=1.5,
+        undesirable_weight=0.7,
+    ).mean()
+    assert loss.item() == pytest.approx(0.46539114929815173, rel=1e-12)
+    (slopes,) = torch.autograd.grad(loss, policy)
+    wanted = [-0.02803619811789591, 0.012758227797022355, -0.026518006159242366, 0.012758227797022355]
+    assert slopes.tolist() == pytest.approx(wanted, rel=1e-12)
+
+
 def test_weights_scale_the_losses_of_their_labels() -> None:
     values = ratios(1.0, 5.0, 3.0, -3.0)
     plain = kto_loss(values, DESIRABLE, beta=0.1, reference_point=2.0)
