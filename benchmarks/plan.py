@@ -194,7 +194,7 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
 
 def predict(kind: str, recipe: dict[str, Any]) -> float:
     """MiB, as `proximo plan` says it."""
-    from proximo.plan.stages import make_plans
+    from proximo.plan.profiling import make_plans
     from proximo.trainer_kinds import recipe_kind
 
     checked: Any = recipe_kind(kind).schema.model_validate(recipe)

@@ -1,5 +1,8 @@
 """The tree of the sources: no folder is a hall. Which way imports go is held by import-linter (pyproject.toml)."""
 
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "proximo"
@@ -15,3 +18,19 @@ def test_every_folder_at_the_top_has_its_row_on_the_page() -> None:
     page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
     tops = [path.name for path in FOLDERS if path.parent == SOURCE and path.name != "recipes"]
     assert not [name for name in tops if f"| `src/proximo/{name}/` |" not in page]
+
+
+def test_no_files_import_each_other_in_a_ring() -> None:
+    """import-linter orders folders, and passes over types; here imports in functions and for type checkers count."""
+    files = {"proximo." + ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
+    TopologicalSorter({name: set(imported(name)) & files for name in files}).prepare()  # a CycleError names the ring
+
+
+def imported(name: str) -> Iterator[str]:
+    """What a file imports anywhere in it, as modules, and as modules that are taken out of their folder by name."""
+    path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))

@@ -34,8 +34,8 @@ from proximo.run.build.conversion import example_options
 from proximo.run.build.data import read_split
 from proximo.run.build.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
-from proximo.run.logs import Record
 from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.task import Record
 from proximo.supervised.plan import plan_update
 from proximo.supervised.sft.recipe import SFTRecipe
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss

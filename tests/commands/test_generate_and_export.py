@@ -24,7 +24,7 @@ from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.rollout.sampling import SamplingOptions
-from proximo.run.logs import Record
+from proximo.run.task import Record
 
 IDS = torch.tensor([[1, 7, 8, 9, 10]])
 

@@ -15,8 +15,8 @@ from proximo.models.packing import pack_responses
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource
+from proximo.plan.profiling import make_plans
 from proximo.plan.record import Phase
-from proximo.plan.stages import make_plans
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import make_inputs
 

@@ -12,7 +12,7 @@ from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError, ModelError
 from proximo.learner.optimizer import OptimizerOptions, make_optimizer
-from proximo.plan.stages import make_plans
+from proximo.plan.profiling import make_plans
 from proximo.plan.static_memory import optimizer_bytes
 from proximo.plan.text import advice, describe
 from proximo.ppo import from_recipe

@@ -10,7 +10,7 @@ from proximo.cli.planning import parse_bytes, parse_machine
 from proximo.errors import ConfigError
 from proximo.plan.alternatives import alternatives, compare, fastest
 from proximo.plan.machine import MACHINES
-from proximo.plan.stages import make_plans
+from proximo.plan.profiling import make_plans
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LORA, changed, make_inputs, recipe_of

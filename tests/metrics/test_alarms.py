@@ -10,6 +10,7 @@ import pytest
 from made_up_runs import ppo_line, write_dpo_run, write_ppo_run, write_reward_run, write_sft_run
 
 from proximo.metrics.alarms import Rule, Severity, fifth_noise, fifths, find_alarms
+from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.run_files import Run, Series, read_run
 from proximo.ppo.kind import PPO
 from proximo.supervised.dpo.kind import DPO
@@ -47,7 +48,7 @@ def stuck(part: float) -> float:
 
 
 def titles(run: Run) -> list[str]:
-    trainer = run.trainer
+    trainer = trainer_by_metrics(run.names)
     assert trainer is not None
     return [alarm.title for alarm in find_alarms(run, trainer.metrics.rules)]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from proximo.plan.stages import make_plans
+from proximo.plan.profiling import make_plans
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.model import ModelReward

@@ -20,7 +20,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.plan.stages import make_plans
+from proximo.plan.profiling import make_plans
 from proximo.ppo.extra_calls import ExtraCall
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import PolicyWorker

@@ -11,7 +11,8 @@ from builders import real_data, tiny_language_model
 from fake_vllm import fake_environment
 from proximo.cli import main
 from proximo.config.loader import load_recipe
-from proximo.plan.stages import Plan, make_plans
+from proximo.plan.profiling import make_plans
+from proximo.plan.record import Plan
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gsm8k-vllm": {

@@ -19,7 +19,7 @@ from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.sharing.shared_base import base_alone, is_shared
-from proximo.run.loop import Record
+from proximo.run.task import Record
 from proximo.supervised.dpo.build import build_task
 from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
 from proximo.supervised.dpo.task import DPOTask

@@ -12,6 +12,8 @@ from proximo.checkpoint.state import SavedState
 from proximo.checkpoint.writers import STATE
 from proximo.errors import CheckpointError
 
+ROLES = ("policy", "reward", "value", "average", "reference")
+"""Model folders of a checkpoint, in this order: the first one present is the model that the run trained."""
 STEP_NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -32,6 +34,11 @@ class Checkpoint:
             held = ", ".join(sorted(entry.name for entry in self.folder.iterdir()))
             raise CheckpointError(f"the checkpoint {self.folder} has no {name!r}; it holds {held}")
         return path
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles whose model it holds, the one that the run trained first."""
+        return tuple(role for role in ROLES if (self.folder / role).is_dir())
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:

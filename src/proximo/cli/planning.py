@@ -63,7 +63,7 @@ def plan(
     loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     num_ranks = _num_ranks(loaded.recipe, devices)
     from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
-    from proximo.plan.stages import make_plans
+    from proximo.plan.profiling import make_plans
     from proximo.plan.text import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proximo.checkpoint.run_folder import settle_run
 from proximo.errors import RunFolderError, UserError
+from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.comparison import NamedRun, comparison_page
 from proximo.metrics.report.page import REPORT_NAME, report_page, stage_folders
 from proximo.metrics.report.rendering import is_page, write_page
@@ -104,7 +105,7 @@ def _groups(runs: Sequence[NamedRun]) -> Iterator[Sequence[NamedRun]]:
         yield runs
         return
     for kind in trainer_kinds():
-        members = [run for run in runs if run.run.trainer is kind]
+        members = [run for run in runs if trainer_by_metrics(run.run.names) is kind]
         if len({run.label for run in members}) > 1:
             yield members
 
@@ -120,7 +121,7 @@ def _named(folder: Path, label: str, colour: int) -> Sequence[NamedRun]:
     """The run, or the stages of a pipeline that have metrics. Raises RunFolderError if there are none."""
     stages = _stages(folder)
     runs = [NamedRun(label=label, colour=colour, run=read_run(stage), is_stage=stage != folder) for stage in stages]
-    if known := [run for run in runs if run.run.trainer is not None]:
+    if known := [run for run in runs if trainer_by_metrics(run.run.names) is not None]:
         return known
     _refuse_nothing_to_report(stages)
     raise RunFolderError(f"the run in {folder} has recorded no metric, so there is nothing to compare")

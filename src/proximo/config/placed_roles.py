@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proximo.config.devices import ROLES, DevicesConfig
-from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig
-
-if TYPE_CHECKING:
-    from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +31,25 @@ class PlacedRole:
     """The role whose weights are copied or averaged into its own during the run."""
 
 
-def devices_problem(recipe: "Recipe", num_ranks: int) -> str | None:
+class Placing(Protocol):
+    """What the recipe of one trainer says about ranks."""
+
+    @property
+    def run(self) -> RunConfig: ...
+
+    @property
+    def devices(self) -> DevicesConfig: ...
+
+    def placed_roles(self) -> tuple[PlacedRole, ...]: ...
+
+
+class Staged(Protocol):
+    """A recipe of one trainer or more, each with the prefix of its keys."""
+
+    def given_stages(self) -> Iterator[tuple[str, Placing]]: ...
+
+
+def devices_problem(recipe: Staged, num_ranks: int) -> str | None:
     """The first reason why a recipe cannot run on that many ranks; None if it can.
 
     Call it before anything is loaded, where the number of ranks is known. docs/scale.md lists the reasons.
@@ -45,7 +60,7 @@ def devices_problem(recipe: "Recipe", num_ranks: int) -> str | None:
     return None
 
 
-def _problems(recipe: "TrainerRecipe", num_ranks: int, prefix: str) -> Iterator[str]:
+def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
     devices, at = recipe.devices, f"{prefix}devices"
     for placed in recipe.placed_roles():
         if placed.has_common_tensors and not placed.trains and devices.offload_of(placed.role) == "idle":
@@ -90,7 +105,7 @@ def _other_place(placed: PlacedRole, devices: DevicesConfig, at: str) -> Iterato
             )
 
 
-def _unshardable(placed: PlacedRole, recipe: "TrainerRecipe", prefix: str) -> Iterator[str]:
+def _unshardable(placed: PlacedRole, recipe: Placing, prefix: str) -> Iterator[str]:
     instead = f"{prefix}devices.{placed.role}.shard to replicate"
     if placed.model is not None and placed.model.quantisation != "none":
         yield (
@@ -110,7 +125,7 @@ def _unshardable(placed: PlacedRole, recipe: "TrainerRecipe", prefix: str) -> It
             )
 
 
-def unused_devices_keys(recipe: "TrainerRecipe", shared: DevicesConfig) -> Iterator[tuple[str, str]]:
+def unused_devices_keys(recipe: Placing, shared: DevicesConfig) -> Iterator[tuple[str, str]]:
     """Keys of the section `devices` that have no effect, each with the reason.
 
     `shared`: the section of the pipeline, whose values a stage does not answer for; or one of defaults.

@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 
@@ -67,9 +68,9 @@ def json_schema(kind: str | None = None) -> dict[str, Any]:
     return {"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema}
 
 
-def _sections() -> dict[type[Section], list[str]]:
+def _sections() -> dict[type[BaseModel], list[str]]:
     """Section -> the paths at which it occurs in the recipes of single stages."""
-    places: dict[type[Section], list[str]] = {}
+    places: dict[type[BaseModel], list[str]] = {}
     for kind in trainer_kinds():
         for path, section in key_paths(kind.schema):
             if len(path) > 1:
@@ -79,11 +80,11 @@ def _sections() -> dict[type[Section], list[str]]:
     return places
 
 
-def _title(section: type[Section]) -> str:
+def _title(section: type[BaseModel]) -> str:
     return section.__name__.removesuffix("Config")
 
 
-def _prose(section: type[Section]) -> str:
+def _prose(section: type[BaseModel]) -> str:
     return " ".join((section.__doc__ or "").split())
 
 
@@ -92,7 +93,7 @@ def _places(places: list[str]) -> str:
     return shown if len(places) <= MOST_PLACES else f"{shown} and {len(places) - MOST_PLACES} more"
 
 
-def _table(section: type[Section]) -> str:
+def _table(section: type[BaseModel]) -> str:
     rows = [
         f"| `{name}` | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |"
         for name, field in section.model_fields.items()
@@ -126,7 +127,7 @@ def _name(kind: Any) -> str:
     return f"list of {what}" if items[-1] is Ellipsis else f"list of {len(items)} ({what})"
 
 
-def _link(section: type[Section]) -> str:
+def _link(section: type[BaseModel]) -> str:
     kinds = f" (kind {', '.join(kinds_of(section))})" if kinds_of(section) else ""
     recipes = {kind.schema: f"recipe-of-proximo-{kind.name}" for kind in recipe_kinds()}
     return f"[{_title(section)}](#{recipes.get(section, _title(section).lower())}){kinds}"

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proximo.metrics.catalogue import trainer_by_metrics
-from proximo.trainer_kinds import TrainerKind, trainer_kinds
-
 TRAINING_SAMPLES_KEPT = 400
 
 
@@ -118,11 +115,6 @@ class Run:
         return tuple(dict.fromkeys(name for line in self.lines for name in line if name != "step"))
 
     @property
-    def trainer(self) -> TrainerKind | None:
-        """Recognised by the recorded metrics; None for a run that has recorded none."""
-        return trainer_by_metrics(self.names)
-
-    @property
     def last_step(self) -> int | None:
         return int(self.lines[-1]["step"]) if self.lines else None
 
@@ -150,11 +142,11 @@ def read_run(folder: Path, *, name: str | None = None) -> Run:
     )
 
 
-def _planned_steps(config: object, lines: tuple[Mapping[str, float], ...]) -> int | None:
+def _planned_steps(config: Mapping[str, Any] | None, lines: tuple[Mapping[str, float], ...]) -> int | None:
     """Planned steps of an unfinished run, from its configuration or its epochs so far; None if unknown."""
     done = lines[-1].get("progress/epoch", 0.0) if lines else 0.0
-    for kind in trainer_kinds():
-        epochs, steps = (setting(config, kind.name, key) for key in ("num_epochs", "num_steps"))
+    for section in (config or {}).values():  # that of the trainer alone has either
+        epochs, steps = (setting(section, key) for key in ("num_epochs", "num_steps"))
         if epochs and done > 0:
             return math.ceil(lines[-1]["step"] * epochs / done - 1e-6)
         if steps:

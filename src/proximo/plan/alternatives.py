@@ -7,9 +7,9 @@ from proximo.config.devices import DevicesConfig
 from proximo.config.placed_roles import devices_problem
 from proximo.config.recipe import Recipe
 from proximo.plan.machine import Machine
+from proximo.plan.profiling import ProfiledStage, plan_of, profile_stages
 from proximo.plan.ranks_text import gib
 from proximo.plan.record import Plan
-from proximo.plan.stages import ProfiledStage, plan_of, profile_stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

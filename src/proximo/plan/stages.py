@@ -1,34 +1,14 @@
-"""Makes the plans of a recipe, one per stage. Each trainer supplies the models and passes of its stage."""
+"""What a trainer is given to plan a stage, and what it reports."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.errors import ModelError, ProximoError
 from proximo.models.context_length import position_limit
-from proximo.models.fake_tensor_profiler import shapes_only
-from proximo.models.fast_path import planning_for
-from proximo.models.precision.placement import Precision, resolve_precision
-from proximo.models.pretrained.sources import first_part
+from proximo.models.precision.placement import Precision
 from proximo.plan.cost_model import Batches, Lengths, Model, StepCost
-from proximo.plan.limits import check_plannable, notes_on
-from proximo.plan.machine import MACHINES, Machine
 from proximo.plan.rank_layout import ONE_RANK, Layout, Ranks, lay_out
-from proximo.plan.rank_memory import rank_memory
-from proximo.plan.rank_traffic import rank_costs
-from proximo.plan.record import Phase, Plan
-from proximo.plan.static_memory import OptimizedModules, role_sizes, static_bytes
+from proximo.plan.static_memory import OptimizedModules
 from proximo.plan.weightless_models import ModelConfigs
-from proximo.run.build.models import lora_options
-from proximo.trainer_kinds import trainer_of
-
-PROCESS = "process"
-PROCESS_BYTES = 100 * 2**20
-"""Bytes on a CPU for data, tokenizer, logs and libraries that are loaded late. Measured by benchmarks/plan.py."""
-ALLOCATOR = "allocator"
-ALLOCATOR_SHARE = 0.5
-"""Fragmentation of the glibc heap on a CPU, as a share of activations, gradients and temporaries in it. Measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,106 +42,6 @@ class StageCosts:
     layout: Layout
     notes: tuple[str, ...] = ()
     """Sentences about costs that the plan does not count."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfiledStage:
-    """A stage whose passes were profiled."""
-
-    recipe: TrainerRecipe
-    costs: StageCosts
-    precision: Precision
-    device: str
-
-
-def make_plans(
-    recipe: Recipe, *, device: str = "cpu", num_ranks: int = 1, machine: Machine | None = None
-) -> list[Plan]:
-    """One plan for each stage. `device` is the device type that the recipe resolves to: cpu, cuda or mps.
-
-    With several ranks the plan is that of one of them; `machine` is what they run on, None for that of the device.
-    Raises ModelError if a model's configuration cannot be read or its passes cannot be profiled, and ConfigError if the
-    recipe has an option that cannot be planned.
-    """
-    stages = profile_stages(recipe, device=device, num_ranks=num_ranks)
-    return [plan_of(stage, stage.costs.layout, machine or MACHINES[device]) for stage in stages]
-
-
-def profile_stages(recipe: Recipe, *, device: str, num_ranks: int) -> list[ProfiledStage]:
-    """Run the passes of every stage on fake tensors. Raises as `make_plans`."""
-    stages = dict(recipe.given_stages())
-    for stage in stages.values():
-        check_plannable(stage)
-    configs = ModelConfigs(folder=None if "" in recipe.stages() else Path(recipe.run.folder))
-    profiled = []
-    with shapes_only(), planning_for(device):
-        for prefix, stage in stages.items():
-            ranks = Ranks(num=num_ranks, devices=stage.devices) if num_ranks > 1 else ONE_RANK
-            profiled.append(_profile(stage, configs, device, ranks))
-            _keep_result(stage, profiled[-1].costs.models, configs, f"@{prefix.removesuffix('.')}")
-    return profiled
-
-
-def _keep_result(recipe: TrainerRecipe, models: Mapping[str, Model], configs: ModelConfigs, name: str) -> None:
-    """Record the configuration of the stage's result for later stages that load it."""
-    section, model = next(iter(recipe.models().values())), next(iter(models.values()))
-    configs.results[name] = model.base.config
-    if section.lora is not None:
-        configs.adapters[name] = lora_options(section.lora, seed=0)
-
-
-def _profile(recipe: TrainerRecipe, configs: ModelConfigs, device: str, ranks: Ranks) -> ProfiledStage:
-    float32_head = recipe.run.head_precision == "float32"
-    precision = resolve_precision(recipe.run.precision, device=device, float32_head=float32_head)
-    context = StageContext(configs=configs, precision=precision, device=device, ranks=ranks)
-    try:
-        costs = trainer_of(recipe).plan(recipe, context)
-    except (RuntimeError, NotImplementedError) as error:  # a wrong shape, or a data-dependent one
-        if isinstance(error, ProximoError):
-            raise
-        raise ModelError(
-            f"no plan: a pass of this model cannot be profiled without weights: {first_part(error)}"
-        ) from error
-    return ProfiledStage(recipe=recipe, costs=costs, precision=precision, device=device)
-
-
-def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
-    """The plan of a stage. `layout`: that of its costs, or one whose passes cost the same."""
-    recipe, stage, device = profiled.recipe, profiled.costs, profiled.device
-    alone, is_half = layout.ranks.num == 1, profiled.precision.is_half
-    static = static_bytes(stage.models, stage.optimized) if alone else {}
-
-    def parts(cost: StepCost) -> dict[str, int]:
-        if alone:
-            return {**static, **cost.parts}
-        return rank_memory(layout, stage.optimized, cost, has_own_memory=device == "cuda")
-
-    return Plan(
-        stage=trainer_of(recipe).name,
-        trained=tuple(key for key in recipe.models() if key != "reference"),
-        device=device,
-        precision="bf16" if is_half else profiled.precision.value,
-        roles=role_sizes(stage.models),
-        phases=tuple(
-            Phase(
-                name=name,
-                parts={**parts(cost), **_overhead(cost, device)},
-                tokens=cost.tokens,
-                flops=cost.flops,
-            )
-            for name, cost in stage.costs.items()
-        ),
-        sequence=stage.update.lengths,
-        microbatch_tokens=stage.update.max_tokens,
-        token_budget=stage.token_budget,
-        notes=(*notes_on(recipe), *stage.notes),
-        ranks=None if alone else rank_costs(layout, stage.optimized, stage.costs, machine, is_half=is_half),
-    )
-
-
-def _overhead(cost: StepCost, device: str) -> dict[str, int]:
-    """Resident memory beyond the tensors, on a CPU only: on an accelerator only tensors are counted."""
-    return {PROCESS: PROCESS_BYTES, ALLOCATOR: int(ALLOCATOR_SHARE * cost.heap)} if device == "cpu" else {}
 
 
 def truncated_lengths(models: Mapping[str, Model], *, prompt: int, response: int) -> Lengths:

@@ -24,8 +24,8 @@ from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
 from proximo.run.build.engine import EngineServers
 from proximo.run.checkpointing import update_counts
-from proximo.run.logs import Record
 from proximo.run.memory import peak_memory_mib
+from proximo.run.task import Record
 
 Gold = Sequence[float | None]
 

@@ -12,8 +12,6 @@ from proximo.errors import RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
 from proximo.trainer_kinds import trainer_kinds
 
-ROLES = ("policy", "reward", "value", "average", "reference")
-"""Model folders of a checkpoint, in this order: the first one present is the model that the run trained."""
 STEP = re.compile(r"step-0*(\d+)")
 
 
@@ -63,7 +61,7 @@ def find_model(folder: Path, checkpoint: str = "latest", role: str | None = None
     """
     store, step = _chosen(folder, checkpoint)
     found = store.load(step, parts=())
-    held = [name for name in ROLES if (found.folder / name).is_dir()]
+    held = found.roles
     wanted = role or (held[0] if held else "policy")
     if wanted not in held:
         raise RunFolderError(f"the checkpoint {found.folder} has no {wanted} model; it has {', '.join(held)}")

@@ -1,7 +1,6 @@
 """Writes each step's line to metrics.jsonl, its samples to samples.jsonl, and both to every sink."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.checkpoint.logs import JsonLines
@@ -12,17 +11,9 @@ from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.sinks import Sink
 from proximo.metrics.tensorboard_sink import TensorBoardSink
-from proximo.metrics.values import Last, MetricValue, Sum
+from proximo.metrics.values import Last, Sum
 from proximo.run.sinks import failures_of, open_sinks
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """Metrics and samples of a step or an evaluation."""
-
-    metrics: Mapping[str, MetricValue]
-    samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    """Rows of samples.jsonl, without the step number."""
+from proximo.run.task import Record
 
 
 class Logs:

@@ -23,7 +23,6 @@ from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
 from proximo.run.folders import check_folders
 from proximo.run.hub.checks import check_push
-from proximo.run.logs import Record
 from proximo.run.memory import memory_advice
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
@@ -33,7 +32,7 @@ from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.resumption import check_settings, load_to_resume
 from proximo.run.sinks import check_sinks
-from proximo.run.task import Task
+from proximo.run.task import Record, Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
 

@@ -18,6 +18,7 @@ from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ScalarModelConfig
 from proximo.errors import RunFolderError
+from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import before_after
 from proximo.metrics.run_files import Run, read_run
@@ -56,7 +57,8 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> s
 
 
 def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter: bool) -> ModelCardData:
-    tags = ["proximo", *([run.trainer.name] if run.trainer else []), *(["lora"] if is_adapter else [])]
+    trainer = trainer_by_metrics(run.names)
+    tags = ["proximo", *([trainer.name] if trainer else []), *(["lora"] if is_adapter else [])]
     base = _base(recipe, role) if recipe else None
     data = [each.name for each in _data_inputs(recipe) if each.kind == "Hub"] if recipe else []
     results = _evaluation_results(run, recipe, role)
@@ -109,7 +111,8 @@ def _base(recipe: TrainerRecipe, role: str) -> Input | None:
 
 
 def _stage(run: Run) -> str:
-    return run.trainer.task if run.trainer else "a training run"
+    trainer = trainer_by_metrics(run.names)
+    return trainer.task if trainer else "a training run"
 
 
 def _training(recipe: TrainerRecipe | None, run: Run) -> Iterator[str]:
@@ -201,8 +204,8 @@ def _limits(run: Run, recipe: TrainerRecipe | None, role: str) -> Iterator[str]:
     lines = []
     if role == "value":
         lines.append("- It knows the answers of the policy that it was trained beside, and no others.")
-    elif run.trainer:
-        lines.append(f"- {run.trainer.limits(recipe) if recipe else run.trainer.card_limits}")
+    elif trainer := trainer_by_metrics(run.names):
+        lines.append(f"- {trainer.limits(recipe) if recipe else trainer.card_limits}")
     lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
     lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
     yield "\n".join(lines)

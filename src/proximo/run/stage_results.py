@@ -5,7 +5,6 @@ from pathlib import Path
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.stages import MARK
 from proximo.errors import ConfigError
-from proximo.run.checkpoint_lookup import ROLES
 
 
 def stage_result(folder: Path, reference: str) -> Path:
@@ -21,5 +20,4 @@ def stage_result(folder: Path, reference: str) -> Path:
             f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
             f"give the recipe a section {stage}, or name a model by its path"
         )
-    role = next(role for role in ROLES if (checkpoint.folder / role).is_dir())
-    return checkpoint.path(role)
+    return checkpoint.path(checkpoint.roles[0])

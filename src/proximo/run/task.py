@@ -1,11 +1,21 @@
 """The interface of a training task, which the run loop (loop.py) drives."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
-from proximo.run.logs import Record
+from proximo.metrics.values import MetricValue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Metrics and samples of a step or an evaluation."""
+
+    metrics: Mapping[str, MetricValue]
+    samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """Rows of samples.jsonl, without the step number."""
 
 
 class Task(Protocol):

@@ -13,7 +13,7 @@ from proximo.data.preferences import PreferencePair
 from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import calibration
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
-from proximo.run.logs import Record
+from proximo.run.task import Record
 from proximo.supervised.pair_scores import PairMeasures, pair_metrics, pair_sample
 from proximo.supervised.task import Config, Model, SupervisedTask, mean_loss
 

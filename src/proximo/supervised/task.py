@@ -22,8 +22,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.run.build.conversion import optimizer_options, schedule_notes
 from proximo.run.checkpointing import restore_models, update_counts, writers_for
-from proximo.run.logs import Record
 from proximo.run.memory import peak_memory_mib
+from proximo.run.task import Record
 
 MAX_CONSECUTIVE_SKIPS = 8
 """The run stops after this many consecutive updates with a non-finite loss or gradient: the model has diverged."""

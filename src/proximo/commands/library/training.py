@@ -120,7 +120,7 @@ class Training:
     def plan(self) -> "list[Plan]":
         """Memory and compute of a step of each stage, on this kind of device."""
         from proximo.plan.machine import MACHINES, device_kind
-        from proximo.plan.stages import make_plans
+        from proximo.plan.profiling import make_plans
 
         device = device_kind(self.recipe.run)
         return make_plans(self.recipe, device=device, num_ranks=self._num_ranks(), machine=MACHINES[device])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
+from proximo.config.schema.validation_messages import construction_error
 from proximo.errors import ConfigError
 
 NUMBERS = (int, float, int | None, float | None)
@@ -35,9 +36,6 @@ class _SectionMeta(type(BaseModel)):
             try:
                 return super().__call__(**values)
             except ValidationError as error:
-                # Imported here, because validation_messages imports this module.
-                from proximo.config.schema.validation_messages import construction_error
-
                 raise construction_error(error, cls, values) from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from proximo.config.schema.base import Section
+from pydantic import BaseModel
 
 Path = tuple[str, ...]
 
@@ -37,12 +37,12 @@ def item_annotation(annotation: Any) -> Any:
     return lists[0][0] if lists else Any
 
 
-def sections_of(annotation: Any) -> tuple[type[Section], ...]:
+def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
     """The section classes that the type allows."""
-    return tuple(kind for kind in alternatives(annotation) if isinstance(kind, type) and issubclass(kind, Section))
+    return tuple(kind for kind in alternatives(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
-def section_for(annotation: Any, value: Any) -> type[Section] | None:
+def section_for(annotation: Any, value: Any) -> type[BaseModel] | None:
     """The section class for `value`. If the type allows several, its `kind` decides; None if no class fits."""
     sections = sections_of(annotation)
     if len(sections) < 2:
@@ -51,7 +51,7 @@ def section_for(annotation: Any, value: Any) -> type[Section] | None:
     return next((section for section in sections if kind in kinds_of(section)), None)
 
 
-def kinds_of(section: type[Section]) -> tuple[str, ...]:
+def kinds_of(section: type[BaseModel]) -> tuple[str, ...]:
     """The values of `kind` that select a section in a union; empty for a section without kinds."""
     return get_args(section.model_fields["kind"].annotation) if "kind" in section.model_fields else ()
 
@@ -86,7 +86,7 @@ def _annotation_below(annotation: Any, node: Any, piece: str) -> Any:
     return Any if free_form else None
 
 
-def key_paths(annotation: Any, prefix: Path = ()) -> Iterator[tuple[Path, type[Section]]]:
+def key_paths(annotation: Any, prefix: Path = ()) -> Iterator[tuple[Path, type[BaseModel]]]:
     """All paths below a type in the order of the schema, with the section that declares each.
 
     Lists have one item, 0.

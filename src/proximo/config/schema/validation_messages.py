@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from proximo.config.schema.base import Section
 from proximo.config.schema.fields import (
     Path,
     annotation_at,
@@ -63,7 +62,7 @@ class Source:
 
     document: Document
     overrides: tuple[Override, ...]
-    schema: type[Section]
+    schema: type[BaseModel]
     tree: dict[str, Any]
     """The values with overrides applied, before validation."""
 

@@ -5,7 +5,7 @@ Prefers held-out metrics, since they compare the same prompts; training metrics 
 
 from dataclasses import dataclass
 
-from proximo.metrics.catalogue import catalogue
+from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Better
 from proximo.metrics.run_files import Run
 
@@ -38,9 +38,10 @@ class BeforeAfter:
 
 def before_after(run: Run) -> tuple[BeforeAfter, ...]:
     """The main metrics of the run's trainer that the run has recorded."""
-    if run.trainer is None:
+    trainer = trainer_by_metrics(run.names)
+    if trainer is None:
         return ()
-    rows = (_row(run, label, names) for label, names in run.trainer.metrics.before_after.items())
+    rows = (_row(run, label, names) for label, names in trainer.metrics.before_after.items())
     return tuple(row for row in rows if row is not None)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from zlib import crc32
 
 from proximo.errors import redacted
-from proximo.metrics.catalogue import catalogue
+from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.curves import Section
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.notebook.html import Card, Column, Drawing, Table, table_html
@@ -50,8 +50,9 @@ class Samples(list[Mapping[str, Any]]):
 
 def run_card(run: Run, *, folder: str) -> Card:
     """A run: what it is, its headline figures before and after, alarms, curves, and some samples."""
+    trainer = trainer_by_metrics(run.names)
     return Card(
-        title=f"{run.trainer.title if run.trainer else UNTITLED}: {run.name}",
+        title=f"{trainer.title if trainer else UNTITLED}: {run.name}",
         facts=[("Folder", folder), *((label, redacted(text)) for label, text in facts(run))],
         warnings=[f"{alarm.title}. {alarm.detail} {alarm.advice}" for alarm in run_alarms(run)],
         tables=list(_figures(run)),
@@ -115,7 +116,8 @@ def _figures(run: Run) -> Iterator[Table]:
 
 def _drawings(run: Run, *, key: str) -> Iterator[Drawing]:
     """The main curves in order. `key` must be unique in the notebook."""
-    curves = [curve for curve in run.trainer.metrics.curves if curve.section is Section.MAIN] if run.trainer else []
+    trainer = trainer_by_metrics(run.names)
+    curves = [curve for curve in trainer.metrics.curves if curve.section is Section.MAIN] if trainer else []
     if len(run.lines) < 2 or not curves:
         return
     from proximo.metrics.report.plots import draw_curve  # imports matplotlib

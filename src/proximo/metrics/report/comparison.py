@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm
+from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.curves import Section, Trace
 from proximo.metrics.report.before_after import BeforeAfter, before_after
 from proximo.metrics.report.head import facts
@@ -117,7 +118,8 @@ def compared(runs: Sequence[NamedRun], *, key: str) -> Comparison:
 
     Runs of different trainers are compared in what at least two of them have.
     """
-    trainers = list(dict.fromkeys(run.run.trainer for run in runs if run.run.trainer is not None))
+    recognised = (trainer_by_metrics(run.run.names) for run in runs)
+    trainers = list(dict.fromkeys(trainer for trainer in recognised if trainer is not None))
     same_kind = len(trainers) == 1
     heads = tuple(_compared(run) for run in runs)
     samples = _side_by_side(runs, heads)

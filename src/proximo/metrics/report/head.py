@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.formatting import format_duration
 from proximo.metrics.run_files import Run, setting
 from proximo.trainer_kinds import TrainerKind
@@ -12,9 +13,10 @@ TIMED = ("time/step_seconds", "time/evaluate_seconds")
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:
     """(label, text) of each fact that the run's files contain."""
+    trainer = trainer_by_metrics(run.names)
     entries = {
         "Model": model_of(run.config),
-        "Task": task_of(run.config, run.trainer) if run.trainer else "",
+        "Task": task_of(run.config, trainer) if trainer else "",
         "Device": _device(run),
         "Duration": _duration(run),
         "Outcome": outcome_words(run),

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.curves import Section
 from proximo.metrics.formatting import format_duration
 from proximo.metrics.report.head import TIMED, outcome_words
@@ -123,7 +124,8 @@ class LivePage:
         status = run_status(run, quiet_seconds=time.time() - _last_written(stage))
         if stage == self.folder:
             return status
-        name = run.trainer.short_title if run.trainer else stage.name
+        trainer = trainer_by_metrics(run.names)
+        name = trainer.short_title if trainer else stage.name
         return Status(kind=status.kind, words=f"{name}: {status.words}", share=status.share)
 
 

@@ -9,7 +9,7 @@ import yaml
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
-from proximo.metrics.catalogue import catalogue
+from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.curves import Curve, Section
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
@@ -104,7 +104,7 @@ class Stage:
 def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Section)) -> Stage:
     """The view of a run. `key` must be unique among the stages of a page. `sections`: whose curves are drawn."""
     samples, pairs = pair_samples(run), sorted(run.samples.pairs, key=lambda pair: pair.margin)
-    trainer = run.trainer
+    trainer = trainer_by_metrics(run.names)
     return Stage(
         key=key,
         short_title=trainer.short_title if trainer else UNTITLED,
@@ -132,7 +132,8 @@ def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Sectio
 
 def run_alarms(run: Run) -> tuple[Alarm, ...]:
     """Alarms of the run by its trainer's rules; empty if the run has recorded nothing."""
-    return find_alarms(run, run.trainer.metrics.rules) if run.trainer else ()
+    trainer = trainer_by_metrics(run.names)
+    return find_alarms(run, trainer.metrics.rules) if trainer else ()
 
 
 def headlines(stages: Sequence[Stage]) -> tuple[Headline, ...]:
@@ -159,7 +160,8 @@ def tile(row: BeforeAfter) -> Tile:
 def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
     from proximo.metrics.report.plots import draw_curve
 
-    curves = run.trainer.metrics.curves if run.trainer else ()
+    trainer = trainer_by_metrics(run.names)
+    curves = trainer.metrics.curves if trainer else ()
     for curve in curves:
         plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
         if plot is not None:

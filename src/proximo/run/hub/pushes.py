@@ -22,7 +22,6 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.config.push import PushConfig
 from proximo.errors import redacted
 from proximo.models.pretrained.sharded import holds_shards
-from proximo.run.checkpoint_lookup import ROLES
 from proximo.run.model_card import write_card
 
 STATE = "state.json"
@@ -125,7 +124,7 @@ class Pushes:
             time.sleep(POLL_SECONDS)
 
     def _begin(self, checkpoint: Checkpoint) -> None:
-        role = next(role for role in ROLES if (checkpoint.folder / role).is_dir())
+        role = checkpoint.roles[0]
         source = checkpoint.folder / role
         if holds_shards(source):  # made whole at the end of the run
             return

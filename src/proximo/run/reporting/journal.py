@@ -19,11 +19,12 @@ from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import read_run
 from proximo.metrics.values import Sum
 from proximo.run.hub.pushes import Pushes
-from proximo.run.logs import Logs, Record
+from proximo.run.logs import Logs
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.reporting.progress_messages import progress_messages, progress_warnings
 from proximo.run.sinks import GuardedSink
+from proximo.run.task import Record
 
 
 class Journal:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from proximo.distributed.world import World
 from proximo.metrics.values import Last, MetricValue
-from proximo.run.logs import Record
+from proximo.run.task import Record
 
 COUNTS = ("trained_tokens", "sampled_tokens")
 """What ranks count (`World.counts`)."""

@@ -15,7 +15,7 @@ from proximo.data.labelled import LabelledResponse
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
-from proximo.run.logs import Record
+from proximo.run.task import Record
 from proximo.supervised.answers import AnswerBatch, answer_batches, answer_logprobs
 from proximo.supervised.kto.label_scores import LabelScores, label_metrics, label_sample
 from proximo.supervised.kto.recipe import KTOConfig

@@ -17,7 +17,7 @@ from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.batching import plan_own_share
 from proximo.models.packing import Packed, pack, pack_nothing
 from proximo.models.scalar import ScalarModel
-from proximo.run.logs import Record
+from proximo.run.task import Record
 from proximo.supervised.prm.recipe import PRMConfig
 from proximo.supervised.prm.step_scores import JudgedSteps, evaluation_metrics, solution_sample, training_metrics
 from proximo.supervised.task import SupervisedTask, mean_loss

@@ -13,7 +13,7 @@ from proximo.learner.update import UpdateResult
 from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
-from proximo.run.logs import Record
+from proximo.run.task import Record
 from proximo.supervised.sft.recipe import SFTConfig
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 
