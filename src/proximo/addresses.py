@@ -1,4 +1,4 @@
-"""Checks addresses of services without resolving any name."""
+"""Checks addresses of services, without resolving any name, and the names of variables that hold their tokens."""
 
 import ipaddress
 import re
@@ -22,6 +22,18 @@ def address_problem(url: str) -> str | None:
     if parts.query or parts.fragment:
         return f"{url!r} has a part after '?' or '#': give scheme, host, port and path only"
     return None
+
+
+def token_variable(name: str) -> str:
+    """The name of the environment variable with a service's token. Raises ValueError, which does not quote it.
+
+    What was given instead of a name may be the token itself.
+    """
+    if not re.fullmatch("[A-Z_][A-Z0-9_]*", name):
+        raise ValueError(
+            "token_env is the name of an environment variable (capital letters, digits and '_'), never the token itself"
+        )
+    return name
 
 
 def is_loopback(host: str) -> bool:

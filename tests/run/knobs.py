@@ -8,7 +8,6 @@ from builders import CHARACTERS
 from proximo.config import data, devices, engine, push, run, sinks
 from proximo.config.ppo import losses
 from proximo.config.ppo import options as ppo
-from proximo.config.ppo import ptx as ppo_ptx
 from proximo.config.rewards import maths as rewards_maths
 from proximo.config.rewards import remote as rewards_remote
 from proximo.config.rewards import sources as rewards
@@ -294,8 +293,8 @@ KNOBS = [
     Knob(data.PromptFilterConfig, "max_fraction", "ppo", {"data.filter.max_fraction": 0.3}, FILTERED),
     Knob(data.PromptFilterConfig, "from_epoch", "ppo", {"data.filter.from_epoch": 0}, FILTERED),
     Knob(PPORecipe, "ptx_data", "ppo", {"ptx_data.sources": [{"path": "$/other.jsonl"}]}, PTX),
-    Knob(ppo_ptx.PTXConfig, "coefficient", "ppo", {"ppo.ptx.coefficient": 2.0}, PTX),
-    Knob(ppo_ptx.PTXConfig, "examples_per_update", "ppo", {"ppo.ptx.examples_per_update": 3}, PTX),
+    Knob(losses.PTXConfig, "coefficient", "ppo", {"ppo.ptx.coefficient": 2.0}, PTX),
+    Knob(losses.PTXConfig, "examples_per_update", "ppo", {"ppo.ptx.examples_per_update": 3}, PTX),
     Knob(SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
     Knob(SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
     Knob(SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),

@@ -1,11 +1,10 @@
 """The config section `engine`: what samples the responses of PPO."""
 
-import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from proximo.addresses import address_problem
+from proximo.addresses import address_problem, token_variable
 from proximo.config.schema.base import Section
 from proximo.errors import UserError
 
@@ -24,7 +23,7 @@ class VLLMEngineConfig(Section):
     """Sample with vLLM servers."""
     addresses: tuple[str, ...] = ()
     """Servers that run already, such as http://localhost:8000. Empty: the run starts its own on this machine."""
-    token_env: str | None = None
+    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token of the servers; null for servers without one."""
     replicas: int = Field(1, ge=1)
     """Number of servers that the run starts. Prompts are balanced over them."""
@@ -64,16 +63,6 @@ class VLLMEngineConfig(Section):
             if problem := address_problem(address):
                 raise ValueError(problem)
         return addresses
-
-    @field_validator("token_env")
-    @classmethod
-    def _is_a_name(cls, token_env: str | None) -> str | None:
-        if token_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
-            raise ValueError(
-                "token_env is the name of an environment variable (capital letters, digits and '_'), never the token "
-                "itself"
-            )
-        return token_env
 
     @model_validator(mode="after")
     def _starts_or_finds(self) -> Self:

@@ -13,8 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from proximo.config.recipe import Recipe
-from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.section import RewardSection
+from proximo.config.rewards.kinds import RewardSection, RewardSourceConfig
 from proximo.config.schema.base import Section
 from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.config.schema.positioned_yaml import Document, parse_document

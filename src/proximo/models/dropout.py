@@ -1,5 +1,10 @@
-"""Disables dropout and router jitter, so that train-mode passes are deterministic. Checkpointing needs train mode."""
+"""Disables dropout and router jitter, so that train-mode passes are deterministic. Checkpointing needs train mode.
 
+Passes without gradients run in eval mode.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -43,3 +48,15 @@ def _zero_probabilities(values: dict, owner: "nn.Module | PreTrainedConfig") -> 
     for name in nonzero:
         setattr(owner, name, 0.0)
     return len(nonzero)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """Put all submodules into eval mode inside; restore the mode of each one afterwards."""
+    before = [(submodule, submodule.training) for submodule in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for submodule, training in before:
+            submodule.training = training

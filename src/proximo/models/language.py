@@ -6,49 +6,31 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 import copy
 from typing import TYPE_CHECKING
 
-import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapted import is_adapted
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
+from proximo.models.packed_model import PackedModel
 from proximo.models.packing import Packed, PackedResponses
-from proximo.models.precision.placement import Precision
 from proximo.models.quantised import beside_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from peft import PeftConfig, PeftModel
-    from transformers import PreTrainedModel
+    from peft import PeftConfig
     from transformers.cache_utils import Cache
 
     from proximo.models.fast_path import Decoder
 
 
-class LanguageModel:
-    """Owns a transformers model (`model`), with or without an adapter, and runs it without padding."""
-
-    def __init__(self, model: "PreTrainedModel | PeftModel", *, precision: Precision = Precision.FLOAT32) -> None:
-        from proximo.models.backbone import Backbone
-
-        self.model = model
-        self.backbone = Backbone(model, precision=precision)
-
-    @property
-    def base(self) -> "PreTrainedModel":
-        """The transformers model, below an adapter if there is one."""
-        return base_of(self.model)
+class LanguageModel(PackedModel):
+    """A causal language model. Under LoRA the reference is the base below the adapter (shared_base.py)."""
 
     @property
     def head(self) -> OutputHead:
         """The output head, read from the model at each access, because weights may be moved or replaced."""
         path = self.backbone.path
         return OutputHead.of(self.base, narrow=path.bf16_head, logits_bytes=path.logits_bytes)
-
-    @property
-    def has_adapter(self) -> bool:
-        """True under LoRA. The reference is then the base below the adapter (shared_base.py)."""
-        return is_adapted(self.model)
 
     @property
     def adapter_config(self) -> "PeftConfig | None":
@@ -59,25 +41,6 @@ class LanguageModel:
     def vocab_size(self) -> int:
         """V, the rows of the output layer. May exceed the tokenizer's size."""
         return self.head.weight.shape[0]
-
-    @property
-    def precision(self) -> Precision:
-        """The arithmetic of the backbone."""
-        return self.backbone.precision
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.backbone.device
-
-    @property
-    def position_limit(self) -> int | None:
-        """Tokens that one sequence may have; None without a stated limit."""
-        return self.backbone.position_limit
-
-    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and tensors that the optimizer updates. Tied tensors appear once."""
-        return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
     def hidden_states(self, packed: Packed, rows: Int64[Tensor, "rows"] | None = None) -> Float[Tensor, "rows hidden"]:
         """Hidden states [T, D] after the final norm, or [R, D] of the distinct flat indices `rows`."""
@@ -102,16 +65,6 @@ class LanguageModel:
         """The function that decodes one more token for each row. Obtain it once per rollout; it is valid until modules,
         hooks or adapters change."""
         return self.backbone.decoder()
-
-    def use_activation_checkpointing(self) -> None:
-        """Recompute activations in the backward pass; active in train mode only."""
-        from proximo.models.backbone import checkpoint_activations
-
-        checkpoint_activations(self.base)
-
-    def compile(self, backend: str) -> None:
-        """Run passes with gradients through torch.compile. Weights keep their names."""
-        self.backbone.compile(backend)
 
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
         """The same model with LoRA added and all other weights frozen."""

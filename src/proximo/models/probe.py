@@ -18,6 +18,7 @@ from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import ATTENTION, AttentionOptions, PackedKernel, PackedLayout
 from proximo.models.context_length import position_limit
+from proximo.models.dropout import evaluating
 from proximo.models.fast_path import Decoder
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack
@@ -27,7 +28,6 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.scalar import ScalarModel
-from proximo.models.train_eval import evaluating
 from proximo.native.decoding import FEW_ROWS
 
 TOLERANCE = 1e-4

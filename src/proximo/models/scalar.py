@@ -19,6 +19,7 @@ from proximo.models.adapted import base_of, is_adapted
 from proximo.models.heads import wide_dtype
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
+from proximo.models.packed_model import PackedModel
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.precision.placement import Precision
 
@@ -40,45 +41,13 @@ class HeadStart(StrEnum):
     """N(0, 1 / (D + 1)), for reward models (arXiv:2009.01325, section 3.4)."""
 
 
-class ScalarModel:
-    """Owns a transformers classifier with one label (`model`), with or without an adapter. Its head always trains."""
+class ScalarModel(PackedModel):
+    """A transformers classifier with one label. Its head always trains."""
 
     def __init__(self, model: "PreTrainedModel | PeftModel", *, precision: Precision = Precision.FLOAT32) -> None:
         """Raises ModelError for a model with another number of labels, or without a linear `score` layer."""
-        from proximo.models.backbone import Backbone
-
-        self.model = model
         _scalar_head(base_of(model))
-        self.backbone = Backbone(model, precision=precision)
-
-    @property
-    def base(self) -> "PreTrainedModel":
-        """The transformers model, below an adapter if there is one."""
-        return base_of(self.model)
-
-    @property
-    def has_adapter(self) -> bool:
-        """True under LoRA: the base stays as it was loaded."""
-        return is_adapted(self.model)
-
-    @property
-    def precision(self) -> Precision:
-        """The arithmetic of the backbone; the head's is at least float32."""
-        return self.backbone.precision
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.backbone.device
-
-    @property
-    def position_limit(self) -> int | None:
-        """Tokens that one sequence may have; None without a stated limit."""
-        return self.backbone.position_limit
-
-    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and tensors that the optimizer updates."""
-        return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
+        super().__init__(model, precision=precision)
 
     def token_scores(self, packed: Packed, rows: Int64[Tensor, "rows"] | None = None) -> Float[Tensor, "rows"]:
         """The score at each token, [T] in at least float32, or [R] at the distinct flat indices `rows`."""
@@ -103,16 +72,6 @@ class ScalarModel:
     def with_adapter(self, options: LoRAOptions) -> "ScalarModel":
         """The same model with LoRA on its backbone; the head trains in full and is saved with the adapter."""
         return ScalarModel(add_adapter(self.base, options), precision=self.precision)
-
-    def use_activation_checkpointing(self) -> None:
-        """Recompute activations in the backward pass; active in train mode only."""
-        from proximo.models.backbone import checkpoint_activations
-
-        checkpoint_activations(self.base)
-
-    def compile(self, backend: str) -> None:
-        """Run passes with gradients through torch.compile. Weights keep their names."""
-        self.backbone.compile(backend)
 
     @property
     def head_is_zero(self) -> bool:

@@ -1,17 +1,16 @@
 """Makes the plans of a recipe, one per stage. Each trainer supplies the models and passes of its stage."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.errors import ModelError, ProximoError
+from proximo.errors import ConfigError, ModelError, ProximoError
 from proximo.models.fake_tensor_profiler import shapes_only
 from proximo.models.fast_path import planning_for
 from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
 from proximo.plan.cost_model import Model, StepCost
-from proximo.plan.limits import check_plannable, notes_on
 from proximo.plan.machine import MACHINES, Machine
 from proximo.plan.rank_layout import ONE_RANK, Layout, Ranks
 from proximo.plan.rank_memory import rank_memory
@@ -58,7 +57,7 @@ def profile_stages(recipe: Recipe, *, device: str, num_ranks: int) -> list[Profi
     """Run the passes of every stage on fake tensors. Raises as `make_plans`."""
     stages = dict(recipe.given_stages())
     for stage in stages.values():
-        check_plannable(stage)
+        _check_plannable(stage)
     configs = ModelConfigs(folder=None if "" in recipe.stages() else Path(recipe.run.folder))
     profiled = []
     with shapes_only(), planning_for(device):
@@ -121,7 +120,7 @@ def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
         sequence=stage.update.lengths,
         microbatch_tokens=stage.update.max_tokens,
         token_budget=stage.token_budget,
-        notes=(*notes_on(recipe), *stage.notes),
+        notes=(*_notes_on(recipe), *stage.notes),
         ranks=None if alone else rank_costs(layout, stage.optimized, stage.costs, machine, is_half=is_half),
     )
 
@@ -129,3 +128,22 @@ def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
 def _overhead(cost: StepCost, device: str) -> dict[str, int]:
     """Resident memory beyond the tensors, on a CPU only: on an accelerator only tensors are counted."""
     return {PROCESS: PROCESS_BYTES, ALLOCATOR: int(ALLOCATOR_SHARE * cost.heap)} if device == "cpu" else {}
+
+
+def _check_plannable(recipe: TrainerRecipe) -> None:
+    """Raises ConfigError if a model has quantised weights."""
+    for key, model in recipe.models().items():
+        if model.quantisation != "none":
+            raise ConfigError(
+                f"no plan for {key}.quantisation {model.quantisation}: what bitsandbytes holds and expands in its "
+                f"products cannot be profiled without weights; plan with {key}.quantisation=none for what the same "
+                "run takes with float32 weights"
+            )
+
+
+def _notes_on(recipe: TrainerRecipe) -> Iterator[str]:
+    """One sentence for each option of the recipe that the plan does not count."""
+    if recipe.run.compile != "none":
+        yield f"run.compile {recipe.run.compile} is left out: passes are counted as they are without it"
+    if any(optimizer.kind == "adamw_paged_8bit" for optimizer in recipe.optimizers().values()):
+        yield "the moments of adamw_paged_8bit are counted, though CUDA may move them to the host"

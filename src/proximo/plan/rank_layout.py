@@ -16,12 +16,9 @@ from proximo.config.devices import DevicesConfig, Shard
 from proximo.config.run import OptimizerConfig
 from proximo.learner.optimizer import trainable_parameters
 from proximo.models.freezing import decoder_layers
-from proximo.models.language import LanguageModel
-from proximo.models.scalar import ScalarModel
-from proximo.plan.cost_model import ReducedGradients
+from proximo.plan.cost_model import Model, ReducedGradients
 from proximo.plan.static_memory import optimizer_bytes
 
-Model = LanguageModel | ScalarModel
 _BUCKET_BYTES = 64 * 2**20
 """Of gradients that are added up in one collective: distributed/process_group.py."""
 _GRADIENT_BYTES = 4

@@ -6,11 +6,9 @@ from torch import Tensor, nn
 
 from proximo.config.run import OptimizerConfig
 from proximo.learner.optimizer import trainable_parameters
-from proximo.models.language import LanguageModel
-from proximo.models.scalar import ScalarModel
+from proximo.plan.cost_model import Model
 from proximo.plan.record import Role
 
-Model = LanguageModel | ScalarModel
 OptimizedModules = Mapping[str, tuple[Sequence[nn.Module], OptimizerConfig]]
 """Role -> the modules that its optimizer trains, and the optimizer's config."""
 _SMALL = 4096

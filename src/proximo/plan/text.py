@@ -115,12 +115,6 @@ def _mib(size: int) -> str:
     return f"{size / MIB:,.0f}" if size else "-"
 
 
-def largest_parts(phase: Phase, count: int = 3) -> str:
-    """The largest parts of a phase, for example `mlp 120 MiB, policy weights 90 MiB`."""
-    ordered = sorted(phase.parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {_mib(size)} MiB" for name, size in ordered[:count])
-
-
 def advice(plan: Plan) -> str:
     """Keys that lower the largest reducible part of the peak phase."""
     parts, section, models = plan.largest.parts, plan.stage, plan.trained

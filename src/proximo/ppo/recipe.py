@@ -19,8 +19,7 @@ from proximo.config.recipe import (
     check_reference,
     check_tokenizer,
 )
-from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
-from proximo.config.rewards.section import check_names
+from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig, check_names
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import (
     RANDOM_BASE,

@@ -1,4 +1,4 @@
-"""Config sections of PPO's policy loss, value loss and update guards."""
+"""Config sections of PPO's policy loss, value loss, loss on texts and update guards."""
 
 import math
 from typing import Literal, Self
@@ -157,3 +157,12 @@ class GuardConfig(Section):
     max_constant_reward_steps: int | None = Field(None, ge=2)
     """Stop the run if all scores of this many consecutive steps are one number: the verifier is down, or nothing is
     left to learn; null disables the check. Use 5 or more for binary verifiers. docs/rewards.md."""
+
+
+class PTXConfig(Section):
+    """Loss on texts in every update of the policy, which preserves earlier abilities."""
+
+    coefficient: float = Field(gt=0)
+    """Weight of the mean token loss of the texts beside the policy loss, which is a mean over tokens too."""
+    examples_per_update: int = Field(8, ge=1)
+    """Texts that join each update."""

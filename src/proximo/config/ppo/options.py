@@ -10,9 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.implied import with_implied
-from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, ValueLossConfig
+from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, PTXConfig, ValueLossConfig
 from proximo.config.ppo.pairs import pairs_problem
-from proximo.config.ppo.ptx import PTXConfig
 from proximo.config.ppo.score import ScoreConfig
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section

@@ -1,4 +1,9 @@
-"""The union of all reward source sections, discriminated by `kind`."""
+"""The section `reward`: all sections of reward sources, told apart by `kind`, and a file with this section alone."""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
@@ -16,6 +21,7 @@ from proximo.config.rewards.texts import (
     RepetitionRewardConfig,
     ThinkAnswerRewardConfig,
 )
+from proximo.config.schema.base import Section
 
 WatchedSourceConfig = (
     FunctionRewardConfig
@@ -33,3 +39,22 @@ WatchedSourceConfig = (
 """Kinds that need no model; they can also be the gold score, which is logged and not trained on."""
 RewardSourceConfig = ModelRewardConfig | PRMRewardConfig | WatchedSourceConfig
 """Every kind of reward source."""
+
+
+class RewardSection(Section):
+    """A file that has the `reward` section of a PPO recipe alone, for `proximo serve-reward`."""
+
+    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    """What is served: the weighted sum of these sources."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_names(self.reward)
+        return self
+
+
+def check_names(sources: Sequence[RewardSourceConfig]) -> None:
+    """Raises ValueError if two sources have the same name, since metrics are named after it."""
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"reward sources need different names, got {', '.join(names)}")

@@ -1,11 +1,10 @@
 """The section of a reward service on another machine. It names the variable that holds the token, never the token."""
 
-import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from proximo.addresses import address_problem
+from proximo.addresses import address_problem, token_variable
 from proximo.config.schema.base import Section
 from proximo.metrics.definitions import COMPONENT
 
@@ -19,7 +18,7 @@ class RemoteRewardConfig(Section):
     """Name of this component in the metrics."""
     url: str
     """Address of the service, such as http://verifiers:8321. Use https on a network that you do not trust."""
-    token_env: str | None = None
+    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token of the service; null for a service without one."""
     responses_per_request: int = Field(16, ge=1)
     """Responses in one request."""
@@ -42,17 +41,6 @@ class RemoteRewardConfig(Section):
         if problem := address_problem(url):
             raise ValueError(problem)
         return url
-
-    @field_validator("token_env")
-    @classmethod
-    def _is_a_name(cls, token_env: str | None) -> str | None:
-        # The value may be the token itself, so the message does not quote it.
-        if token_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
-            raise ValueError(
-                "token_env is the name of an environment variable (capital letters, digits and '_'), never the token "
-                "itself"
-            )
-        return token_env
 
     @model_validator(mode="after")
     def _a_request_fits_a_step(self) -> Self:

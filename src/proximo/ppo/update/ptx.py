@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
+from proximo.config.ppo.losses import PTXConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.ptx import PTXConfig
 from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
 from proximo.data.order import rows_at
 from proximo.data.rows import Row

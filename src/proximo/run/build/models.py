@@ -21,6 +21,7 @@ from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
+from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
@@ -144,12 +145,16 @@ def build_language_model(
     if config.lora is not None:
         options = lora_options(config.lora, seed=device_spec.seed)
         model = LanguageModel(add_adapter(model.base, options), precision=device_spec.precision)
+    _finish(model, config, device_spec)
+    return model
+
+
+def _finish(model: PackedModel, config: ModelConfig | ScalarModelConfig, device_spec: DeviceSpec) -> None:
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
     if device_spec.compile != "none":
         model.compile(device_spec.compile)
-    return model
 
 
 def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:
@@ -211,11 +216,7 @@ def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, device
     """Add the adapter, activation checkpointing and compilation that the recipe asks for."""
     if config.lora is not None:
         model = model.with_adapter(lora_options(config.lora, seed=device_spec.seed))
-    freeze_layers(model.base, config.frozen_layers)
-    if config.activation_checkpointing:
-        model.use_activation_checkpointing()
-    if device_spec.compile != "none":
-        model.compile(device_spec.compile)
+    _finish(model, config, device_spec)
     return model
 
 
