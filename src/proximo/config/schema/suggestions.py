@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache, lru_cache
+from itertools import groupby, islice
 from typing import Any
 
 from proximo.config.schema.fields import Path, annotation_at, key_paths
@@ -115,12 +117,13 @@ def suggested_value(typed: Any, offered: Sequence[Any]) -> Any:
 
 def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     """Full paths of the known keys most similar to `typed`: at most MAX_SUGGESTIONS, without `typed` itself."""
-    ranks = {path: _rank(typed, path) for path in _known_paths(typed, schema, tree)}
-    best = max(ranks.values(), default=(0.0,))
-    if best[0] < MIN_SIMILARITY:
-        return ()
-    nearest = [path for path, rank in ranks.items() if rank == best]
-    return tuple(".".join(path) for path in nearest[:MAX_SUGGESTIONS])
+    ranks = {path: _rank(typed, path) for path in _similar_places(typed, schema)}
+    near = [path for path, rank in ranks.items() if rank[0] >= MIN_SIMILARITY]
+    # Whether a path exists takes longer to find out than its rank, so the nearest are asked first.
+    nearest_first = sorted(near, key=ranks.__getitem__, reverse=True)
+    known = (path for path in nearest_first if annotation_at(schema, tree, path) is not None)
+    _, nearest = next(groupby(known, key=ranks.__getitem__), (None, ()))
+    return tuple(".".join(path) for path in islice(nearest, MAX_SUGGESTIONS))
 
 
 def _rank(typed: Path, path: Path) -> tuple[float, ...]:
@@ -128,10 +131,20 @@ def _rank(typed: Path, path: Path) -> tuple[float, ...]:
     return round(_similarity(typed, path), 6), _shared_prefix(typed, path), -len(path)
 
 
-def _known_paths(typed: Path, schema: Any, tree: Any) -> list[Path]:
-    """All key paths of the recipe, with the list indices of `typed` where it has the same lists."""
-    known = dict.fromkeys(_in_place_of(typed, path) for path, _ in key_paths(schema))
-    return [path for path in known if path != typed and annotation_at(schema, tree, path) is not None]
+def _similar_places(typed: Path, schema: Any) -> list[Path]:
+    """All other key paths of the schema, with the list indices of `typed` where it has the same lists."""
+    places = dict.fromkeys(_in_place_of(typed, path) for path in _all_paths(schema))
+    return [path for path in places if path != typed]
+
+
+@cache
+def _all_paths(schema: Any) -> tuple[Path, ...]:
+    return tuple(path for path, _ in key_paths(schema))
+
+
+@lru_cache(maxsize=4096)
+def _ratio(name: str, end: str) -> float:
+    return SequenceMatcher(None, name, end).ratio()
 
 
 def _in_place_of(typed: Path, path: Path) -> Path:
@@ -158,7 +171,7 @@ def _similarity(typed: Path, path: Path) -> float:
     # A typo in the right section is more likely than a key of another section.
     nearby = 0.1 if same_section else 0.0
     shortened = 0.8 if len(name) >= 3 and path[-1].startswith(name) else 0.0
-    return min(0.99, nearby + max(shortened, *(SequenceMatcher(None, name, end).ratio() for end in ends)))
+    return min(0.99, nearby + max(shortened, *(_ratio(name, end) for end in ends)))
 
 
 def _shared_prefix(typed: Path, path: Path) -> int:
