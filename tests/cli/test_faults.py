@@ -206,13 +206,47 @@ def test_a_full_disk_is_one_message_where_little_is_written(
     size: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_folder = shutil.copytree(place / "run", tmp_path / "run")
-    for arguments in (
-        ["report", str(run_folder)],
-        ["generate", str(place / "language_model"), "ab", "--output", str(tmp_path / "generated.jsonl")],
-        ["recipes", "copy", "sft", str(tmp_path / "mine.yaml")],
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("mine: 1\n", encoding="utf-8")
+    answers = ["--train", "sft", "--model", "owner/model", "--data", "owner/texts", "--machine", "cpu"]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for arguments, file in (
+        (["report", str(run_folder)], "report.html"),
+        (["generate", str(place / "language_model"), "ab", "--output", str(tmp_path / "generated.jsonl")], "generated"),
+        (["evaluate", str(run_folder), "--output", str(tmp_path / "evaluated.jsonl")], "evaluated.jsonl"),
+        (["recipes", "copy", "sft", str(tmp_path / "copied.yaml")], "copied.yaml"),
+        (["init", str(mine), *answers, "--overwrite"], "mine.yaml"),
     ):
         with largest_file(size):
-            assert "File too large" in refused(capsys, arguments)
+            said = refused(capsys, arguments)
+        assert "File too large" in said
+        assert file in said, "it says which file"
+        after = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        assert after == before, (arguments, "nothing is lost, and nothing unfinished is left")
+
+
+def test_a_place_without_permissions_is_refused_before_the_work_is_done(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests may run as root, whom no mode refuses."""
+    closed, model = tmp_path / "closed", place / "language_model"
+    closed.mkdir()
+    changes = {"run.folder": str(tmp_path / "new"), "model": {"path": str(model)}}
+    recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "sft.yaml")
+    access = os.access
+    refusing = {closed: os.W_OK, place / "run": os.W_OK, model / "config.json": os.R_OK}
+    monkeypatch.setattr(os, "access", lambda path, mode: not refusing.get(Path(path), 0) & mode and access(path, mode))
+    for arguments, refuses in (
+        (["report", str(place / "run")], place / "run"),
+        (["report", str(place / "run"), "--out", str(closed / "page.html")], closed),
+        (["export", str(place / "run"), str(closed / "deep/model")], closed),
+        (["sft", recipe], model / "config.json"),
+    ):
+        capsys.readouterr()
+        assert main(arguments) == 2
+        (error,) = errors_in(capsys.readouterr().err)
+        assert f"the permissions of {refuses} refuse" in error
+    assert not list(closed.iterdir())
 
 
 def test_a_tracker_whose_own_file_cannot_be_written_costs_its_lines_and_not_the_run(

@@ -212,6 +212,9 @@ def test_mistakes_are_found_before_anything_is_loaded(inputs, tmp_path) -> None:
         Training({**recipe, "sft": {"num_epochs": object}} | {"model": {"path": {1, 2}}})
     with pytest.raises(ConfigError, match="choose one"):
         Training(recipe).fit(overwrite=True, resume="auto")
+    for wrong in ("atuo", True):
+        with pytest.raises(ConfigError, match="resume is one of never, must, auto"):
+            Training(recipe).fit(resume=wrong)
     with pytest.raises(RunFolderError):
         SavedRun(tmp_path / "nothing")
 

@@ -1,13 +1,14 @@
 """A recipe file and overrides become a recipe, or one message with every mistake."""
 
 import json
+from math import nan
 
 import pytest
 
 from proximo.config.ineffective_keys import ineffective_keys
 from proximo.config.loader import load_recipe, resolved_json, resolved_yaml
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, UserError
 from proximo.trainer_kinds import recipe_kind, recognise
 from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
@@ -88,6 +89,7 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
     [
         ("ppo.num_steps=1.5", ["a whole number", "got 1.5"]),
         ("ppo.num_steps=true", ["a whole number", "true"]),
+        ("run.seed=1e99", ["run.seed must be a smaller whole number", "got 1e+99"]),
         ("ppo.num_steps=1e999", ["a finite number", "inf"]),
         ("ppo.advantage.gamma=.nan", ["ppo.advantage.gamma must be a finite number"]),
         ("ppo.top_p=0.9", ["did you mean ppo.rollout.top_p?"]),
@@ -116,6 +118,20 @@ def test_each_mistake_says_what_came_and_what_is_wanted(folder, override, pieces
     assert "\n" not in message
     for piece in pieces:
         assert piece in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"solved_score": nan}, "solved_score must be a finite number or null, got nan"),
+        ({"evaluation_samples_per_prompt": 0}, "evaluation_samples_per_prompt must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_setting_of_an_evaluation_is_named(folder, changes, message):
+    recipe = load_recipe("ppo", write_recipe(folder, PPO)).recipe
+    with pytest.raises(UserError) as caught:
+        recipe.with_evaluation_settings(changes)
+    assert str(caught.value) == message
 
 
 def test_what_is_wrong_with_the_shared_run_of_a_pipeline_is_said_once(folder):

@@ -44,6 +44,10 @@ def test_the_nearest_key_of_the_whole_recipe_is_found(typed, meant):
     assert best(typed, tree={"reward": [{"kind": "model"}, {"kind": "model"}]}) == meant
 
 
+def test_a_recipe_with_one_model_has_it_under_model():
+    assert best("policy", DPORecipe) == best("policy", KTORecipe) == "model"
+
+
 REWARD_KINDS = {
     "arguments": "function",
     "each_number": "countdown",

@@ -46,6 +46,8 @@ READING = [
     ("cut-off element", "a.json", b'[{"p": 1}, {"p": 2', {}, ["row 2", "cut off"]),
     ("array with a missing comma", "a.json", b'[{"p": 1} {"p": 2}]', {}, ["after row 1", "comma"]),
     ("text after the array", "a.json", b'[{"p": 1}] extra', {}, ["after the end of the array", "extra"]),
+    ("infinite number", "a.jsonl", b'{"p": 1}\n{"p": 1e999}\n', {}, ["row 2", "the number 1e999 is larger than any"]),
+    ("endless number", "a.jsonl", b'{"p": %s}\n' % (b"1" * 5000), {}, ["row 1: a whole number has thousands of digits"]),
     ("NaN", "a.jsonl", b'{"p": 1}\n{"p": NaN}\n', {}, ["row 2", "NaN is not a JSON value", "null"]),
     ("a key twice", "a.jsonl", b'{"p": 1, "p": 2}\n', {}, ["row 1", "'p' stands twice"]),
     ("nested without end", "a.jsonl", b'{"p": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", {}, ["row 1", "too deeply"]),

@@ -428,6 +428,8 @@ def test_resuming_a_finished_run_is_an_error_unless_auto(tmp_path: Path) -> None
         start(tmp_path / "run", resume="must")
     assert start(tmp_path / "run", resume="auto") == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(RunFolderError, match="is at step 5, beyond the 4 steps that are asked for"):
+        start(tmp_path / "run", Counting(num_steps=4), resume="must")
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:

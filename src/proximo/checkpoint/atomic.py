@@ -5,12 +5,16 @@ Every effect on the file system goes through one of five one-line functions (`_m
 name that begins with `TEMPORARY_PREFIX`; `clear_temporaries` removes what a crash left behind.
 """
 
+import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".partial-"
+WRITE_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE))
+"""What a write to an open file says, and a network does not."""
 
 
 def temporary_beside(path: Path, purpose: str = "new") -> Path:
@@ -19,12 +23,31 @@ def temporary_beside(path: Path, purpose: str = "new") -> Path:
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, durably; a reader, or a crash, meets the old contents or the new, never a part."""
+    """Make `path` hold `data`, durably; a reader, or a crash, meets the old contents or the new, never a part.
+
+    A disk that refuses is an OSError that names `path`, and leaves nothing unfinished behind.
+    """
     temporary = temporary_beside(path)
-    _write_file(temporary, data)
+    with naming(path):
+        try:
+            _write_file(temporary, data)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
     _sync(temporary)
     _rename(temporary, path)
     _sync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError that names no file the name of `path`: a write to a full disk says only that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in WRITE_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -21,6 +21,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         atomic.make_folder(path.parent)
+        self._path = path
         self._file = path.open("ab")
         self.num_lines = path.read_bytes().count(b"\n")
 
@@ -29,8 +30,9 @@ class JsonLines:
         if not isinstance(record.get("step"), int):
             raise ValueError(f"a log record needs an integer 'step', got {record.get('step')!r}")
         text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
-        self._file.write(text.encode("utf-8", errors="replace") + b"\n")
-        self._file.flush()
+        with atomic.naming(self._path):
+            self._file.write(text.encode("utf-8", errors="replace") + b"\n")
+            self._file.flush()
         self.num_lines += 1
 
     def sync(self) -> None:
@@ -39,7 +41,8 @@ class JsonLines:
 
     def close(self) -> None:
         """Close the file; nothing can be appended any more."""
-        self._file.close()
+        with atomic.naming(self._path):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """`proximo recipes`: lists, prints and copies the recipes of the package."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -55,10 +56,20 @@ def copy(
     target = to or Path(f"{recipe.name}.yaml")
     target = target / f"{recipe.name}.yaml" if target.is_dir() else target
     try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(recipe.text)
+        _write_new(target, recipe.text)
     except FileExistsError as error:
         raise ConfigError(f"{target} exists and is left as it is: give another name") from error
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
-    print(f"{target}: change it, then try `proximo {recipe.command} {target} --dry-run`")
+    print(f"{target}: change it, then try `proximo {recipe.command} {quote(str(target))} --dry-run`")
+
+
+def _write_new(target: Path, text: str) -> None:
+    """Write a file that does not exist yet, as a whole: nothing is left of one for which the disk has no room."""
+    file = target.open("x", encoding="utf-8")
+    try:
+        with file:
+            file.write(text)
+    except OSError:
+        target.unlink()
+        raise

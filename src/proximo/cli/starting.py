@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from proximo.checkpoint.atomic import write_bytes_atomically
 from proximo.cli import completion
 from proximo.errors import ConfigError, UserError
 from proximo.working_directory import functions_of_the_working_directory
@@ -70,12 +72,12 @@ def init(
         except UserError as error:
             problem = str(error)
     try:
-        target.write_text(text, encoding="utf-8")
+        write_bytes_atomically(target, text.encode())
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
     if problem is not None:
         print(f"note: before it can run: {problem}", file=sys.stderr)
-    print(f"{target}: change it, then try `proximo {kind} {target} --dry-run`")
+    print(f"{target}: change it, then try `proximo {kind} {quote(str(target))} --dry-run`")
 
 
 def _check(given: Mapping[str, str | None], *, asks: bool) -> None:

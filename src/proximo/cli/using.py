@@ -1,6 +1,7 @@
 """The commands that use a finished run: generate, evaluate, export. The work: commands/."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,6 +257,9 @@ def export(
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
     if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
         raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunFolderError(f"the folder {out} cannot be written: the permissions of {above} refuse it")
     from proximo.commands.export import ExportOptions, run_export
 
     options = ExportOptions(

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from proximo.checkpoint.atomic import temporary_beside
 from proximo.checkpoint.fingerprints import changed_inputs, relocated
 from proximo.checkpoint.logs import JsonLines
 from proximo.errors import UserError
@@ -57,9 +58,14 @@ def run_evaluate(
     evaluation = evaluate(folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
     _print(evaluation)
     if output is not None:
-        with JsonLines(output) as lines:
-            for sample in evaluation.samples:
-                lines.append({"step": evaluation.step, **sample})
+        unfinished = temporary_beside(output)
+        try:
+            with JsonLines(unfinished) as lines:
+                for sample in evaluation.samples:
+                    lines.append({"step": evaluation.step, **sample})
+            unfinished.replace(output)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return 0
 
 

@@ -35,6 +35,9 @@ from proximo.run.build.models import DeviceSpec, build_reward_source, reward_mod
 from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
 
+LONGEST_SHOWN = 60
+"""Characters of a prompt that a note repeats."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions:
@@ -97,8 +100,16 @@ def _missing_line_end(model: str, prompts: Sequence[str]) -> str | None:
         return None
     return (
         "the prompts of this run end with a line end, and yours do not, so that the policy never saw one like them; "
-        f"in a shell, say $'{prompts[0]}\\n'"
+        f"in a shell, say {_in_a_shell(prompts[0])}"
     )
+
+
+def _in_a_shell(prompt: str) -> str:
+    """The prompt with a line end behind it, as bash and zsh read it; a long one is left out."""
+    if len(prompt) > LONGEST_SHOWN:
+        return r"$'...\n'"
+    escaped = "".join(f"\\{each}" if each in "\\'" else each for each in prompt)
+    return f"$'{escaped}\\n'"
 
 
 def _record(response: Response, score: float | None) -> dict[str, Any]:

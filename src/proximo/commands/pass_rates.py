@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proximo.algorithms.scores import common_score
-from proximo.checkpoint.atomic import temporary_beside
+from proximo.checkpoint.atomic import naming, temporary_beside
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
@@ -59,7 +59,7 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
     scored: list[Scored] = []
     console = Console(stderr=True)
     try:
-        with closing(task), unfinished.open("w", encoding="utf-8") as lines:
+        with closing(task), naming(unfinished), unfinished.open("w", encoding="utf-8") as lines:
             for group in rated(task, task.prompts[:num_prompts], config):
                 lines.write(json.dumps(rated_row(group, config.task_reward), ensure_ascii=False, default=str) + "\n")
                 scored += group

@@ -1,9 +1,11 @@
 """Writes the report page of a run, or of a pipeline with all its stages, and the page that compares several of them."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from proximo.checkpoint.atomic import naming
 from proximo.checkpoint.run_folder import settle_run
 from proximo.errors import RunFolderError, UserError
 from proximo.metrics.catalogue import trainer_by_metrics
@@ -38,8 +40,9 @@ def make_report(run: Path, out: Path | None = None) -> MadeReport:
     check_page_file(out)
     begun = _stages(run)
     _refuse_nothing_to_report(begun)
+    _check_permissions(out or run / REPORT_NAME)
     runs = [read_run(stage) for stage in (begun if begun == [run] else stage_folders(run))]
-    path = write_page(out or run / REPORT_NAME, report_page(runs, title=run.resolve().name))
+    path = _written(out or run / REPORT_NAME, report_page(runs, title=run.resolve().name))
     return MadeReport(page=path, alarms=[text for each in runs for text in _alarms(each.name, each)])
 
 
@@ -67,7 +70,7 @@ def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
     if not groups:
         raise RunFolderError("the runs have no stage in common, so there is nothing to compare: give runs of one kind")
     alarms = [text for each in named for text in _alarms(each.place, each.run)]
-    return MadeReport(page=write_page(out, comparison_page(groups)), alarms=alarms)
+    return MadeReport(page=_written(out, comparison_page(groups)), alarms=alarms)
 
 
 def check_page_file(path: Path | None) -> None:
@@ -79,10 +82,21 @@ def check_page_file(path: Path | None) -> None:
             raise UserError(f"{path} is a folder: give a file to write the page to, such as {path / REPORT_NAME}")
         if not path.parent.is_dir():
             raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+        _check_permissions(path)
         if path.exists() and not is_page(path):
             raise UserError(f"{path} is no page of Proximo and is left as it is: give another file")
     except OSError as error:
         raise UserError(f"the file {path} cannot be read ({error.strerror}): give another one") from error
+
+
+def _written(path: Path, page: str) -> Path:
+    with naming(path):
+        return write_page(path, page)
+
+
+def _check_permissions(page: Path) -> None:
+    if not os.access(page.parent, os.W_OK | os.X_OK):
+        raise UserError(f"the page {page} cannot be written: the permissions of {page.parent} refuse it; give another out")
 
 
 def _stages(run: Path) -> list[Path]:

@@ -113,7 +113,7 @@ class TrainerRecipe(Recipe):
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
         """A copy with changed settings of evaluation sampling. Raises UserError if the trainer samples no responses."""
         names = " and ".join(changes)
-        raise UserError(f"{names} change how responses are sampled, and this run samples none: leave them out")
+        raise UserError(f"{names}: this run samples no responses, so it has no settings of how to; leave that out")
 
 
 def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:

@@ -67,7 +67,8 @@ def load_prompts(
     prompts = collected(loader.prompts(rows))
     report = replace(loader.report, num_duplicate_prompts=len(prompts) - num_distinct(loader.hashes))
     if not prompts:
-        raise DataError(f"no prompt is left: {report} (at most {options.max_tokens} tokens are allowed)")
+        limit = "" if options.max_tokens is None else f" (at most {options.max_tokens} tokens are allowed)"
+        raise DataError(f"no prompt is left: {report}{limit}")
     return prompts, report
 
 

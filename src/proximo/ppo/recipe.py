@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
@@ -29,7 +29,7 @@ from proximo.config.run import (
     TokenizerConfig,
 )
 from proximo.config.schema.base import Section
-from proximo.errors import UserError
+from proximo.errors import ConfigError, UserError
 
 
 class PPORecipe(TrainerRecipe):
@@ -314,8 +314,7 @@ class PPORecipe(TrainerRecipe):
         given = dict(changes)
         engine = given.pop("engine", None)
         try:
-            ppo = PPOConfig.model_validate({**self.ppo.model_dump(), **given})
-        except ValidationError as error:
-            told = "; ".join(str(detail["msg"]).removeprefix("Value error, ") for detail in error.errors())
-            raise UserError(told) from error
+            ppo = PPOConfig(**{**self.ppo.model_dump(), **given})
+        except ConfigError as error:
+            raise UserError(str(error).removeprefix(f"{PPOConfig.__name__}: ")) from error
         return self.model_copy(update={"ppo": ppo} | ({} if engine is None else {"engine": engine_named(engine)}))

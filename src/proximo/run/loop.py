@@ -297,6 +297,8 @@ class _Loop:
         assert self.folder is not None
         path = shown(self.folder, self.run_config.folder, self.folder.path)
         message = f"the run in {path} is finished: step {step} of {self.task.num_steps}"
+        if step > self.task.num_steps:
+            message = f"the run in {path} is at step {step}, beyond the {self.task.num_steps} steps that are asked for"
         if self.options.resume == "must":
             raise RunFolderError(
                 f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "

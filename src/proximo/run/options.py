@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
+
+from proximo.checkpoint.run_folder import Resume
+from proximo.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions:
     """How to start, and what to do if the run folder exists."""
 
-    resume: Literal["never", "must", "auto"] = "never"
+    resume: Resume = "never"
     """`never` refuses a folder with a run, `must` resumes it, `auto` resumes or starts."""
     overwrite: bool = False
     """Replace the run that is in the folder."""
@@ -27,3 +30,7 @@ class RunOptions:
     evaluation before training."""
     keeps_process: bool = False
     """The process goes on after the run, as a notebook does: an interrupt must not end it."""
+
+    def __post_init__(self) -> None:
+        if self.resume not in get_args(Resume):
+            raise ConfigError(f"resume is one of {', '.join(get_args(Resume))}, got {self.resume!r}")

@@ -39,6 +39,7 @@ OTHER_TOOLS_KEYS = {
     "num_ppo_epochs": "epochs_per_step",
     "num_train_epochs": "num_epochs",
     "output_dir": "folder",
+    "policy": "model",
     "ppo_epochs": "epochs_per_step",
     "r": "lora.rank",
     "save_steps": "save_every_steps",

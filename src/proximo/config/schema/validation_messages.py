@@ -35,6 +35,7 @@ EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller whole number",
     "int_type": "a whole number",
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from math import isinf
 from typing import Any, NoReturn
 
 from proximo.data.rows import Row
@@ -48,7 +49,7 @@ def json_array_rows(text: str, source: str) -> Iterator[Row]:
 
 
 def _strict_decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    return json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,6 +65,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value; a missing number is null")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if isinf(number):
+        raise ValueError(f"the number {text} is larger than any that a computer holds in 64 bits; write it as text")
+    return number
+
+
 def _decode_at(decoder: json.JSONDecoder, text: str, position: int, *, source: str, number: int) -> tuple[Any, int]:
     try:
         return decoder.raw_decode(text, position)
@@ -72,7 +80,10 @@ def _decode_at(decoder: json.JSONDecoder, text: str, position: int, *, source: s
     except RecursionError as error:
         raise DataError(f"{source}, row {number}: the value is nested too deeply to be a row") from error
     except ValueError as error:
-        raise DataError(f"{source}, row {number}: {error}") from error
+        told = str(error)
+        if "set_int_max_str_digits" in told:  # Python's own, which is for programmers
+            told = "a whole number has thousands of digits; write it as text"
+        raise DataError(f"{source}, row {number}: {told}") from error
 
 
 def _explain(error: json.JSONDecodeError, text: str) -> str:
