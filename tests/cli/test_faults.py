@@ -206,6 +206,11 @@ def test_a_full_disk_is_one_message_where_little_is_written(
     size: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_folder = shutil.copytree(place / "run", tmp_path / "run")
+    judge = tmp_path / "judge"
+    assert (
+        run("reward", changed(recipe_of("reward", place), {"run.folder": str(judge), "reward.num_epochs": 1}), START)
+        == 0
+    )
     mine = tmp_path / "mine.yaml"
     mine.write_text("mine: 1\n", encoding="utf-8")
     answers = ["--train", "sft", "--model", "owner/model", "--data", "owner/texts", "--machine", "cpu"]
@@ -213,7 +218,7 @@ def test_a_full_disk_is_one_message_where_little_is_written(
     for arguments, file in (
         (["report", str(run_folder)], "report.html"),
         (["generate", str(place / "language_model"), "ab", "--output", str(tmp_path / "generated.jsonl")], "generated"),
-        (["evaluate", str(run_folder), "--output", str(tmp_path / "evaluated.jsonl")], "evaluated.jsonl"),
+        (["evaluate", str(judge), "--output", str(tmp_path / "evaluated.jsonl")], "evaluated.jsonl"),
         (["recipes", "copy", "sft", str(tmp_path / "copied.yaml")], "copied.yaml"),
         (["init", str(mine), *answers, "--overwrite"], "mine.yaml"),
     ):

@@ -12,12 +12,15 @@ from proximo.config.recipe import Recipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.errors import ConfigError
+from proximo.run.preflight import thread_problem
 
 
 def find_warnings(recipe: Recipe) -> Iterator[str]:
     """Warnings about what may end the run. Raises ConfigError for what certainly will."""
     for prefix, stage in recipe.given_stages():
         yield from _device(stage.run, prefix)
+        if threads := thread_problem(stage.run):
+            yield f"{prefix}{threads}"
         scorers = {
             key: ModelConfig(path=section.path)
             for key, section in stage.sections().items()

@@ -96,7 +96,9 @@ def _written(path: Path, page: str) -> Path:
 
 def _check_permissions(page: Path) -> None:
     if not os.access(page.parent, os.W_OK | os.X_OK):
-        raise UserError(f"the page {page} cannot be written: the permissions of {page.parent} refuse it; give another out")
+        raise UserError(
+            f"the page {page} cannot be written: the permissions of {page.parent} refuse it; give another out"
+        )
 
 
 def _stages(run: Path) -> list[Path]:

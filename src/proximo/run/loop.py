@@ -26,7 +26,7 @@ from proximo.run.hub.checks import check_push
 from proximo.run.memory import memory_advice
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
-from proximo.run.preflight import inputs_of
+from proximo.run.preflight import inputs_of, thread_problem
 from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, pushes_of, shown
 from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
@@ -121,7 +121,7 @@ class _Loop:
         self.task = task
         self.trainer = trainer_of(recipe)
         chosen = say_precision(run.precision, task.device)
-        self.notes = [*([chosen] if chosen else []), *task.notes]
+        self.notes = [*(note for note in (chosen, thread_problem(run)) if note), *task.notes]
         self.run_config = run
         self.options = options
         self.store = CheckpointStore(

@@ -26,6 +26,7 @@ from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, Tokeni
 from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.file_text import refuse_other_than_text
+from proximo.distributed.join import num_cores
 from proximo.errors import ConfigError, DataError
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
 from proximo.run.environment_secrets import secret_problem
@@ -106,6 +107,17 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
     for index, sink in enumerate(run.sinks):
         if isinstance(sink, FunctionSinkConfig):
             yield _function(sink.function, f"{key}.sinks.{index}.function")
+
+
+def thread_problem(run: RunConfig) -> str | None:
+    """What to say of more threads than this process has cores for; None if it has them, or takes torch's default."""
+    cores = num_cores()
+    if run.num_threads is None or run.num_threads <= cores:
+        return None
+    return (
+        f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
+        "wait for each other make a run many times as slow; lower it, or leave it out"
+    )
 
 
 def _with_stage(given: Input, pipeline: Path) -> Input:
