@@ -8,7 +8,7 @@ name that begins with `TEMPORARY_PREFIX`; `clear_temporaries` removes what a cra
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Generator[None]:
     """Give an OSError that names no file the name of `path`: a write to a full disk says only that the disk is full."""
     try:
         yield
