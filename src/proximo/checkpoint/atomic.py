@@ -32,7 +32,8 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
         try:
             _write_file(temporary, data)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            if temporary.exists():
+                _delete(temporary)
             raise
     _sync(temporary)
     _rename(temporary, path)
