@@ -142,6 +142,19 @@ def test_a_dry_run_imports_no_torch(folder):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "recipe", "wanted"),
+    [("ppo", PPO, "prompt"), ("sft", SFT, "prompt"), ("reward", REWARD, "chosen"), ("kto", KTO, "prompt")],
+)
+def test_a_dry_run_finds_columns_that_are_not_mapped(kind, recipe, wanted, folder, capsys):
+    (folder / "mine.csv").write_text("question,reply\nWhat is 2 plus 2?,4\nWhat is 3 plus 3?,6\n")
+    asked = [kind, write_recipe(folder, recipe), "data.sources=[{path: mine.csv}]", "data.held_out_rows=0"]
+    assert main([*asked, "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "mine.csv, row 1 (line 2)" in said
+    assert f"`columns: {{{wanted}: <column>}}`" in said
+
+
 def test_a_dry_run_names_the_sinks(folder, capsys):
     path = write_recipe(folder, PPO)
     assert main(["ppo", path, "run.sinks=[{kind: function, function: 'json:loads'}]", "--dry-run"]) == 0

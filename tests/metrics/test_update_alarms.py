@@ -98,3 +98,35 @@ DRIFTS = "The engine samples from another policy than the learner's"
 @pytest.mark.parametrize(("divergence", "found"), [(0.09, []), (0.11, [DRIFTS])])
 def test_an_engine_that_is_far_from_the_learner_is_said(divergence, found):
     assert titles({}, mismatch__k3=divergence) == found
+
+
+ONE_UPDATE = {"prompts_per_step": 8, "responses_per_prompt": 8, "minibatch_responses": 64, "epochs_per_step": 1}
+STILL = {"policy__clip_fraction": 0.0, "policy__approx_kl": 1e-13, "score__mean": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "far", "found"),
+    [
+        # One update a step is made at a ratio of 1: clipping and movement are 0 by definition.
+        (ONE_UPDATE, 0.2, False),
+        (ONE_UPDATE, 1e-6, True),
+        (ONE_UPDATE | {"minibatch_responses": 32}, 0.2, True),
+        (ONE_UPDATE | {"epochs_per_step": 2}, 0.2, True),
+    ],
+)
+def test_a_policy_with_one_update_a_step_is_still_only_if_it_stays_at_the_reference(settings, far, found):
+    assert ("The policy hardly moves" in titles(settings, kl__k3_per_token=far, **STILL)) == found
+
+
+def test_with_one_update_a_step_a_flat_score_is_not_put_down_to_the_clip_fraction():
+    (alarm,) = alarms(ONE_UPDATE, kl__k3_per_token=0.2, **STILL)
+    assert alarm.title == "The score does not rise"
+    assert "clipped" not in alarm.advice
+
+
+def test_a_score_that_falls_while_the_policy_moves_asks_for_smaller_steps():
+    rng = random.Random(11)
+    lines = tuple(ppo_line(step, NUM_STEPS, rng) | {"score/mean": 0.8 - 0.005 * step} for step in range(1, NUM_STEPS))
+    found = find_alarms(Run(name="run", lines=lines, config={"ppo": {}}, total_steps=NUM_STEPS), PPO.metrics.rules)
+    (alarm,) = [each for each in found if each.title == "The score does not rise"]
+    assert alarm.advice.startswith("It falls: the updates follow noise more than the score. Lower ppo.policy_optimizer")

@@ -3,13 +3,22 @@
 A line is a word and its description; a line without a word continues the one before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
-from proximo.config.data import DataConfig
+from proximo.config.data import DataConfig, LabelledDataConfig, PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.data.formats.row_formats import (
+    labelled_exchanges,
+    preference_exchanges,
+    prompt_exchanges,
+    text_exchanges,
+)
+from proximo.data.rows import Row
 from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
@@ -89,7 +98,31 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     sources = (*data.sources, *(data.evaluation_sources or ()))
     if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
         return None
-    return read_split(data, seed=seed)
+    found = read_split(data, seed=seed)
+    _check_columns(data, chain(found.training, found.held_out))
+    return found
+
+
+def _check_columns(data: DataConfig, rows: Iterable[Row]) -> None:
+    """Read the first row of each source as the run would. Raises DataError where a column is missing."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        key = f"{row.source} {row.name}"
+        if key not in first or row.number < first[key].number:
+            first[key] = row
+    match data:
+        case PromptDataConfig():
+            read: Iterator[Any] = prompt_exchanges(first.values())
+        case TextDataConfig():
+            read = text_exchanges(first.values(), data.form)
+        case PreferenceDataConfig():
+            read = preference_exchanges(first.values(), data.form)
+        case LabelledDataConfig():
+            read = labelled_exchanges(first.values(), data.form)
+        case _:
+            return
+    for _ in read:
+        pass
 
 
 def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:

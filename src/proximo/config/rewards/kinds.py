@@ -57,4 +57,4 @@ def check_names(sources: Sequence[RewardSourceConfig]) -> None:
     """Raises ValueError if two sources have the same name, since metrics are named after it."""
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
-        raise ValueError(f"reward sources need different names, got {', '.join(names)}")
+        raise ValueError(f"reward sources need different names, got {', '.join(names)}; give each a `name`")

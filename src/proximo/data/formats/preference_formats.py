@@ -49,7 +49,7 @@ def preference_form(row: Row) -> PreferenceForm:
         raise DataError(
             f"{row.origin}: no column '{wanted}' (pairs need chosen and rejected, or output_1, output_2 and "
             f"label); columns found: {columns_found(row)}{nearest(wanted, values)}. "
-            f"Name the column that holds it under columns: `{wanted}: <column>`"
+            f"Name the column that holds it in the source: `columns: {{{wanted}: <column>}}`"
         )
     if "chosen" not in values:
         return "outputs"

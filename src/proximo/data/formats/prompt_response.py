@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from proximo.data.formats import transcripts
 from proximo.errors import ConfigError
-from proximo.records import Message
 
-Messages = tuple[Message, ...]
+if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
+    from proximo.records import Message
+
+Messages = tuple["Message", ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -123,7 +123,7 @@ def _text_form(row: Row) -> TextForm:
         f"{row.origin}: the columns are no text to train on: wanted text, or prompt and response (or completion, or "
         "output), or messages; "
         f"columns found: {columns_found(row)}{nearest(wanted, row.values)}. "
-        f"Name the column that holds it under columns: `{wanted}: <column>`"
+        f"Name the column that holds it in the source: `columns: {{{wanted}: <column>}}`"
     )
 
 

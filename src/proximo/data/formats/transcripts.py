@@ -1,9 +1,12 @@
 """Dialogues written as one text, `\\n\\nHuman: ...\\n\\nAssistant: ...`, as in HH-RLHF. Not lists of messages."""
 
 import re
+from typing import TYPE_CHECKING
 
 from proximo.errors import DataError
-from proximo.records import Message
+
+if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
+    from proximo.records import Message
 
 _ASSISTANT = "\n\nAssistant:"
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
@@ -32,7 +35,7 @@ def is_transcript(text: str) -> bool:
     return _TURN.search(text) is not None
 
 
-def prompt_messages(prompt: str, origin: str) -> tuple[Message, ...]:
+def prompt_messages(prompt: str, origin: str) -> "tuple[Message, ...]":
     """The turns of a transcript that ends where the assistant begins."""
     turns = _turns(prompt, origin)
     if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"]:
@@ -40,7 +43,7 @@ def prompt_messages(prompt: str, origin: str) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def reply_messages(response: str, origin: str) -> tuple[Message, ...]:
+def reply_messages(response: str, origin: str) -> "tuple[Message, ...]":
     """The turns of a response that begins in the assistant's turn; turns behind its last answer are left out."""
     turns = _turns(_ASSISTANT + response, origin)
     while turns[-1]["role"] != "assistant":
@@ -54,7 +57,7 @@ def num_shared(first: str, second: str) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _turns(transcript: str, origin: str) -> list[Message]:
+def _turns(transcript: str, origin: str) -> "list[Message]":
     parts = _TURN.split(transcript)
     if parts[0].strip() or len(parts) < 3:
         raise DataError(f"{origin}: a transcript must begin with 'Human:' or 'Assistant:', got {transcript[:40]!r}")

@@ -107,7 +107,7 @@ def cell(row: Row, field: str) -> Any:
     if field not in row.values:
         raise DataError(
             f"{row.origin}: no column '{field}'; columns found: {columns_found(row)}{nearest(field, row.values)}. "
-            f"Name the column that holds it under columns: `{field}: <column>`"
+            f"Name the column that holds it in the source: `columns: {{{field}: <column>}}`"
         )
     value = row.values[field]
     if value is None:

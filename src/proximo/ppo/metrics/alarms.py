@@ -238,7 +238,8 @@ PPO_RULES = (
     ),
     Rule(
         title=TINY,
-        when="no token is clipped in any step and policy/approx_kl stays below 0.00001",
+        when="no token is clipped in any step and policy/approx_kl stays below 0.00001; with one update a step, where "
+        "both are 0, kl/k3_per_token stays below it",
         advice="Raise ppo.policy_optimizer.learning_rate, and check that advantage/std is not 0.",
         severity=Severity.WARNING,
         check=updates.hardly_moves,

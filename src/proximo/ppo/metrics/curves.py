@@ -50,7 +50,8 @@ PPO_MAIN = (
         title="Clip fraction",
         unit="fraction of tokens",
         traces=(Trace("policy/clip_fraction", "policy"), Trace("value/clip_fraction", "value")),
-        healthy="Policy: 0.01 to 0.2. Exactly 0: the updates hardly change it. Above 0.3: updates are too large, so "
+        healthy="Policy: 0.01 to 0.2. Exactly 0: the updates hardly change it, or a "
+        "step has one update. Above 0.3: updates are too large, so "
         "lower the learning rate or the epochs per step.",
         share=True,
     ),

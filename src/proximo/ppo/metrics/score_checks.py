@@ -6,7 +6,15 @@ from statistics import fmean
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series, setting
-from proximo.ppo.metrics.signs import ends, has_constant_scores, is_flat, rises, succeeds, where_scores_differ
+from proximo.ppo.metrics.signs import (
+    ends,
+    has_constant_scores,
+    has_one_update,
+    is_flat,
+    rises,
+    succeeds,
+    where_scores_differ,
+)
 
 MIN_STEPS = 10
 """Smallest number of steps for checks that compare two trends."""
@@ -50,11 +58,12 @@ def score_flat(run: Run) -> Finding | None:
     if means is None or len(score) < MIN_STEPS or means[-1] - means[0] > 2 * fifth_noise(score) or succeeds(run):
         return None
     return Finding(
-        f"It was {number(means[0])} in the first fifth and is {number(means[-1])} in the last.", _why_flat(run)
+        f"It was {number(means[0])} in the first fifth and is {number(means[-1])} in the last.",
+        _why_flat(run, falls=means[0] - means[-1] > 2 * fifth_noise(score)),
     )
 
 
-def _why_flat(run: Run) -> str | None:
+def _why_flat(run: Run, *, falls: bool) -> str | None:
     clipped, moved = fifths(run.series("policy/clip_fraction")), fifths(run.series("policy/approx_kl"))
     if clipped is None or moved is None:
         return None
@@ -62,7 +71,12 @@ def _why_flat(run: Run) -> str | None:
         return (
             f"{clipped[-1]:.0%} of tokens are clipped: lower ppo.policy_optimizer.learning_rate or ppo.epochs_per_step."
         )
-    if max(clipped) < 0.001:
+    if falls:
+        return (
+            "It falls: the updates follow noise more than the score. Lower ppo.policy_optimizer.learning_rate, or take "
+            "more responses a step. See in samples.jsonl whether answers to one prompt differ in score."
+        )
+    if max(clipped) < 0.001 and not has_one_update(run):
         return "Hardly any token is clipped: raise ppo.policy_optimizer.learning_rate."
     return (
         "The update size is not the cause. Check whether answers to one prompt differ in score at all, lower "

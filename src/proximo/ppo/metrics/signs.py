@@ -60,6 +60,16 @@ def destructive_step(run: Run) -> DestructiveStep | None:
     return None
 
 
+def has_one_update(run: Run) -> bool:
+    """Whether a step of the run has one update. It is made where the ratio is 1, so that nothing can be clipped."""
+    ppo = run.config, "ppo"
+    sizes = [setting(*ppo, key) for key in ("prompts_per_step", "responses_per_prompt", "minibatch_responses")]
+    if None in sizes or setting(*ppo, "epochs_per_step") != 1:
+        return False
+    prompts, responses, of_update = sizes
+    return of_update == prompts * responses
+
+
 def succeeds(run: Run) -> bool:
     """Whether the run has a high score: near its maximum, and either saturated or far above its start.
 

@@ -5,9 +5,11 @@ import math
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
-from proximo.ppo.metrics.signs import destructive_step, succeeds, where_scores_differ
+from proximo.ppo.metrics.signs import destructive_step, has_one_update, succeeds, where_scores_differ
 
 USELESS_VARIANCE = 0.01
+SMALL_MOVE = 1e-5
+"""KL in nats per token below which the policy hardly moves."""
 MANY_EPOCHS = 4
 MAX_EXCLUDED_SHARE = 0.5
 """Share of excluded tokens above which the alarm is raised."""
@@ -70,9 +72,17 @@ def clip_fraction_high(run: Run) -> Finding | None:
 
 
 def hardly_moves(run: Run) -> str | None:
-    """No token was clipped and the policy moved very little in any step."""
+    """No token was clipped and the policy moved very little in any step.
+
+    With one update a step, both figures are 0 by definition. Then the movement away from the reference is judged.
+    """
+    if has_one_update(run):
+        far = fifths(run.series("kl/k3_per_token"))
+        if far is None or max(far) > SMALL_MOVE or succeeds(run):
+            return None
+        return f"The policy is at most {number(max(far))} nats per token from the reference."
     clipped, moved = fifths(run.series("policy/clip_fraction")), fifths(run.series("policy/approx_kl"))
-    if clipped is None or moved is None or max(clipped) > 0 or max(moved) > 1e-5 or succeeds(run):
+    if clipped is None or moved is None or max(clipped) > 0 or max(moved) > SMALL_MOVE or succeeds(run):
         return None
     return f"No token was ever clipped, and a step changes its log-prob by at most {number(max(moved))} nats."
 
