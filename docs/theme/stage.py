@@ -38,6 +38,24 @@ COPIED = (
 )
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+SEARCH_BOOST = {
+    "faq.md": 2.0,
+    "getting-started.md": 2.0,
+    "rewards.md": 2.0,
+    "healthy-runs.md": 2.0,
+    "adapters.md": 2.0,
+    "scale.md": 2.0,
+    "pages.md": 0.2,
+    "changelog.md": 0.2,
+    "parity.md": 0.2,
+    "presets.md": 0.2,
+    "examples.md": 0.3,
+    "formulas.md": 0.2,
+    "api.md": 0.3,
+    "refused.md": 0.3,
+    "benchmarks.md": 0.3,
+}
+"""Factors of pages in the search: pages that teach come before lists of names, which have every word."""
 GROUPS = {
     "Training": ("commands", "ppo", "learner", "distributed"),
     "Settings": ("config",),
@@ -77,6 +95,9 @@ def main(folder: Path) -> None:
     (folder / "api.md").write_text(api_page(), encoding="utf-8")
     (folder / "formulas.md").write_text(formulas_page(), encoding="utf-8")
     (folder / "examples.md").write_text(examples_page(), encoding="utf-8")
+    for page, factor in SEARCH_BOOST.items():
+        text = (folder / page).read_text(encoding="utf-8")
+        (folder / page).write_text(f"---\nsearch: {{boost: {factor}}}\n---\n\n{text}", encoding="utf-8")
     (folder / "llms.txt").write_text(llms_index(), encoding="utf-8")
     (folder / "llms-full.txt").write_text(llms_full(places), encoding="utf-8")
 
@@ -128,7 +149,7 @@ def public_names() -> dict[str, str]:
 def api_page() -> str:
     """A page of directives, from which mkdocstrings makes the reference."""
     names = public_names()
-    lines = ["# Public names", "", API_HEAD, ""]
+    lines = ["# API reference", "", API_HEAD, ""]
     for heading, tops in GROUPS.items():
         lines += [f"## {heading}", ""]
         for name in sorted(name for name, top in names.items() if top in tops):
@@ -182,7 +203,7 @@ def llms_index() -> str:
     ]
     for path, question in questions().items():
         lines.append(f"- [{title(f'docs/{path}')}]({path.removesuffix('.md')}.html): {question}")
-    lines += ["- [Public names](api.html): " + API_HEAD.partition("[")[0].strip()]
+    lines += ["- [API reference](api.html): " + API_HEAD.partition("[")[0].strip()]
     lines += ["- [Formulas as functions](formulas.html): " + FORMULAS_HEAD.partition("[")[0].strip()]
     return "\n".join(lines) + "\n"
 

@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     write_rows(tmp_path / "texts.jsonl", [{"prompt": text, "response": "an answer"} for text in asked])
     write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "yes", "rejected": "no"} for text in asked])
     write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in asked])
-    (tmp_path / "questions.csv").write_text("prompt,answer\n" + "".join(f"{text},1\n" for text in asked))
+    (tmp_path / "mine.csv").write_text("question,answer\n" + "".join(f"{text},1\n" for text in asked))
     yield tmp_path
     sys.modules.pop("my_reward", None)
 

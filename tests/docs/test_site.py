@@ -1,5 +1,6 @@
 """The site of the documentation: it is built strictly, has every page, and loads nothing from elsewhere."""
 
+import json
 import os
 import re
 import subprocess
@@ -45,8 +46,7 @@ def test_the_order_of_the_pages_has_each_of_them_once(pages: Path) -> None:
 
 def test_every_page_of_the_documentation_is_on_the_site(pages: Path) -> None:
     """Their headings are compared, as some of them have moved."""
-    heads = {path.read_text(encoding="utf-8").splitlines()[0] for path in pages.rglob("*.md")}
-    assert {page.read_text(encoding="utf-8").splitlines()[0] for page in PAGES} <= heads
+    assert {heading(page) for page in PAGES} <= {heading(path) for path in pages.rglob("*.md")}
 
 
 def test_links_show_titles_of_pages_and_lead_to_where_these_are(pages: Path) -> None:
@@ -105,6 +105,18 @@ def test_every_pure_function_is_on_the_page_of_formulas(site: Path) -> None:
 def test_the_search_knows_the_pages(site: Path) -> None:
     index = text(site / "search" / "search_index.js")
     assert all(word in index for word in ("getting-started.html", "configuration.html", "api.html"))
+
+
+def heading(page: Path) -> str:
+    """The first heading; what stands before it is for the search."""
+    return next(line for line in text(page).splitlines() if line.startswith("# "))
+
+
+@pytest.mark.parametrize("page", ["faq", "getting-started", "rewards"])
+def test_pages_that_teach_come_first_in_the_search(site: Path, page: str) -> None:
+    index = json.loads(text(site / "search" / "search_index.json"))["docs"]
+    boosts = {entry["location"].partition("#")[0]: entry.get("boost", 1) for entry in index}
+    assert boosts[f"{page}.html"] > 1 > boosts["api.html"]
 
 
 def text(file: Path) -> str:
