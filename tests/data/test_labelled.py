@@ -88,7 +88,7 @@ def test_a_label_is_true_or_false_however_a_file_writes_it(label: Any, desirable
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({}, r"rows.jsonl, row 2: no column 'label'; columns found: 'prompt', 'response'.*`label: <column>`"),
+        ({}, r"row 2: no column 'label'; columns found: 'prompt', 'response'.*`columns: {label: <column>}`"),
         ({"labl": True}, r"row 2: no column 'label'.*nearest: 'labl'"),
         ({"label": None}, r"row 2: column 'label' is null"),
         ({"label": "good"}, r"row 2: column 'label' must be true or false, got the text 'good'"),

@@ -22,7 +22,7 @@ def check_answers(prompts: Sequence[Prompt]) -> None:
         raise DataError(
             f"score.minus_reference_answer needs a reference answer to every prompt, but {len(missing)} of "
             f"{len(prompts)} have none, first of them prompt {missing[0]!r}: name the column that holds it "
-            "(`answer: <column>` under columns of the source), or leave those rows out"
+            "(in the source: `columns: {answer: <column>}`), or leave those rows out"
         )
 
 

@@ -164,7 +164,7 @@ def _labelled_reader(first: Row, form: LabelledForm) -> Callable[[Row], dict[boo
     if text_form == "text":
         raise DataError(
             f"{first.origin}: no column 'prompt', only 'text'; a label is about a response to a prompt: name their "
-            "columns under columns: `prompt: <column>`, `response: <column>`"
+            "columns in the source: `columns: {prompt: <column>, response: <column>}`"
         )
     read = _prompt_response if text_form == "prompt_response" else _whole_conversation
     return lambda row: {flag_cell(row, "label"): read(row)}
