@@ -37,11 +37,14 @@ def test_every_answer_makes_a_recipe_that_holds_and_has_no_idle_key(train):
         assert ineffective_keys(recipe) == []
         for _, stage in recipe.given_stages():
             assert stage.data.sources[0].path == "owner/data"
+            if machine == "cpu":
+                limit = stage.data.max_prompt_tokens if hasattr(stage, "ppo") else stage.data.max_tokens
+                assert limit is not None and limit <= 512
+            for role, model in stage.models().items():
+                if role in ("model", "policy", "value"):
+                    assert (model.lora is None) == (machine == "large-gpu"), role
         assert "owner/model" in {model.path for _, stage in recipe.given_stages() for model in stage.models().values()}
-        if train not in ("pipeline", "ppo"):
-            assert (recipe.model.lora is None) == (machine == "large-gpu")
         if train == "ppo":
-            assert (recipe.policy.lora is None) == (recipe.value.lora is None) == (machine == "large-gpu")
             source = recipe.reward[0]
             assert reward in (getattr(source, "path", None), getattr(source, "function", None), source.kind)
 

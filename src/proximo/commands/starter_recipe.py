@@ -85,9 +85,10 @@ def starter_recipe(answers: Answers, file: Path) -> str:
     for name, stage in stages:
         _set_model(stage, answers.model)
         _set_data(stage["data"], answers.data, share=1 if len(stages) == 1 else LEAST_SHARE)
-        if len(stages) == 1:
-            _set_adapters(stage, stage[name], wanted=answers.machine != "large-gpu")
+        _set_adapters(stage, stage[name], wanted=answers.machine != "large-gpu")
         if answers.machine == "cpu":
+            if "max_prompt_tokens" not in stage["data"]:
+                stage["data"].setdefault("max_tokens", SMALL_STEPS["max_tokens"])
             _make_small(stage["data"])
             _make_small(stage[name])
     if answers.reward is not None:
@@ -156,8 +157,8 @@ def _set_adapters(stage: dict[str, Any], training: dict[str, Any], *, wanted: bo
     had = any("lora" in stage[role] for role in ROLES if role in stage)
     for role in ROLES:
         if role in stage:
-            stage[role] = {key: value for key, value in stage[role].items() if key != "lora"}
-            stage[role] |= {"lora": dict(LORA)} if wanted else {"activation_checkpointing": True}
+            adapter = stage[role].pop("lora", LORA)
+            stage[role] |= {"lora": dict(adapter)} if wanted else {"activation_checkpointing": True}
     if had != wanted:
         for name in [name for name in training if name.endswith("_optimizer")]:
             del training[name]
