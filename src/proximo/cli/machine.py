@@ -80,11 +80,17 @@ def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
 
 
 def _precision() -> Finding:
+    from proximo.models.attention.varlen import varlen_kernel
     from proximo.models.precision.placement import resolve_device, resolve_precision
     from proximo.native.halves import multiplies_halves
 
     device = resolve_device("auto").type
     found = f"run.precision auto means {resolve_precision('auto', device=device)} on {device}; the default is float32"
+    if device == "cuda" and varlen_kernel() is None:
+        return Finding(
+            found,
+            "with torch 2.12 or newer, attention in bf16 is one call for all sequences instead of one for each",
+        )
     return Finding(f"{found}; bf16 is faster on this processor" if device == "cpu" and multiplies_halves() else found)
 
 
