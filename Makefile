@@ -27,9 +27,16 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python docs/theme/stage.py build/docs
 	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/mkdocs build
 
-# The wheel and the source as users get them: make release-check PYTHONS="python3.11 python3.12"
-release-check:
-	$(PYTHON) tests/release/check.py $(PYTHONS)
+# The wheel as users get it, on each Python that is found here: CONTRIBUTING.md, "Release".
+# PYTHONS="python3.11 /path/to/python3.14", TORCH=any or TORCH=2.13.0 (may download gigabytes), RELEASE_OPTIONS=--demo
+release-check: build/tools/.installed
+	PATH=$$PATH:$(CURDIR)/build/tools/bin build/tools/bin/python tests/release/check.py --torch="$(TORCH)" \
+		$(RELEASE_OPTIONS) -- $(PYTHONS)
+
+build/tools/.installed:
+	@$(PYTHON) -m venv build/tools
+	@build/tools/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@touch $@
 
 # Against vLLM itself, in the environment of `proximo engine install`, or the one that PROXIMO_TEST_VLLM names.
 test-vllm: $(VENV)/.installed-test

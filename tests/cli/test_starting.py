@@ -39,7 +39,8 @@ def test_every_answer_makes_a_recipe_that_holds_and_has_no_idle_key(train):
             assert stage.data.sources[0].path == "owner/data"
             if machine == "cpu":
                 limit = stage.data.max_prompt_tokens if hasattr(stage, "ppo") else stage.data.max_tokens
-                assert limit is not None and limit <= 512
+                assert limit is not None
+                assert limit <= 512
             for role, model in stage.models().items():
                 if role in ("model", "policy", "value"):
                     assert (model.lora is None) == (machine == "large-gpu"), role

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from proximo.models.attention.cache import PromptCache, RowCache, RowLayout
+from proximo.models.attention.cache import PromptCache, RowCache, RowLayout, cache_argument
 from proximo.models.attention.packed import AttentionOptions
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 4
@@ -136,3 +136,13 @@ def test_masks_are_made_once_for_all_layers() -> None:
     assert first[:, 0, 0].isinf().tolist() == [[False, False, False], [False, True, True]]
     windowed = layout._bias_of(2, torch.float32)
     assert windowed[:, 0, 0].isinf().tolist() == [[True, False, False], [False, True, True]]
+
+
+def test_a_model_is_given_its_cache_under_the_name_that_it_knows() -> None:
+    class Older(nn.Module):
+        def forward(self, input_ids, past_key_values=None, **kwargs): ...
+
+    class Newer(nn.Module):
+        def forward(self, input_ids, cache=None, **kwargs): ...
+
+    assert [cache_argument(kind) for kind in (Older, Newer)] == ["past_key_values", "cache"]

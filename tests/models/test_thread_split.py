@@ -205,7 +205,8 @@ def test_split_threads_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_
     assert not operators_are_watched()
     with FlopCounterMode(display=False):
         assert operators_are_watched()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    # torch 2.11 warns without acc_events.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
         assert operators_are_watched()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert operators_are_watched()

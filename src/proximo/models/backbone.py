@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
 from proximo.models.adapted import base_of
+from proximo.models.attention.cache import cache_argument
 from proximo.models.attention.packed import (
     ATTENTION,
     AttentionLayout,
@@ -97,6 +98,7 @@ class Backbone:
         # It would search for padding in every pass, only to print a warning.
         layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
         self.layers = layers
+        self._cache_argument = cache_argument(type(layers))
         self.training_layers: Any = layers
         """The layers of passes with gradients: `layers` itself, or a compiled view of it."""
         self.precision = precision
@@ -252,7 +254,7 @@ class Backbone:
             output = layers(
                 input_ids=token_ids,
                 position_ids=position_ids,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._cache_argument: cache},
             )
         return output.last_hidden_state

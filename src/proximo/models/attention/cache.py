@@ -7,14 +7,16 @@ its own length. Active rows are always the first ones, so a pass reads a view an
 
     with attending(PackedLayout(packed.lengths)):
         model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None],
-              past_key_values=PromptCache(packed.lengths))
+              **{cache_argument(type(model)): PromptCache(packed.lengths)})
     layout = row_cache.advance(num_rows)
     with attending(layout):
-        model(input_ids=tokens[:, None], position_ids=layout.positions[:, None], past_key_values=row_cache)
+        model(input_ids=tokens[:, None], position_ids=layout.positions[:, None],
+              **{cache_argument(type(model)): row_cache})
 
 Legend: B active rows, H query heads, H_kv key/value heads, K head width, M longest row, T packed tokens.
 """
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 
@@ -30,6 +32,11 @@ from proximo.models.attention.packed import AttentionOptions, explicit_attention
 from proximo.models.packing import send
 from proximo.models.precision.compute import to_compute_type
 from proximo.native.decoding import CachePointers
+
+
+def cache_argument(model_type: type[nn.Module]) -> str:
+    """The name under which a model of this type takes a cache: transformers 5.24 renames it, in its own models first."""
+    return "cache" if "cache" in inspect.signature(model_type.forward).parameters else "past_key_values"
 
 
 class PromptCache(Cache):
