@@ -35,7 +35,7 @@ from proximo.native.decoding import CachePointers
 
 
 def cache_argument(model_type: type[nn.Module]) -> str:
-    """The name under which a model of this type takes a cache: transformers 5.24 renames it, in its own models first."""
+    """The name under which a model takes a cache. transformers 5.24 renames it, in its own models first."""
     return "cache" if "cache" in inspect.signature(model_type.forward).parameters else "past_key_values"
 
 
