@@ -121,6 +121,13 @@ def test_values_that_no_file_could_give_back_stay_as_they_are() -> None:
     assert [row.values for row in read[3:]] == [row.values for row in made[3:]]
 
 
+def test_a_row_that_is_nested_too_deeply_to_be_written_stays_in_memory(tmp_path: Path) -> None:
+    cell = "[" * 800 + "]" * 800
+    (tmp_path / "deep.jsonl").write_text("".join(f'{{"n": {number}, "deep": {cell}}}\n' for number in range(3)))
+    rows = load_rows([DataSource(path=str(tmp_path / "deep.jsonl"))]).rows
+    assert [row.values["n"] for row in rows] == [0, 1, 2]
+
+
 def test_portions_end_where_their_items_are_many_or_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_lists, "PORTION_ITEMS", 3)
     monkeypatch.setattr(large_lists, "PORTION_SIZE", 10)

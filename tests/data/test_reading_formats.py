@@ -3,11 +3,15 @@
 import csv
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proximo.data.formats.typed_columns import messages_cell
+from proximo.data.readers import reading
+from proximo.data.readers.file_text import file_lines
 from proximo.data.readers.reading import load_rows, mixture_counts, read_source
 from proximo.data.readers.source import DataSource
 from proximo.data.readers.split import DataPhase
@@ -105,6 +109,7 @@ def test_a_function_gives_what_it_yields(tmp_path: Path, monkeypatch) -> None:
         ("a\r\n<|end|>\r\n\r\nc", "<|end|>", ["a", "c"]),
         ("a <|end|> b\n  <|end|>  \nc", "<|end|>", ["a <|end|> b", "c"]),
         ("a\nb\n\n\nc\n \t\nd", None, ["a\nb", "c", "d"]),
+        ("  \na\n \n\t\n  b\r\n\r\nc \n  ", None, ["a", "  b", "c "]),
         ("\n  a\n\nb\n", "", ["  a\n\nb"]),
     ],
 )
@@ -114,6 +119,40 @@ def test_a_text_is_cut_into_documents(
     (tmp_path / "a.txt").write_bytes(content.encode())
     rows = read_source(DataSource(path=str(tmp_path / "a.txt"), separator=separator))
     assert [row.values for row in rows] == [{"text": document} for document in documents]
+
+
+def test_cells_keep_their_line_ends_and_rows_may_end_as_old_programs_end_them(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    (tmp_path / "a.csv").write_bytes(f'p,q\r\n"a\r\nb\n\n",1\r\n\u2028,"\r"\n{long},2'.encode())
+    (tmp_path / "old.csv").write_bytes(b'p,q\ra,1\r\r"b\rc",2\r')
+    limit = csv.field_size_limit()
+    rows = read_source(DataSource(path=str(tmp_path / "a.csv")))
+    assert [tuple(row.values.values()) for row in rows] == [("a\r\nb\n\n", "1"), ("\u2028", "\r"), (long, "2")]
+    assert [row.line for row in rows] == [5, 7, 8]
+    old = read_source(DataSource(path=str(tmp_path / "old.csv")))
+    assert [(row.line, *row.values.values()) for row in old] == [(2, "a", "1"), (5, "b\rc", "2")]
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("a.csv", "some,cells\n"), ("a.txt", "a text\n\n"), ("a.jsonl", '{"p": 1}\n')]
+)
+def test_a_file_is_read_no_further_than_its_rows_are_asked_for(
+    name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its whole text is never in memory."""
+    (tmp_path / name).write_text(line * 50)
+    given: list[str] = []
+
+    def counted(*arguments: Any, **options: Any) -> Iterator[str]:
+        for each in file_lines(*arguments, **options):
+            given.append(each)
+            yield each
+
+    monkeypatch.setattr(reading, "file_lines", counted)
+    monkeypatch.setattr(reading, "read_file_text", None)
+    assert len(read_source(DataSource(path=str(tmp_path / name), max_rows=5))) == 5
+    assert len(given) < 15
 
 
 def test_a_byte_order_mark_and_dos_line_ends_change_nothing(tmp_path: Path) -> None:

@@ -113,9 +113,12 @@ class OnDisk(Sequence[Record]):
 
 
 def _encoded(record: Any) -> bytes | None:
-    """The values as bytes, without those objects that marshal would write as something else; None if there are some."""
+    """The values as bytes; None if marshal would write some as something else, or they are nested too deeply for it."""
     values = [getattr(record, name) for name in _names(type(record))]
-    return marshal.dumps(values, 2) if _is_plain(values) else None
+    try:
+        return marshal.dumps(values, 2) if _is_plain(values) else None
+    except RecursionError:
+        return None
 
 
 def _is_plain(value: Any) -> bool:

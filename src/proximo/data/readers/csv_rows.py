@@ -3,21 +3,23 @@
 import csv
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from proximo.data.rows import Row
 from proximo.errors import DataError
 
 
-def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[Row]:
+def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iterator[Row]:
     """Rows of a table whose first line names the columns; quoting as in RFC 4180, blank lines passed over.
+
+    `lines` come with their ends, and are read as the rows are asked for.
 
     Raises DataError for a column named twice, a row with too few or too many cells, and a quote that is never closed.
     """
-    lines = _parsed(text, source, delimiter)
-    columns = _columns(next(cells for _, cells in lines if cells), source)
+    parsed = _parsed(lines, source, delimiter)
+    columns = _columns(next(cells for _, cells in parsed if cells), source)
     number = 0
-    for line, cells in lines:
+    for line, cells in parsed:
         if cells:
             number += 1
             row = Row(source=source, number=number, line=line, values={})
@@ -26,19 +28,31 @@ def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[Row]:
             yield Row(source=source, number=number, line=line, values=dict(zip(columns, cells, strict=True)))
 
 
-def _parsed(text: str, source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    # The limit is 131,072 characters, which long documents pass; it is the csv module's own and is put back.
-    limit = csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        parsed = [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        cut_off = "end of data" in str(error)
-        reason = "a quote is opened and never closed; the file is cut off or a quote is stray" if cut_off else error
-        raise DataError(f"{source}, line {reader.line_num}: not valid CSV: {reason}") from error
-    finally:
-        csv.field_size_limit(limit)
-    return iter(parsed)
+def _parsed(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(_with_old_line_ends(lines), delimiter=delimiter, strict=True)
+    while True:
+        # The limit is 131,072 characters, which long documents pass; it is the csv module's own and is put back.
+        limit = csv.field_size_limit(sys.maxsize)
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            cut_off = "end of data" in str(error)
+            reason = "a quote is opened and never closed; the file is cut off or a quote is stray" if cut_off else error
+            raise DataError(f"{source}, line {reader.line_num}: not valid CSV: {reason}") from error
+        finally:
+            csv.field_size_limit(limit)
+        yield reader.line_num, cells
+
+
+def _with_old_line_ends(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, also ended at a lone carriage return, as old programs end them."""
+    for line in lines:
+        if "\r" in line.removesuffix("\r\n"):
+            yield from io.StringIO(line, newline="")
+        else:
+            yield line
 
 
 def _columns(header: list[str], source: str) -> list[str]:

@@ -1,6 +1,5 @@
 """From sources to rows: reading, column mapping, the phase of a shared data set, mixing. Not what the rows mean."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,6 +10,7 @@ from proximo.data.large_lists import collected
 from proximo.data.order import shuffled
 from proximo.data.readers.columns import with_columns
 from proximo.data.readers.csv_rows import csv_rows
+from proximo.data.readers.document_rows import document_rows
 from proximo.data.readers.file_text import begins_with, file_lines, read_file_text, refuse_other_than_text
 from proximo.data.readers.function_rows import function_rows
 from proximo.data.readers.json_rows import json_array_rows, json_line_rows
@@ -156,16 +156,16 @@ def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[
     # Both endings are used for both forms, so `auto` looks; a named format is believed.
     if text_format == "json" or (source.format == "auto" and text_format == "jsonl"):
         text_format = "json" if begins_with(b"[", path) else "jsonl"
-    if text_format == "jsonl":
-        return json_line_rows(file_lines(path, source.path, line_word="row"), source.path)
-    text = read_file_text(path, source.path)
     match text_format:
+        case "jsonl":
+            return json_line_rows(file_lines(path, source.path, line_word="row"), source.path)
         case "json":
-            return json_array_rows(text, source.path)
+            return json_array_rows(read_file_text(path, source.path), source.path)
         case "csv":
-            return csv_rows(text, source.path, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+            return csv_rows(file_lines(path, source.path), source.path, delimiter=delimiter)
         case _:
-            return document_rows(text, source.path, separator=source.separator)
+            return document_rows(file_lines(path, source.path), source.path, separator=source.separator)
 
 
 def _format(source: DataSource, path: Path) -> Format:
@@ -209,33 +209,6 @@ def _existing(path: Path, source: DataSource) -> Path:
         beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{source.path}: no such file (looked in {path.parent.absolute()}){nearest(path.name, beside)}")
     return path
-
-
-def document_rows(text: str, source: str, *, separator: str | None) -> Iterator[Row]:
-    """Documents between lines equal to `separator`; None separates at blank lines, "" makes the file one document.
-
-    Line ends become "\\n", blank lines around a document are taken off, empty documents are passed over. Raises
-    DataError where the separator is on no line of the file.
-    """
-    number = 0
-    for document in _documents(text.replace("\r\n", "\n"), source, separator):
-        content = document.strip("\n")
-        if content.strip():
-            number += 1
-            yield Row(source=source, number=number, values={"text": content})
-
-
-def _documents(text: str, source: str, separator: str | None) -> list[str]:
-    if separator is None:
-        return re.split(r"\n[ \t]*\n", text)
-    if separator == "":
-        return [text]
-    documents = re.split(rf"^[ \t]*{re.escape(separator.strip())}[ \t]*$", text, flags=re.MULTILINE)
-    if len(documents) == 1:
-        raise DataError(
-            f"{source}: no line is the separator {separator!r}; give the line that stands between documents"
-        )
-    return documents
 
 
 def mixture_counts(available: Sequence[int], weights: Sequence[float]) -> list[int]:
