@@ -4,6 +4,7 @@ A recipe names a function by its import path. A function of a notebook, a lambda
 attribute of this module: `proximo.given:score`. It is known to this process only.
 """
 
+import functools
 import hashlib
 import inspect
 import sys
@@ -56,6 +57,8 @@ def digest(name: str) -> str | None:
 
 
 def _written(function: Any) -> list[Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
     if hasattr(function, "__code__"):
         return [function]
     own = function if isinstance(function, type) else type(function)

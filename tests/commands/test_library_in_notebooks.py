@@ -43,6 +43,25 @@ def test_a_pipeline_shows_each_stage():
         assert text in html
 
 
+def test_plans_show_memory_and_work_of_each_stage():
+    plans = Training("tiny", quiet=True).plan()
+    assert isinstance(plans, list)
+    html = plans._repr_html_()
+    assert html == "".join(plan._repr_html_() for plan in plans)
+    for plan in plans:
+        for text in (
+            f"Plan: {plan.stage} on cpu, float32",
+            f"peak {plan.peak / 2**20:,.0f} MiB in {plan.largest.name}",
+            *(role.architecture for role in plan.roles),
+            *(phase.name for phase in plan.phases),
+            *(part for phase in plan.phases for part in phase.parts),
+        ):
+            assert text in plan._repr_html_()
+    noted = dataclasses.replace(plans[0], notes=(HOSTILE,))._repr_html_()
+    assert ESCAPED in noted
+    assert "<script>" not in noted
+
+
 def test_a_run_shows_its_state_and_figures(trained):
     html = trained[0].run._repr_html_()
     for text in ("finished after step 5 of 5", "before", "after", "<svg"):

@@ -1,15 +1,26 @@
 """Rewards, rows and sinks that a program gives as objects do what their sections in a recipe do."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo import FunctionReward, PPOConfig, PPOTrainer, Response, Scored, TrackedRun, Training, WeightedReward
+from proximo import (
+    FunctionReward,
+    PPOConfig,
+    PPOTrainer,
+    Response,
+    SavedRun,
+    Scored,
+    TrackedRun,
+    Training,
+    WeightedReward,
+)
 from proximo.errors import ConfigError, RunFolderError
 from proximo.run.reporting import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
@@ -17,6 +28,10 @@ from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
 def brief(prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
     return [-len(text) / 10 for text in responses]
+
+
+def scaled(prompts: Any, responses: Sequence[str], metadata: Any, **options: Any) -> list[float]:
+    return [float(len(text)) for text in responses]
 
 
 class Brief:
@@ -101,6 +116,86 @@ def test_the_trainer_takes_the_same_forms() -> None:
 def test_what_is_no_reward_is_refused_before_anything_is_loaded(reward, message, place, tmp_path) -> None:
     with pytest.raises(ConfigError, match=message):
         trained(place, tmp_path / "run", {"reward": reward})
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ([brief, share_of_vowels], "gold is one reward, and got 2"),
+        (
+            {"kind": "function", "name": "scaled", "function": scaled, "kwargs": {"by": min}},
+            "kwargs.by holds .*partial",
+        ),
+        (FunctionReward(scaled, name="scaled", kwargs={"by": [1, min]}), "kwargs.by.1 holds .*partial"),
+    ],
+)
+def test_what_would_be_dropped_or_become_text_is_refused(reward, message, place, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trained(place, tmp_path / "run", {"gold": reward})
+
+
+def test_arguments_of_a_function_reach_it_whatever_they_are_called(place, tmp_path) -> None:
+    names = {"sources": ["a", "b"], "reward": 2.0, "sinks": [1], "gold": None, "path": Path("x"), "by": {"sources": 3}}
+    section = {"kind": "function", "name": "scaled", "function": scaled, "kwargs": names}
+    for given in (section, FunctionReward(scaled, name="scaled", kwargs=names)):
+        training = trained(place, tmp_path / "run", {"gold": given})
+        assert training.recipe.gold.kwargs == names | {"path": "x"}
+    one_by_one = {f"gold.kwargs.{name}": value for name, value in names.items()}
+    again = trained(place, tmp_path / "run", {"gold": section | {"kwargs": {}}, **one_by_one})
+    assert again.recipe.gold.kwargs == names | {"path": "x"}
+
+
+def test_a_function_with_bound_arguments_is_known_by_its_source(place, tmp_path) -> None:
+    def one(prompts, responses, metadata, by):
+        return [by for _ in responses]
+
+    def other(prompts, responses, metadata, by):
+        return [by + 1 for _ in responses]
+
+    training = trained(place, tmp_path / "run", {"reward": [functools.partial(one, by=2.0)], "run.save_every_steps": 1})
+    training.fit(quiet=True)
+    changed = trained(
+        place, tmp_path / "run", {"reward": [functools.partial(other, by=2.0)], "run.save_every_steps": 1}
+    )
+    with pytest.raises(RunFolderError, match="given:"):
+        changed.fit(quiet=True, resume="must")
+
+
+def test_an_evaluation_with_another_function_of_the_same_name_says_so(place, tmp_path, capsys) -> None:
+    def made(by: float) -> Any:
+        def score(prompts, responses, metadata):
+            return [by for _ in responses]
+
+        return score
+
+    def score(prompts, responses, metadata):
+        return [3.0 for _ in responses]
+
+    training = trained(place, tmp_path / "run", {"reward": [made(2.0)], "gold": None})
+    run = training.fit(quiet=True)
+    run.evaluate(num_prompts=2)
+    assert "other than in the run" not in capsys.readouterr().err
+    trained(place, tmp_path / "other", {"reward": [score], "gold": None})
+    evaluation = SavedRun(tmp_path / "run").evaluate(num_prompts=2)
+    assert evaluation.metrics["evaluation/score"] == 3.0
+    assert "other than in the run: functions.proximo.given:score: " in capsys.readouterr().err
+    assert run.evaluate(num_prompts=2).metrics["evaluation/score"] == 2.0
+    assert "other than in the run" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None,), "a recipe is a file, the name of a shipped one, or a mapping, got None"),
+        ((["ppo"],), "a recipe is a file"),
+        (("tiny", ["run.seed=1"]), "overrides are a mapping from dotted keys to values"),
+        (("tiny", "run.seed=1"), "overrides are a mapping"),
+        (("tiny", {1: 2}), "overrides are a mapping from dotted keys"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(given, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Training(*given)
 
 
 def test_a_source_is_named_and_a_changed_one_is_not_resumed(place, tmp_path) -> None:
@@ -197,6 +292,18 @@ def test_rows_in_every_form_train_the_same_model(place, tmp_path) -> None:
         run = Training(recipe, changes).fit(quiet=True)
         losses[form] = [line.get("sft/loss") for line in run.metrics]
     assert all(loss == losses["file"] for loss in losses.values()), losses
+
+
+def test_a_data_set_with_splits_is_no_source_and_the_message_names_them(place) -> None:
+    splits = DatasetDict({"train": Dataset.from_list(rows_of(place, "texts")), "test": Dataset.from_list([])})
+    for key, given in {
+        "data.sources": splits,
+        "data.sources ": [splits],
+        "data.sources.0": splits,
+        "data.evaluation_sources": [{"function": splits}],
+    }.items():
+        with pytest.raises(ConfigError, match=r"is a mapping of several, 'train', 'test': give one .*\['train'\]"):
+            Training(recipe_of("sft", place), {key.strip(): given})
 
 
 def test_messages_are_rows(place, tmp_path) -> None:

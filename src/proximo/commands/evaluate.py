@@ -13,6 +13,7 @@ from rich.table import Table
 from proximo.checkpoint.atomic import temporary_beside
 from proximo.checkpoint.fingerprints import changed_inputs, relocated
 from proximo.checkpoint.logs import JsonLines
+from proximo.checkpoint.reading import Checkpoint
 from proximo.errors import UserError
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_number
@@ -22,6 +23,7 @@ from proximo.metrics.report.cells import Samples, metrics_table, samples_table
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, verify_models
 from proximo.run.preflight import inputs_of
 from proximo.run.resolved_config import saved_recipe
+from proximo.run.resume_fingerprint import function_sources
 from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
@@ -80,16 +82,17 @@ def evaluate(
 
     `settings`: rollout settings of the evaluation, and the engine, that differ from the run's.
 
-    Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data.
+    Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data, or for less than
+    one prompt of it.
     """
+    if num_prompts is not None and num_prompts < 1:
+        raise UserError(f"num_prompts of an evaluation is at least 1, got {num_prompts}")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
     with kept_working_directory():
         task = build_task(run, settings or {})
     with closing(task):
-        saved = relocated(found.state.get("fingerprints", {}).get("inputs", {}), str(run.parent))
-        for line in changed_inputs(saved, task.inputs_fingerprint):
-            print(f"warning: other than in the run: {line}", file=sys.stderr)
+        _warn_of_changes(run, found, task)
         task.restore(found)
         with kept_working_directory():
             record = task.evaluate(num_prompts)
@@ -98,6 +101,17 @@ def evaluate(
     recorder = Recorder()
     recorder.record_all(record.metrics)
     return Evaluation(run=run, step=found.step, metrics=recorder.line(), samples=Samples(record.samples))
+
+
+def _warn_of_changes(run: Path, checkpoint: Checkpoint, task: Task) -> None:
+    """Print which data, models and reward functions are others than when the checkpoint was saved."""
+    saved = checkpoint.state.get("fingerprints", {})
+    before = relocated(saved.get("inputs", {}), str(run.parent))
+    now = task.inputs_fingerprint
+    if functions := saved.get("environment", {}).get("functions"):
+        before, now = before | {"functions": functions}, {**now, "functions": function_sources(saved_recipe(run))}
+    for line in changed_inputs(before, now):
+        print(f"warning: other than in the run: {line}", file=sys.stderr)
 
 
 def build_task(run: Path, changes: Mapping[str, Any]) -> Task:

@@ -21,24 +21,27 @@ class GivenObjects:
 
     def plain(self, value: Any, key: str = "") -> Any:
         """The value at a dotted key of the recipe, with objects replaced. Raises ConfigError for what cannot stand."""
+        if "kwargs" in key.split("."):
+            return _arguments(value, key)
         name, _, index = key.rpartition(".")
         if not index.isdigit():
             return self._section(value, index)
         return self._item(value, name.rpartition(".")[2])
 
     def _section(self, value: Any, name: str) -> Any:
+        if name == "kwargs" or isinstance(value, Path):
+            return _arguments(value, name)
+        if name in ROWS:
+            return self._sources(value)
         if isinstance(value, Mapping):
             return {str(each): self._section(item, str(each)) for each, item in value.items()}
-        if name in ROWS:
-            items = value if isinstance(value, list | tuple) and not _are_rows(value) else [value]
-            return [self._source(item) for item in items]
         if name in ("reward", "gold") and value is not None:
             sections = self._rewards(value)
+            if name == "gold" and len(sections) > 1:
+                raise ConfigError(f"gold is one reward, and got {len(sections)}: give one function or source")
             return sections if name == "reward" else sections[0]
         if isinstance(value, list | tuple):
             return [self._item(item, name) for item in value]
-        if isinstance(value, Path):
-            return str(value)
         return self._import_path(value) if callable(value) or hasattr(value, "score") else value
 
     def _item(self, value: Any, name: str) -> Any:
@@ -49,9 +52,20 @@ class GivenObjects:
             return self._rewards([value])[0]
         return self._sink(value) if name == "sinks" else self._section(value, "")
 
+    def _sources(self, value: Any) -> list[Any]:
+        items = value if isinstance(value, list | tuple) else [value]
+        for item in items:
+            _refuse_splits(item)
+        return [self._source(item) for item in ([value] if items is value and _are_rows(value) else items)]
+
     def _source(self, source: Any) -> Any:
+        _refuse_splits(source)
         if isinstance(source, Mapping):
-            plain = {str(name): self._section(value, "") for name, value in source.items() if name != "function"}
+            plain = {
+                str(name): self._section(value, "kwargs" if name == "kwargs" else "")
+                for name, value in source.items()
+                if name != "function"
+            }
             if "function" not in source:
                 return plain
             named = source["function"]
@@ -85,7 +99,7 @@ class GivenObjects:
 
         section: dict[str, Any] = {"kind": "function", "weight": weight}
         if isinstance(source, FunctionReward):
-            section |= {"kwargs": self._section(source.kwargs, ""), "timeout_seconds": source.timeout_seconds}
+            section |= {"kwargs": _arguments(source.kwargs, "kwargs"), "timeout_seconds": source.timeout_seconds}
             return section | {"name": source.name, "function": self._import_path(source.function)}
         is_source = hasattr(source, "score") and not isinstance(source, type)
         if problem := source_problem(source) if is_source else calling_problem(source, ([], [], [])):
@@ -136,6 +150,35 @@ class _Opened:
         return self._sink
 
 
+def _arguments(value: Any, key: str) -> Any:
+    """Arguments of a function as plain values. An object would reach it as text, so there may be none."""
+    if isinstance(value, Mapping):
+        return {str(name): _arguments(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_arguments(item, f"{key}.{index}") for index, item in enumerate(value)]
+    if callable(value):
+        raise ConfigError(
+            f"{key} holds {value!r:.60}, and a recipe holds plain values: give the function with its argument as "
+            "functools.partial(function, ...)"
+        )
+    return str(value) if isinstance(value, Path) else value
+
+
+def _refuse_splits(source: Any) -> None:
+    """Raises ConfigError for several data sets by name, as `datasets.load_dataset` gives without a split."""
+    sets = [name for name, each in source.items() if hasattr(each, "column_names")] if _may_be_row(source) else []
+    if sets:
+        raise ConfigError(
+            f"a data source is one data set, and this is a mapping of several, {', '.join(map(repr, sets))}: give one "
+            f"of them, such as dataset[{sets[0]!r}]"
+        )
+
+
+def _may_be_row(value: Any) -> bool:
+    """Whether it is a mapping, and no section of a data source."""
+    return isinstance(value, Mapping) and not {"path", "function"} & set(value)
+
+
 def _are_rows(values: Sequence[Any]) -> bool:
     """Whether a list holds rows itself. A list of sources has mappings with `path` or `function`, or rows as items."""
-    return bool(values) and all(isinstance(each, Mapping) and not {"path", "function"} & set(each) for each in values)
+    return bool(values) and all(map(_may_be_row, values))

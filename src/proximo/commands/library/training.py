@@ -22,7 +22,7 @@ from proximo.working_directory import functions_of_the_working_directory
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
-    from proximo.plan.record import Plan
+    from proximo.plan.record import Plans
     from proximo.ppo.recipe import PPORecipe
 
 
@@ -46,6 +46,12 @@ class Training:
 
         Raises ConfigError with all mistakes.
         """
+        if not isinstance(recipe, str | Path | Mapping):
+            raise ConfigError(f"a recipe is a file, the name of a shipped one, or a mapping, got {recipe!r:.60}")
+        if not isinstance(overrides or {}, Mapping) or not all(isinstance(key, str) for key in overrides or {}):
+            raise ConfigError(
+                f"overrides are a mapping from dotted keys to values, such as {{'run.seed': 1}}, got {overrides!r:.60}"
+            )
         self._objects = GivenObjects()
         values = {key: self._objects.plain(value, key) for key, value in (overrides or {}).items()}
         texts = [f"{key}={_override_text(key, value)}" for key, value in values.items()]
@@ -117,13 +123,15 @@ class Training:
         """The run in the folder of the recipe, which may be unfinished. Raises RunFolderError if there is none."""
         return SavedRun(self.recipe.run.folder, functions=self._objects.functions)
 
-    def plan(self) -> "list[Plan]":
-        """Memory and compute of a step of each stage, on this kind of device."""
+    def plan(self) -> "Plans":
+        """Memory and compute of a step of each stage, on this kind of device, as a list; a notebook shows them."""
         from proximo.plan.machine import MACHINES, device_kind
         from proximo.plan.profiling import make_plans
+        from proximo.plan.record import Plans
 
         device = device_kind(self.recipe.run)
-        return make_plans(self.recipe, device=device, num_ranks=self._num_ranks(), machine=MACHINES[device])
+        num_ranks = self._num_ranks()
+        return Plans(make_plans(self.recipe, device=device, num_ranks=num_ranks, machine=MACHINES[device]))
 
     def dry_run(self) -> str:
         """What `--dry-run` prints: what would be loaded, created and counted."""
