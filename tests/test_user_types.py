@@ -89,7 +89,10 @@ def with_a_recipe(rows: list[dict[str, Any]]) -> SavedRun:
     print(evaluation.step, evaluation.metrics["score/mean"], len(evaluation.samples))
     for response in run.generate(["Say hello."], num_samples=2, chat=True, temperature=0.7):
         print(response.finish.value, response.text)
-    assert_type(run.export("models/short", merge=True, dtype="bfloat16"), Path)
+    ranked = run.generate(["Say hello."], reward=[short, (0.5, Polite())], keep=1, num_samples=4, stop_strings=("\\n",))
+    assert_type(ranked[0], Scored)
+    print(ranked[0].score, run.generate(["Say hello."], reward=run, engine="local")[0].response.text)
+    assert_type(run.export("models/short", merge=True, dtype="bfloat16", push="me/short", private=True), Path)
     page: Path = run.report()
     print(page.name)
     print(run.chat(system="Be brief.").answer("Hello").text)

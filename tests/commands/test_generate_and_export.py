@@ -322,6 +322,18 @@ def test_the_best_of_several_come_first_and_the_rest_may_be_left_out(folder, cap
     assert len(capsys.readouterr().out.rstrip("\n")) == max(len(each.text) for each in alone if "q" not in each.text)
 
 
+def test_an_object_with_a_method_score_may_judge(folder, capsys):
+    save_model("model")
+    (folder / "my_judge.py").write_text(
+        "from proximo import Scored\n\n\nclass Judge:\n    name = 'judge'\n\n    def score(self, responses):\n"
+        "        return [Scored(response=each, score=float(len(each.token_ids))) for each in responses]\n\n\n"
+        "judge = Judge()\n"
+    )
+    assert main(["generate", "model", "ab", "--max-new-tokens=4", "--num-samples=2", "--reward=my_judge:judge"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"(\d+) tokens, ended by \w+, score (\d+)", shown) == [("4", "4"), ("4", "4")]
+
+
 def test_responses_go_to_a_file_that_is_new(folder, capsys):
     save_model("model")
     write_reward(folder)
@@ -399,4 +411,4 @@ def test_a_vllm_server_samples_with_the_model_that_is_named(folder, capsys, whol
     assert main(["generate", "model", "ab", "--engine", server.url]) == 2
     assert f"no vLLM server answers at {server.url}" in capsys.readouterr().err
     assert main(["generate", "model", "ab", "--engine", "vlm"]) == 2
-    assert "--engine is local, vllm, or the address of a vLLM server" in capsys.readouterr().err
+    assert "engine is local, vllm, or the address of a vLLM server" in capsys.readouterr().err

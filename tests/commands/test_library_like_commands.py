@@ -17,10 +17,11 @@ from proximo.cli import main
 from proximo.cli.program import app
 from proximo.commands.pipeline import run as pipeline
 from proximo.config.loader import resolved_yaml
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, UserError
+from proximo.metrics.formatting import format_number
 from proximo.plan.text import to_json
 from proximo.run.reporting import journal
-from tiny_runs import make_inputs, recipe_of
+from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
 NO_PYTHON = {"doctor", "engine", "init", "serve-reward", "watch"}
 """They tell of the machine, ask for a first recipe at the terminal, and start servers."""
@@ -40,6 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = recipe_of("ppo", place)
     (place / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     Training(recipe).fit(quiet=True)
+    Training(recipe_of("reward", place), {"run.folder": str(place / "judge"), "reward.num_epochs": 0.5}).fit(quiet=True)
     return place
 
 
@@ -63,6 +65,36 @@ def generated(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, 
     return [(row["response"], row["finish"]) for row in rows], [(each.text, each.finish) for each in responses]
 
 
+def ranked(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
+    options = ["--num-samples", "4", "--keep", "2", "--max-new-tokens", "4", "--output", str(out / "best.jsonl")]
+    main(["generate", str(place / "run"), "a b", "c d", *options, "--reward", "tiny_runs:share_of_vowels"])
+    found = SavedRun(place / "run").generate(
+        ["a b", "c d"], reward=share_of_vowels, keep=2, num_samples=4, max_new_tokens=4
+    )
+    rows = [json.loads(line) for line in (out / "best.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    return [(row["response"], row["score"]) for row in rows], [(each.response.text, each.score) for each in found]
+
+
+def judged(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
+    main(
+        [
+            "generate",
+            str(place / "run"),
+            "a",
+            "--num-samples",
+            "3",
+            "--max-new-tokens",
+            "4",
+            "--reward",
+            str(place / "judge"),
+        ]
+    )
+    shown = re.findall(r"score (-?[\d.]+)", printed())
+    found = SavedRun(place / "run").generate(["a"], reward=SavedRun(place / "judge"), num_samples=3, max_new_tokens=4)
+    return shown, [format_number(each.score) for each in found]
+
+
 def evaluated(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
     main(["evaluate", str(place / "run"), "--checkpoint", "step-4", "--output", str(out / "samples.jsonl")])
     run = SavedRun(place / "run")
@@ -83,9 +115,9 @@ def exported(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, A
 
 
 def reported(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
-    main(["report", str(place / "run")])
-    by_command = (place / "run" / "report.html").read_bytes()
-    return by_command, SavedRun(place / "run").report().read_bytes()
+    main(["report", str(place / "run"), "--out", str(out / "command.html")])
+    assert SavedRun(place / "run").report().read_bytes() == (place / "run" / "report.html").read_bytes()
+    return (out / "command.html").read_bytes(), SavedRun(place / "run").report(out / "library.html").read_bytes()
 
 
 def talked(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
@@ -116,6 +148,8 @@ COMMANDS: dict[str, Callable[[Path, Path, Callable[[], str]], tuple[Any, Any]]] 
     "plan": plans,
     "pass-rate": pass_rates,
     "generate": generated,
+    "generate --reward FUNCTION": ranked,
+    "generate --reward RUN": judged,
     "evaluate": evaluated,
     "export": exported,
     "report": reported,
@@ -159,8 +193,39 @@ def test_what_a_command_does_not_take_is_refused(place: Path, tmp_path: Path) ->
         SavedRun(place / "run").generate(["a"], temperatur=1.0)
     with pytest.raises(ConfigError, match="pass rates"):
         Training(recipe_of("sft", place)).pass_rates(tmp_path / "rated.jsonl")
+    for wrong in ({"num_prompts": -1}, {"samples_per_prompt": 0}):
+        with pytest.raises(UserError, match="must be at least 1"):
+            Training(place / "recipe.yaml").pass_rates(tmp_path / "rated.jsonl", **wrong)
     with pytest.raises(ConfigError, match="on_step"):
         Training(place / "recipe.yaml").fit(resume="auto", on_step=print_nothing)  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda run, out: run.generate("Hello"), "prompts are a list of at least one text, such as"),
+        (lambda run, out: run.generate([]), "prompts are a list of at least one text"),
+        (lambda run, out: run.generate(["a"], keep=1), "needs a reward"),
+        (lambda run, out: run.generate(["a"], reward=share_of_vowels, keep=2), "chooses among num_samples"),
+        (lambda run, out: run.generate(["a"], reward=print_nothing), "print_nothing|function"),
+        (lambda run, out: run.generate(["a"], engine="vlm"), "engine is local, vllm, or the address"),
+        (lambda run, out: run.export(out / "new", dtype="float64"), "dtype of an export is one of float32, bfloat16"),
+        (lambda run, out: run.export(out / "new", private=True), "private is for a model that push creates"),
+        (lambda run, out: run.export(out / "new", push="a/b/c"), "push needs a name on the Hub"),
+        (lambda run, out: run.export(out / "file" / "new"), "file is a file"),
+        (lambda run, out: run.report(out / "file"), "no page of Proximo"),
+        (lambda run, out: run.evaluate(num_prompts=0), "num_prompts of an evaluation is at least 1, got 0"),
+    ],
+)
+def test_what_a_run_cannot_do_is_refused_before_a_model_is_loaded(
+    use, said, place, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proximo.commands.generate.load_language_model", None)
+    monkeypatch.setattr("proximo.commands.export.export_model", None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=said):
+        use(SavedRun(place / "run"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def print_nothing() -> None: ...

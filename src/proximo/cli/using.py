@@ -1,7 +1,6 @@
 """The commands that use a finished run: generate, evaluate, export. The work: commands/."""
 
 import io
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from proximo.callables import IMPORT_PATH
 from proximo.cli import completion
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
-from proximo.local_or_hub import is_hub_name, is_local, not_there
+from proximo.local_or_hub import is_local, not_there
 from proximo.working_directory import functions_of_the_working_directory
 
 Run = Annotated[
@@ -252,14 +251,11 @@ def export(
     """
     check_run_folder(run)
     _refuse_other_folder(run)
-    _check_hub_name(push, private=private)
-    if out.exists():
-        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
-    if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
-        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
-    above = next(parent for parent in out.absolute().parents if parent.exists())
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise RunFolderError(f"the folder {out} cannot be written: the permissions of {above} refuse it")
+    from proximo.run.folders import check_new_folder
+    from proximo.run.hub.checks import check_push_name
+
+    check_push_name(push, private=private)
+    check_new_folder(out)
     from proximo.commands.export import ExportOptions, run_export
 
     options = ExportOptions(
@@ -272,13 +268,6 @@ def export(
         gguf=gguf,
     )
     return run_export(run, out, options)
-
-
-def _check_hub_name(push: str | None, *, private: bool) -> None:
-    if push is None and private:
-        raise UserError("--private needs --push NAME")
-    if push is not None and not is_hub_name(push):
-        raise UserError(f"--push needs a name on the Hub, such as me/my-model, got {push!r}")
 
 
 def check_run_folder(run: Path) -> None:

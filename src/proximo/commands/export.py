@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from proximo.checkpoint import atomic
 from proximo.commands.gguf import GGUFType, find_converter, write_gguf
-from proximo.errors import CheckpointError, ProximoError, RunFolderError, UserError
+from proximo.errors import CheckpointError, ProximoError, UserError
 from proximo.models.adapted import is_adapted
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
@@ -23,25 +23,29 @@ from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabula
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
 from proximo.run.checkpoint_lookup import find_model, find_run
+from proximo.run.folders import check_new_folder
+from proximo.run.hub.checks import check_push_name
 from proximo.run.hub.upload import push_folder
 from proximo.run.model_card import SCALAR_ROLES, write_card
 from proximo.system_errors import disk_refused
 
+Role = Literal["policy", "value", "reward", "average", "reference"]
+DType = Literal["float32", "bfloat16"]
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """Which model to export, and how."""
+    """Which model to export, and how. Raises UserError for what is not offered."""
 
-    role: Literal["policy", "value", "reward", "average", "reference"] | None = None
+    role: Role | None = None
     """None: the model that the run trained."""
     checkpoint: str = "latest"
     """`latest`, `best` or `step-N`."""
     merge: bool = False
     """Merge an adapter into its base; otherwise the folder holds the adapter alone."""
-    dtype: Literal["float32", "bfloat16"] | None = None
+    dtype: DType | None = None
     """None keeps the saved dtype."""
     push: str | None = None
     """Also upload the folder to the Hub under this name; None uploads nothing."""
@@ -50,15 +54,20 @@ class ExportOptions:
     gguf: GGUFType | None = None
     """Also write a GGUF file of this type into the folder; None writes none."""
 
+    def __post_init__(self) -> None:
+        check_push_name(self.push, private=self.private)
+        for name, kinds in {"role": Role, "dtype": DType, "gguf": GGUFType}.items():
+            if (given := getattr(self, name)) not in (None, *get_args(kinds)):
+                raise UserError(f"{name} of an export is one of {', '.join(get_args(kinds))}, got {given!r}")
+
 
 def run_export(run: Path, out: Path, options: ExportOptions) -> int:
     """Write the folder `out` atomically, with tokenizer, chat template, generation config and model card.
 
-    Raises RunFolderError if `out` exists or the run has no such model, ModelError if a base cannot be loaded,
-    and ProximoError if the folder was written but the conversion or the upload failed.
+    Raises RunFolderError if `out` cannot be a new folder or the run has no such model, ModelError if a base cannot be
+    loaded, and ProximoError if the folder was written but the conversion or the upload failed.
     """
-    if out.exists():
-        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    check_new_folder(out)
     found = find_model(run, options.checkpoint, options.role)
     source = found.folder
     if options.push is not None:

@@ -23,8 +23,9 @@ from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.precision.placement import Precision, resolve_device
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.ppo.inputs.parts import as_source
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.function import import_function
 from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
@@ -53,8 +54,8 @@ class GenerateOptions:
     checkpoint: str = "latest"
     """If the model is a run: `latest`, `best` or `step-N`."""
     device: str = "auto"
-    reward: str | None = None
-    """The reward that ranks responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
+    reward: str | RewardSource | None = None
+    """What ranks responses: a source, `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
     keep: int | None = None
     """Keep this many of the best responses per prompt; needs `reward`."""
     engine: EngineConfig = field(default_factory=LocalEngineConfig)
@@ -68,8 +69,6 @@ def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -
     if not options.chat and (note := _missing_line_end(model, prompts)):
         print(f"note: {note}", file=sys.stderr)
     if options.reward is None:
-        if options.keep is not None:
-            raise UserError("keep selects the best responses and needs a reward to rank them")
         responses = generate(model, prompts, options)
         shown, scores = responses, [None] * len(responses)
     else:
@@ -124,21 +123,21 @@ def _record(response: Response, score: float | None) -> dict[str, Any]:
 
 
 def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Scored]:
-    """Scored responses, best first for each prompt; at most `keep` per prompt if given.
+    """Scored responses, best first for each prompt; at most `keep` per prompt if given. Needs a reward.
 
-    Raises UserError if `keep` exceeds the number of samples, and what `generate` raises.
+    Raises what `generate` raises.
     """
-    if options.reward is None or not 1 <= (options.keep or 1) <= options.num_samples:
-        raise UserError(
-            f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a smaller number"
-        )
-    is_function = IMPORT_PATH.fullmatch(options.reward) is not None
-    # Check the function before a model is loaded.
-    source: RewardSource | None = FunctionReward(import_function(options.reward)) if is_function else None
+    _check_keep(options)
+    given = options.reward
+    if isinstance(given, str) and IMPORT_PATH.fullmatch(given):  # before a model is loaded
+        given = as_source(import_function(given))
+    assert given is not None
     path = language_model_path(model, options.checkpoint)
     responses = _generate(path, prompts, options)
-    if source is None:
-        config = reward_model_config(reward_model_path(options.reward))
+    if not isinstance(given, str):
+        source = given
+    else:
+        config = reward_model_config(reward_model_path(given))
         tokenizer = load_tokenizer(path)
         device_spec = DeviceSpec(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
         source = build_reward_source(config, tokenizer, device_spec=device_spec, tokens_per_microbatch=8192)
@@ -158,12 +157,27 @@ def rank_by_score(scored: Sequence[Scored], *, size: int, keep: int) -> list[Sco
 def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
     """Responses of a run's policy, a model folder or a Hub name, grouped by prompt.
 
-    Raises ModelError, RunFolderError or DataError if the model cannot be loaded, UserError for a too long prompt.
+    Raises ModelError, RunFolderError or DataError if the model cannot be loaded, UserError for no prompt, a too long
+    one, and a `keep` without reward or above the number of samples.
     """
+    _check_keep(options)
     return _generate(language_model_path(model, options.checkpoint), prompts, options)
 
 
+def _check_keep(options: GenerateOptions) -> None:
+    if options.keep is None:
+        return
+    if options.reward is None:
+        raise UserError("keep selects the best responses and needs a reward to rank them")
+    if not 1 <= options.keep <= options.num_samples:
+        raise UserError(
+            f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a number from 1 to that"
+        )
+
+
 def _generate(path: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
+    if isinstance(prompts, str) or not prompts:
+        raise UserError(f"prompts are a list of at least one text, such as ['Say hello.'], got {prompts!r:.60}")
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))

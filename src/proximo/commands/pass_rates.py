@@ -48,6 +48,8 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
         raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
+    if samples_per_prompt < 1 or (num_prompts is not None and num_prompts < 1):
+        raise UserError(f"samples_per_prompt ({samples_per_prompt}) and num_prompts ({num_prompts}) must be at least 1")
     if not recipe.reward:
         raise UserError("the recipe has no reward, so no response passes or fails: give it one")
     verify_models(inputs_of(recipe))

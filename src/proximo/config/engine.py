@@ -88,7 +88,7 @@ def engine_named(name: str) -> EngineConfig:
     if name == "vllm":
         return VLLMEngineConfig(kind="vllm")
     if problem := address_problem(name):
-        raise UserError(f"--engine is local, vllm, or the address of a vLLM server: {problem}")
+        raise UserError(f"engine is local, vllm, or the address of a vLLM server: {problem}")
     return VLLMEngineConfig(kind="vllm", addresses=(name,))
 
 

@@ -1,8 +1,8 @@
-"""Responses as a program or a notebook gets them: a list."""
+"""Responses as a program or a notebook gets them: a list, scored or not."""
 
 from proximo.metrics.notebook.html import table_html
 from proximo.metrics.report.cells import samples_table
-from proximo.records import Response
+from proximo.records import Response, Scored
 
 
 class Responses(list[Response]):
@@ -12,7 +12,15 @@ class Responses(list[Response]):
         return table_html(samples_table([_row(response) for response in self]))
 
 
-def _row(response: Response) -> dict[str, str | int | None]:
+class Ranked(list[Scored]):
+    """Scored responses, the best first for each prompt. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [_row(each.response) | {"score": each.score if each.valid else None} for each in self]
+        return table_html(samples_table(rows))
+
+
+def _row(response: Response) -> dict[str, str | int | float | None]:
     asked = response.prompt
     messages = "\n".join(str(message.get("content")) for message in asked.messages or ())
     return {

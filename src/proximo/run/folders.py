@@ -1,5 +1,6 @@
-"""Checks whether a run may start in its folder; checkpoint/run_folder.py opens it. Imports no torch."""
+"""Checks whether a run may start in its folder, and a model be written to a new one. Imports no torch."""
 
+import os
 from pathlib import Path
 
 from proximo.checkpoint.run_folder import REPLACED, Resume, check_run
@@ -18,6 +19,17 @@ def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
         check_run(folder, resume=resume, overwrite=overwrite)
         if overwrite:
             _refuse_own_inputs(stage, folder)
+
+
+def check_new_folder(out: Path) -> None:
+    """Raises RunFolderError where no folder can be made at `out`."""
+    if out.exists():
+        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
+        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunFolderError(f"the folder {out} cannot be written: the permissions of {above} refuse it")
 
 
 def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:

@@ -1,10 +1,11 @@
 """A run folder as an object: its metrics and samples, and what the commands do with a run."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, overload
 
 import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
 from proximo.data.rows import nearest
@@ -14,10 +15,16 @@ from proximo.working_directory import functions_of_the_working_directory
 if TYPE_CHECKING:
     from proximo.commands.chat_session import Dialogue
     from proximo.commands.evaluate import Evaluation
+    from proximo.commands.export import DType, Role
+    from proximo.commands.gguf import GGUFType
     from proximo.commands.library.report_page import ReportPage
     from proximo.metrics.run_files import Run
-    from proximo.records import Response
+    from proximo.rewards.weighted import Reward
+    from proximo.rollout.responses import Ranked, Responses
     from proximo.rollout.sampling import SamplingOptions
+
+Sampled = bool | int | float | tuple[int, ...] | tuple[str, ...] | None
+"""What the fields of `SamplingOptions` hold."""
 
 
 class SavedRun:
@@ -66,42 +73,103 @@ class SavedRun:
         return list(self.read().lines)
 
     def evaluate(
-        self, *, checkpoint: str = "latest", num_prompts: int | None = None, **settings: bool | int | float | str
+        self,
+        *,
+        checkpoint: str = "latest",
+        num_prompts: int | None = None,
+        samples_per_prompt: int | None = None,
+        solved_score: float | None = None,
+        greedy: bool | None = None,
+        engine: str | None = None,
     ) -> "Evaluation":
-        """The metrics and samples of a checkpoint on held-out data.
+        """The metrics and samples of a checkpoint on held-out data; what is None is as in the run's own evaluations.
 
-        `settings`: `evaluation_samples_per_prompt`, `solved_score`, `evaluate_greedy` and `engine`, where the
-        evaluation is to differ from the run's.
+        `samples_per_prompt`: responses to each prompt, for pass@k. `solved_score`: the least score that solves one.
+        `engine`: as for `generate`.
 
-        Raises UserError if the run has no held-out data.
+        Raises UserError if the run has no held-out data, or samples none and is asked to sample otherwise.
         """
         from proximo.commands.evaluate import evaluate
 
-        given.publish(self._functions)
-        with functions_of_the_working_directory():
+        asked = {
+            "evaluation_samples_per_prompt": samples_per_prompt,
+            "solved_score": solved_score,
+            "evaluate_greedy": greedy,
+            "engine": engine,
+        }
+        settings = {name: value for name, value in asked.items() if value is not None}
+        with self._ready():
             return evaluate(self.folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
 
+    @overload
     def generate(
         self,
         prompts: Sequence[str],
         *,
+        reward: "Reward | str | os.PathLike[str]",
+        keep: int | None = None,
         num_samples: int = 1,
         seed: int = 0,
         chat: bool = False,
         checkpoint: str = "latest",
-        **sampling: bool | int | float,
-    ) -> "list[Response]":
+        engine: str = "local",
+        **sampling: Sampled,
+    ) -> "Ranked": ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        reward: None = None,
+        keep: None = None,
+        num_samples: int = 1,
+        seed: int = 0,
+        chat: bool = False,
+        checkpoint: str = "latest",
+        engine: str = "local",
+        **sampling: Sampled,
+    ) -> "Responses": ...
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        reward: "Reward | str | os.PathLike[str] | None" = None,
+        keep: int | None = None,
+        num_samples: int = 1,
+        seed: int = 0,
+        chat: bool = False,
+        checkpoint: str = "latest",
+        engine: str = "local",
+        **sampling: Sampled,
+    ) -> "Responses | Ranked":
         """Responses of the run's policy, grouped by prompt. `sampling`: the fields of `SamplingOptions`.
 
         `chat`: render each prompt as a user turn with the chat template. `max_new_tokens` is 128 if it is not given.
+        `reward`: what scores the responses, which are then `Scored` and stand best first for each prompt: a function, a
+        source or a list as for a training, an import path, or a reward model (a run, a folder, a name on the Hub).
+        `keep`: at most so many of each prompt. `engine`: `local`, `vllm`, or the address of a vLLM server that runs.
+
+        Raises UserError for no prompts, a too long one, and other options than these.
         """
-        from proximo.commands.generate import GenerateOptions, generate
-        from proximo.rollout.responses import Responses
+        from proximo.commands.generate import GenerateOptions, generate, generate_ranked
+        from proximo.config.engine import engine_named
+        from proximo.ppo.inputs.parts import as_source
+        from proximo.rollout.responses import Ranked, Responses
 
         options = GenerateOptions(
-            sampling=_sampling(sampling), num_samples=num_samples, seed=seed, chat=chat, checkpoint=checkpoint
+            sampling=_sampling(sampling),
+            num_samples=num_samples,
+            seed=seed,
+            chat=chat,
+            checkpoint=checkpoint,
+            reward=os.fspath(reward) if isinstance(reward, str | os.PathLike) else as_source(reward),
+            keep=keep,
+            engine=engine_named(engine),
         )
-        return Responses(generate(str(self.folder), prompts, options))
+        with self._ready():
+            if options.reward is None:
+                return Responses(generate(str(self.folder), prompts, options))
+            return Ranked(generate_ranked(str(self.folder), prompts, options))
 
     def chat(
         self,
@@ -109,7 +177,7 @@ class SavedRun:
         system: str | None = None,
         seed: int = 0,
         checkpoint: str = "latest",
-        **sampling: bool | int | float,
+        **sampling: Sampled,
     ) -> "Dialogue":
         """A dialogue with the run's policy: `answer("Hello").text`, and `reset()`. `sampling`: as for `generate`."""
         from proximo.commands.chat_session import Dialogue, DialogueOptions
@@ -121,26 +189,45 @@ class SavedRun:
         self,
         out: str | Path,
         *,
-        role: Literal["policy", "value", "reward", "average", "reference"] | None = None,
+        role: "Role | None" = None,
         checkpoint: str = "latest",
         merge: bool = False,
-        dtype: Literal["float32", "bfloat16"] | None = None,
+        dtype: "DType | None" = None,
+        push: str | None = None,
+        private: bool = False,
+        gguf: "GGUFType | None" = None,
     ) -> Path:
         """Write a model as a Hugging Face folder and return the folder; by default the model that was trained.
 
-        Raises RunFolderError if `out` exists.
+        `push`: also upload it to the Hub under this name, created as `private` if it is missing. `gguf`: also write a
+        GGUF file of this type, by llama.cpp's converter. What was written, and the address on the Hub, is printed.
+
+        Raises RunFolderError if `out` exists, UserError for what cannot be exported so, and ProximoError if the folder
+        was written but the conversion or the upload failed.
         """
         from proximo.commands.export import ExportOptions, run_export
 
-        run_export(self.folder, Path(out), ExportOptions(role=role, checkpoint=checkpoint, merge=merge, dtype=dtype))
+        options = ExportOptions(
+            role=role, checkpoint=checkpoint, merge=merge, dtype=dtype, push=push, private=private, gguf=gguf
+        )
+        run_export(self.folder, Path(out), options)
         return Path(out)
 
-    def report(self) -> "ReportPage":
-        """Write the report page, of a pipeline with all its stages, and return its path; a notebook shows it."""
+    def report(self, out: str | os.PathLike[str] | None = None) -> "ReportPage":
+        """Write the report page, of a pipeline with all its stages, and return its path; a notebook shows it.
+
+        `out`: the file, by default `report.html` in the run's folder.
+        """
         from proximo.commands.library.report_page import ReportPage
         from proximo.commands.report import make_report
 
-        return ReportPage(make_report(self._whole).page)
+        return ReportPage(make_report(self._whole, None if out is None else Path(out)).page)
+
+    @contextmanager
+    def _ready(self) -> Generator[None]:
+        given.publish(self._functions)
+        with functions_of_the_working_directory():
+            yield
 
 
 def compare(

@@ -1,8 +1,16 @@
 """Refuses a push that cannot work, before anything is built. Imports no torch."""
 
 from proximo.config.recipe import TrainerRecipe
-from proximo.errors import ConfigError
-from proximo.local_or_hub import is_local
+from proximo.errors import ConfigError, UserError
+from proximo.local_or_hub import is_hub_name, is_local
+
+
+def check_push_name(push: str | None, *, private: bool) -> None:
+    """Raises UserError for an export that is to be pushed under what is no name of the Hub."""
+    if push is None and private:
+        raise UserError("private is for a model that push creates: give the model's name on the Hub as push too")
+    if push is not None and not is_hub_name(push):
+        raise UserError(f"push needs a name on the Hub, such as me/my-model, got {push!r}")
 
 
 def check_push(recipe: TrainerRecipe) -> None:
