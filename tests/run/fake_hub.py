@@ -26,6 +26,8 @@ class FakeHub(ThreadingHTTPServer):
         self.commits: list[tuple[str, set[str]]] = []
         """The message and the files of each."""
         self.refuses = 0
+        self.asked = Event()
+        """Set once a commit was asked for."""
         self.answers = Event()
         """Commits are kept waiting while it is not set."""
         self.answers.set()
@@ -82,6 +84,7 @@ class Answers(BaseHTTPRequestHandler):
         self.answer(200, {"files": files})
 
     def commit(self, name: str, body: bytes) -> None:
+        self.server.asked.set()
         self.server.answers.wait(60)
         if self.server.refuses:
             self.server.refuses -= 1

@@ -2,7 +2,11 @@
 
 import json
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,11 @@ import huggingface_hub.constants
 import pytest
 import yaml
 
+from proximo import SavedRun
 from proximo.cli import main
 from proximo.errors import ProximoError
+from proximo.metrics.report.head import facts
+from proximo.metrics.run_files import read_run
 from proximo.run import loop
 from proximo.run.hub import pushes
 from proximo.run.hub.upload import CARD, git_hash, push_folder
@@ -83,7 +90,8 @@ def test_each_save_is_pushed_and_the_card_is_that_of_its_step(
     assert all(CARD in files for _, files in hub.commits)
     card = hub.repositories[NAME][CARD].decode()
     assert "from step 5 of supervised fine-tuning" in card
-    assert state(place) == {"name": NAME, "step": 5, "card": git_hash(card.encode())}
+    pushed = {"name": NAME, "step": 5, "card": git_hash(card.encode())}
+    assert state(place) == {**pushed, "failures": 0, "reason": None}
     assert hub.private == {NAME: False}
 
 
@@ -113,10 +121,38 @@ def test_a_push_that_fails_is_counted_and_shown_and_tried_again_by_a_resume(
     assert "the storage is full" in said
     assert "failed pushes to me/mine: 1; --resume=auto tries again" in said
     assert TOKEN not in said + capsys.readouterr().err
-    assert json.loads((place / "run" / "outcome.json").read_text())["state"] == "finished"
     assert hub.commits == []
     assert run("sft", pushing(place), AGAIN) == 0
     assert [message for message, _ in hub.commits] == ["Step 5"]
+
+
+def test_a_failure_of_the_last_push_is_in_outcome_and_report_and_in_the_first_line_of_a_longer_run(
+    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+
+    def write_report(folder: Path) -> Path:
+        reported.append(dict(facts(read_run(folder)))["Outcome"])
+        return folder / "report.html"
+
+    monkeypatch.setattr(journal, "write_report", write_report)
+    hub.refuses = 2
+    recipe = changed(pushing(place, "ppo"), {"ppo.num_steps": 2})
+    assert run("ppo", recipe, QUIET) == 0
+    outcome = json.loads((place / "run" / "outcome.json").read_text())
+    assert (outcome["state"], outcome["push_failures"]) == ("finished", 1)
+    assert outcome["not_pushed"].startswith("step 2 to me/mine: ")
+    assert "the storage is full" in outcome["not_pushed"]
+    assert reported[0] == "finished after step 2 of 2"
+    assert reported[1].startswith(f"{reported[0]}; 1 push to the Hub failed; not pushed: step 2 to me/mine: ")
+    assert run("ppo", recipe, AGAIN) == 0
+    assert "; 2 pushes to the Hub failed; not pushed: step 2" in reported[-1]
+    assert run("ppo", recipe, AGAIN) == 0
+    assert reported[-1] == f"{reported[0]}; 2 pushes to the Hub failed"
+    assert run("ppo", changed(recipe, {"ppo.num_steps": 4}), AGAIN) == 0
+    counted = {line["step"]: line.get("progress/push_failures") for line in read_lines(place / "run" / "metrics.jsonl")}
+    assert (counted[3], counted[4]) == (2, None)
+    assert reported[-1] == "finished after step 4 of 4; 2 pushes to the Hub failed"
 
 
 def test_a_failure_while_the_run_goes_on_is_in_the_next_line(
@@ -155,6 +191,39 @@ def test_the_end_waits_no_longer_than_it_is_told_to(place: Path, hub: FakeHub) -
     assert not list((place / "run" / "push").glob("step-*"))
 
 
+RUN_WITH_AN_UPLOAD = """
+import json, os, subprocess, sys, time
+asked = json.load(open(sys.argv[1]))
+json.dump(asked | {"parent": os.getpid()}, open(sys.argv[1], "w"))
+print(subprocess.Popen([sys.executable, "-P", "-m", "proximo.run.hub.upload", sys.argv[1]]).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_upload_ends_with_a_run_that_is_killed(tmp_path: Path, hub: FakeHub) -> None:
+    """Else it could put an older model over that of the resumed run."""
+    hub.answers.clear()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    asked = {"folder": str(tmp_path / "model"), "name": NAME, "private": True, "message": "x", "own_card": None}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    command = [sys.executable, "-c", RUN_WITH_AN_UPLOAD, str(tmp_path / "asked.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as training:
+        assert training.stdout is not None
+        upload = Path("/proc", training.stdout.readline().decode().strip(), "cmdline")
+        try:
+            assert hub.asked.wait(60)
+            assert b"hub.upload" in upload.read_bytes()
+        finally:
+            training.kill()
+    end = time.monotonic() + 30
+    with suppress(FileNotFoundError, ProcessLookupError):  # it is gone, or nobody has asked for its status yet
+        while upload.read_bytes():
+            assert time.monotonic() < end, "the upload goes on"
+            time.sleep(0.1)
+    assert hub.commits == []
+
+
 def test_a_card_that_was_changed_on_the_hub_stays(place: Path, hub: FakeHub) -> None:
     hub.repositories[NAME] = {CARD: b"mine"}
     assert run("sft", pushing(place), QUIET) == 0
@@ -169,6 +238,9 @@ def test_an_export_goes_the_same_way(place: Path, hub: FakeHub, monkeypatch: pyt
     assert hub.commits[0][0] == "Step 5 of run"
     assert hub.private == {NAME: True}
     assert capsys.readouterr().out.endswith(f"{hub.url}/{NAME}\n")
+    assert SavedRun("run").export("same", push="me/same", private=True) == Path("same")
+    assert hub.repositories["me/same"] == hub.repositories[NAME]
+    assert hub.private["me/same"] is True
 
 
 def test_the_results_on_held_out_rows_are_in_the_front_matter(place: Path) -> None:

@@ -137,6 +137,14 @@ class RunFolder:
         outcome = {"state": state, "total_steps": total_steps, "reason": reason}
         atomic.write_bytes_atomically(self.outcome, _json(outcome))
 
+    def add_to_outcome(self, values: Mapping[str, Any]) -> bool:
+        """Set values of the outcome that was written, those that are None removed. Returns whether that changed it."""
+        held = json.loads(self.outcome.read_bytes())
+        changed = {name: value for name, value in {**held, **values}.items() if value is not None or name not in values}
+        if changed != held:
+            atomic.write_bytes_atomically(self.outcome, _json(changed))
+        return changed != held
+
     def close(self) -> None:
         """Put an earlier run back that this one did not come to replace, and release the lock."""
         try:

@@ -27,7 +27,14 @@ from proximo.run.memory import memory_advice
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of, thread_problem
-from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, pushes_of, shown
+from proximo.run.reporting.journal import (
+    Journal,
+    RunJournal,
+    finish_interrupted_end,
+    finish_pushes,
+    pushes_of,
+    shown,
+)
 from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.resumption import check_settings, load_to_resume
@@ -311,5 +318,5 @@ class _Loop:
         with closing(open_progress(info, quiet=self.options.quiet)) as progress:
             progress.note(message)
             if pushes := pushes_of(self.run_config, self.folder, progress):
-                pushes.finish(self.store)
+                finish_pushes(pushes, self.store, self.folder)
         return 0

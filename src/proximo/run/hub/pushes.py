@@ -10,10 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.reading import Checkpoint
@@ -30,12 +31,16 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """What is on the Hub; kept in the run folder."""
+    """What is on the Hub and what failed; kept in the run folder."""
 
     name: str
     step: int | None = None
     card: str | None = None
     """Hash of the card that was uploaded last, which may be replaced."""
+    failures: int = 0
+    """Failures that no line of metrics.jsonl tells yet."""
+    reason: str | None = None
+    """Why the last push failed; None if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +67,19 @@ class Pushes:
         self._note = note
         self._state = self._remembered()
         self._current: _Upload | None = None
+
+    @property
+    def outcome(self) -> Mapping[str, Any]:
+        """What the run's outcome says of the pushes; None where there is nothing to say."""
+        return {"push_failures": self._state.failures or None, "not_pushed": self._state.reason}
+
+    def take_failures(self) -> int:
+        """The number of failures since the last call, also those of earlier processes of the run."""
+        self.look()
+        failures = self._state.failures
+        if failures:
+            self._remember(replace(self._state, failures=0))
+        return failures
 
     def saved(self, store: CheckpointStore, *, ended: bool = False) -> None:
         """Begin to upload what is due after a save, or at the end of the run.
@@ -95,7 +113,8 @@ class Pushes:
         if pushed is None:
             self._failed(upload.step, reason or f"the upload ended with status {upload.process.returncode}")
             return
-        self._remember(replace(self._state, step=upload.step, card=pushed["card"] or self._state.card))
+        card = pushed["card"] or self._state.card
+        self._remember(replace(self._state, step=upload.step, card=card, reason=None))
         self._note(f"pushed step {upload.step} to {pushed['url']}")
 
     def finish(self, store: CheckpointStore) -> None:
@@ -140,6 +159,7 @@ class Pushes:
             "private": self._config.private,
             "message": f"Step {checkpoint.step}",
             "own_card": self._state.card,
+            "parent": os.getpid(),
         }
         request.write_text(json.dumps(asked), encoding="utf-8")
         said, reason = staged.with_suffix(".out"), staged.with_suffix(".err")
@@ -156,9 +176,11 @@ class Pushes:
 
     def _failed(self, step: int, reason: str) -> None:
         self.num_failures += 1
+        told = (redacted(reason).strip().splitlines() or [""])[-1][:500]
+        failures = self._state.failures + 1
+        self._remember(replace(self._state, failures=failures, reason=f"step {step} to {self._config.name}: {told}"))
         if self.num_failures == 1:
-            lines = redacted(reason).strip().splitlines() or [""]
-            self._warn(f"step {step} was not pushed to {self._config.name}, and the run goes on: {lines[-1][:500]}")
+            self._warn(f"step {step} was not pushed to {self._config.name}, and the run goes on: {told}")
 
     def _clear(self) -> None:
         for left in self._folder.glob("step-*"):
@@ -174,6 +196,7 @@ class Pushes:
     def _remember(self, state: _State) -> None:
         self._state = state
         with suppress(OSError):  # the worst that follows is that the same step is pushed once more
+            atomic.make_folder(self._folder)
             atomic.write_bytes_atomically(self._folder / STATE, json.dumps(asdict(state)).encode())
 
 

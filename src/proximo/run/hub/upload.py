@@ -1,12 +1,15 @@
 """Uploads a model folder to the Hugging Face Hub. As a program: one folder, for a run that does not wait for it.
 
-`python -m proximo.run.hub.upload REQUEST` reads a JSON file with the arguments of `push_folder`, and writes what it
-returns to standard output as JSON. Imports no torch.
+`python -m proximo.run.hub.upload REQUEST` reads a JSON file with the arguments of `push_folder` and the process of the
+run as `parent`, and writes what it returns to standard output as JSON. Imports no torch.
 """
 
 import hashlib
 import json
+import os
 import sys
+import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from huggingface_hub.errors import HTTPError
 from proximo.errors import ProximoError, redacted
 
 CARD = "README.md"
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +59,21 @@ def git_hash(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
+def _end_with(parent: int) -> None:
+    """End this process once its parent has ended: its commit could come after one of the run that was resumed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
 def main(request: Path) -> int:
     """Upload what the request says; the exit status is 1 where that failed, with the reason on standard error."""
     asked = json.loads(request.read_bytes())
+    _end_with(asked.pop("parent"))
     try:
         pushed = push_folder(Path(asked.pop("folder")), asked.pop("name"), **asked)
     except ProximoError as error:

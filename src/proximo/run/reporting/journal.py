@@ -14,6 +14,7 @@ from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import RunConfig
 from proximo.errors import ProximoError
 from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
+from proximo.metrics.report.head import PUSH_FAILURES
 from proximo.metrics.report.page import write_report
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import read_run
@@ -96,7 +97,6 @@ class RunJournal(Journal):
         self._lost_lines = list(_cut_logs_back(folder, self._run.folder, info.first_step, num_log_lines))
         self._progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
         self._pushes = pushes_of(recipe.run, folder, self._progress)
-        self._push_failures_told = 0
         self._opened = ExitStack()
         self._trackers: Sequence[GuardedSink] = ()
 
@@ -127,12 +127,8 @@ class RunJournal(Journal):
         return self._logs.write(step, [*records, *self._failed_pushes()])
 
     def _failed_pushes(self) -> Iterator[Record]:
-        if self._pushes is None:
-            return
-        self._pushes.look()
-        if new := self._pushes.num_failures - self._push_failures_told:
-            self._push_failures_told += new
-            yield Record(metrics={"progress/push_failures": Sum(new)})
+        if self._pushes is not None and (failures := self._pushes.take_failures()):
+            yield Record(metrics={PUSH_FAILURES: Sum(failures)})
 
     def saved(self, store: CheckpointStore) -> None:
         if self._pushes is not None:
@@ -140,7 +136,7 @@ class RunJournal(Journal):
 
     def finish_pushes(self, store: CheckpointStore) -> None:
         if self._pushes is not None:
-            self._pushes.finish(store)
+            finish_pushes(self._pushes, store, self._folder)
 
     def sync(self) -> None:
         self._logs.sync()
@@ -170,6 +166,8 @@ class RunJournal(Journal):
             if state == "finished":
                 write_final_cards(self._folder.path)
             self._folder.write_outcome(state, total_steps=total, reason=reason)
+            if self._pushes is not None:
+                self._folder.add_to_outcome(self._pushes.outcome)
             if state == "stopped":
                 return
             page = write_report(self._folder.path)
@@ -194,6 +192,13 @@ def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Push
     if run.push is None:
         return None
     return Pushes(run.push, folder.path, warn=progress.warn, note=progress.note)
+
+
+def finish_pushes(pushes: Pushes, store: CheckpointStore, folder: RunFolder) -> None:
+    """Push what is due at the end, after outcome and report, which are written again where they say it otherwise."""
+    pushes.finish(store)
+    if folder.add_to_outcome(pushes.outcome):
+        write_report(folder.path)
 
 
 def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
