@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chromium import Browser, chromium_path, opened_browser
+from metrics.made_up_runs import write_ppo_run
 from proximo.commands.watch import serving
 from proximo.metrics.report import live
 from proximo.metrics.report.comparison import NamedRun, comparison_page
@@ -157,3 +158,25 @@ def test_the_live_page_follows_and_keeps_what_is_open_and_searched(
         assert browser.failures == []
     browser.wait("document.querySelector('.live').className === 'live lost'")
     browser.failures.clear()
+
+
+def test_more_curves_come_when_they_are_opened_and_stay_until_they_are_closed(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "REST", 0)
+    write_ppo_run(tmp_path / "run", num_steps=5)
+    drawn = "document.querySelectorAll('details.more .card').length"
+    with serving(LivePage(tmp_path / "run")) as address:
+        browser.open(address)
+        browser.failures.clear()  # those of the page before, whose server has ended
+        assert browser.evaluate(drawn) == 0
+        browser.evaluate("document.querySelector('details.more summary').click()")
+        browser.wait(f"{drawn} > 3")
+        with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
+            lines.write(json.dumps({"step": 6, "score/mean": 1.0}) + "\n")
+        browser.wait("document.querySelector('.status').textContent === '6 steps'")
+        assert browser.evaluate(f"{drawn} > 3 && document.querySelector('details.more').open")
+        browser.evaluate("document.querySelector('details.more summary').click()")
+        browser.wait(f"{drawn} === 0")
+        assert browser.evaluate("document.querySelector('details.more').open") is False
+        assert browser.failures == []

@@ -12,16 +12,18 @@ import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from metrics.made_up_runs import write_ppo_run
 from proximo.commands import watch
 from proximo.commands.watch import serving
 from proximo.errors import ConfigError, RunFolderError
 from proximo.metrics.report import live
 from proximo.metrics.report.live import LivePage, run_status
-from proximo.metrics.run_files import Outcome, Run
+from proximo.metrics.report.page import report_page
+from proximo.metrics.run_files import Outcome, Run, read_run
 
 HOSTILE = '<script>alert("x")</script>'
 DEADLINE_SECONDS = 120
@@ -50,11 +52,18 @@ def write(run: Path, num_steps: int, **more: Any) -> None:
         (run / "outcome.json").write_text(json.dumps(more))
 
 
-def ask(address: str, path: str, *, method: str = "GET", host: str | None = None) -> tuple[int, Mapping[str, str], str]:
+def ask(
+    address: str, path: str, *, method: str = "GET", host: str | None = None, cookie: str | None = None
+) -> tuple[int, Mapping[str, str], str]:
+    """Status, headers and text of an answer. Without a cookie the token of the address goes with the path."""
+    if cookie is None:
+        path = f"{path}{'&' if '?' in path else '?'}{urlsplit(address).query}"
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=DEADLINE_SECONDS)
     connection.putrequest(method, path, skip_host=host is not None)
     if host is not None:
         connection.putheader("Host", host)
+    if cookie is not None:
+        connection.putheader("Cookie", cookie)
     connection.endheaders()
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
@@ -191,6 +200,60 @@ def test_of_a_pipeline_the_stage_that_wrote_last_is_told(tmp_path: Path) -> None
     assert page.page().count('<section class="stage"') == 2
 
 
+def test_nobody_reads_the_page_without_its_token(run: Path, address: str) -> None:
+    write(run, 2)
+    token = parse_qs(urlsplit(address).query)["token"][0]
+    assert len(token) >= 22
+    _, headers, _ = ask(address, "/")
+    cookie, *attributes = headers["Set-Cookie"].split("; ")
+    assert attributes == ["Path=/", "HttpOnly", "SameSite=Strict"]
+    name, _, value = cookie.partition("=")
+    assert value == token
+    wrong = ["", "x=1", f"other={token}", f"{name}=", f"{name}={token[:-1]}", f"{name}={token}x", f"{name}=\u00e9"]
+    for path in (
+        "/",
+        "/state",
+        "/state?seen=x&more=1",
+        "/?token=",
+        f"/?token={token[:-1]}",
+        "/?token=%C3%A9",
+        "/metrics.jsonl",
+    ):
+        for given in wrong:
+            status, headers, text = ask(address, path, cookie=given)
+            assert (status, text) == (403, "open the address that `proximo watch` printed\n"), (path, given)
+            assert "Set-Cookie" not in headers
+    for given in (cookie, f"a=b; {cookie}; c=d", f"{name}=stale; {cookie}"):
+        status, headers, _ = ask(address, "/state", cookie=given)
+        assert status == 200
+        assert "Set-Cookie" not in headers
+    with serving(LivePage(run)) as other:
+        assert ask(other, "/", cookie=cookie)[0] == 403
+        assert ask(other, "/")[1]["Set-Cookie"].partition("=")[0] != name
+
+
+def test_more_curves_are_drawn_for_those_who_have_opened_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "REST", 0)
+    write_ppo_run(tmp_path / "ppo", num_steps=8)
+    page = LivePage(tmp_path / "ppo")
+    closed, opened = page.state(""), page.state("", more=True)
+    assert '<details class="more"><summary>More curves</summary><p class="quiet">They are drawn' in closed["main"]
+    assert '<details class="more"><summary>More curves</summary><div class="cards">' in opened["main"]
+    report = report_page([read_run(tmp_path / "ppo")], title="ppo")
+    assert opened["main"].count("<figure") == report.count("<figure") > closed["main"].count("<figure")
+    assert page.state(opened["version"], more=True)["main"] is None
+    assert page.state(opened["version"])["main"] == closed["main"]
+    assert page.state(closed["version"])["main"] is None
+    assert closed["main"] in page.page()
+
+
+def test_there_is_no_fold_for_curves_that_the_run_does_not_have(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "REST", 0)
+    write(run, 3)
+    page = LivePage(run)
+    assert "More curves" not in page.state("")["main"] + page.state("", more=True)["main"]
+
+
 def test_a_port_that_is_taken_is_a_mistake(run: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -211,7 +274,7 @@ def test_a_run_that_does_not_come_is_a_mistake_after_the_wait(
     with pytest.raises(RunFolderError, match=r"x holds no run yet, after 0.1 s: check its name"):
         watch.watch(tmp_path / "x", wait_seconds=0.1)
     said = capsys.readouterr().out
-    assert "is shown at http://127.0.0.1:" in said
+    assert re.search(r"is shown at http://127.0.0.1:\d+/\?token=[\w-]{22,} \(", said)
     assert "x holds no run yet; this waits 0.1 s for it" in said
 
 
@@ -222,7 +285,7 @@ def test_ctrl_c_ends_it_with_status_0(run: Path) -> None:
         try:
             assert process.stdout is not None
             told = process.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+/", told)
+            found = re.search(r"http://127\.0\.0\.1:\d+/\S+", told)
             assert found is not None, told
             assert state(found[0])["kind"] == "running"
             process.send_signal(signal.SIGINT)

@@ -69,8 +69,8 @@ def watch(
 ) -> int:
     """Show a run in a browser while it goes on: progress, curves, alarms, newest samples.
 
-    The page follows the run by itself. It is for this machine alone (127.0.0.1), and every user of it can read it.
-    From elsewhere: ssh -L 8080:127.0.0.1:PORT. It only reads the files of the run, at a low priority.
+    The page follows the run by itself. It is for this machine alone (127.0.0.1), and for who knows the address that it
+    prints. From elsewhere: ssh -L 8080:127.0.0.1:PORT. It only reads the files of the run, at a low priority.
 
     \b
     proximo watch runs/ppo

@@ -1,11 +1,17 @@
-"""Serves the live page of a run on this machine alone. Reads the run's files, and nothing else can be asked for."""
+"""Serves the live page of a run on this machine, to those who know its token. Reads the run's files.
 
+Nothing but the page can be asked for.
+"""
+
+import hashlib
+import hmac
 import json
 import os
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +26,7 @@ from proximo.metrics.report.rendering import policy
 HOST = "127.0.0.1"
 NAMES_OF_THIS_MACHINE = ("127.0.0.1", "localhost")
 """A request under another name comes from a page elsewhere whose name was made to mean this machine (DNS rebinding)."""
+TOKEN_BYTES = 16
 REQUEST_SECONDS = 10
 LOOK_SECONDS = 0.5
 NICENESS = 10
@@ -53,9 +60,10 @@ def watch(run: Path, *, port: int = 0, wait_seconds: float = 600) -> int:
 
 @contextmanager
 def serving(page: LivePage, *, port: int = 0) -> Generator[str]:
-    """The address at which a page is served. Raises ConfigError for a port that is taken."""
+    """The address at which a page is served, with a new token. Raises ConfigError for a port that is taken."""
+    token = _Token()
     try:
-        server = _Server((HOST, port), _handler_of(page))
+        server = _Server((HOST, port), _handler_of(page, token))
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"port {port} of {HOST} cannot be used ({error}): give another one, or 0 for a free one"
@@ -63,7 +71,7 @@ def serving(page: LivePage, *, port: int = 0) -> Generator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:
-        yield f"http://{HOST}:{server.server_port}/"
+        yield f"http://{HOST}:{server.server_port}/?token={token.text}"
     finally:
         server.shutdown()
         server.server_close()
@@ -101,7 +109,28 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # ty: ignore[invalid-argument-type]
 
 
-def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
+class _Token:
+    """What a reader of the page must know. It is in the address that was printed; the browser then has it in a cookie.
+
+    Browsers send a cookie to every port of a machine, so each server has one of its own name.
+    """
+
+    def __init__(self) -> None:
+        self.text = secrets.token_urlsafe(TOKEN_BYTES)
+        self._cookie = f"proximo-{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
+
+    def is_among(self, tokens: Sequence[str], cookies: str) -> bool:
+        """Whether it is one of the tokens of an address, or in the header of cookies."""
+        pairs = (part.strip().partition("=") for part in cookies.split(";"))
+        given = [*tokens, *(value for name, _, value in pairs if name == self._cookie)]
+        return any(hmac.compare_digest(each.encode(errors="replace"), self.text.encode()) for each in given)
+
+    def set_cookie(self) -> tuple[str, str]:
+        """The header that gives a browser the cookie."""
+        return "Set-Cookie", f"{self._cookie}={self.text}; Path=/; HttpOnly; SameSite=Strict"
+
+
+def _handler_of(page: LivePage, token: _Token) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers `/` with the page and `/state` with what has changed."""
 
@@ -109,20 +138,23 @@ def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             asked = urlsplit(self.path)
+            options = parse_qs(asked.query)
             if (self.headers.get("Host") or "").rsplit(":", 1)[0] not in NAMES_OF_THIS_MACHINE:
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{HOST}, not under another name\n")
+            elif not token.is_among(options.get("token", []), self.headers.get("Cookie") or ""):
+                self._answer(HTTPStatus.FORBIDDEN, "text/plain", "open the address that `proximo watch` printed\n")
             elif asked.path == "/":
-                self._answer(HTTPStatus.OK, "text/html", page.page())
+                self._answer(HTTPStatus.OK, "text/html", page.page(), token.set_cookie())
             elif asked.path == "/state":
-                seen = parse_qs(asked.query).get("seen", [""])[0]
-                self._answer(HTTPStatus.OK, "application/json", json.dumps(page.state(seen)))
+                state = page.state(options.get("seen", [""])[0], more="more" in options)
+                self._answer(HTTPStatus.OK, "application/json", json.dumps(state))
             else:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is nothing but the page at /\n")
 
-        def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        def _answer(self, status: HTTPStatus, kind: str, text: str, *more: tuple[str, str]) -> None:
             body = text.encode("utf-8", errors="replace")
             self.send_response(status)
-            for name, value in {**HEADERS, "Content-Type": f"{kind}; charset=utf-8"}.items():
+            for name, value in (*HEADERS.items(), ("Content-Type", f"{kind}; charset=utf-8"), *more):
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

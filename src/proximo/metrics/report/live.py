@@ -25,7 +25,8 @@ from proximo.metrics.run_files import Run, Sample, read_run
 
 WATCHED = ("metrics.jsonl", "samples.jsonl", "outcome.json", "config.resolved.json", "log.txt", "checkpoints/latest")
 """Files that a run writes as it goes on."""
-DRAWN = (Section.MAIN, Section.SPEED)
+ALWAYS_DRAWN = (Section.MAIN, Section.SPEED)
+"""The others are drawn for those who have opened them."""
 REST = 10
 STEPS_TIMED = 10
 QUIET_AFTER_STEPS = 5
@@ -52,11 +53,11 @@ class LivePage:
         self.folder = folder
         self._lock = threading.Lock()
         self._runs: Sequence[tuple[Path, Run]] = ()
-        self._main = _main_part([])
         self._read: tuple[object, ...] = ()
-        self._drawn: tuple[object, ...] = ()
-        """Signatures of the files that were read, and that were drawn."""
-        self._reading, self._drawing = _Work(), _Work()
+        """The signature of the files that were read."""
+        self._reading = _Work()
+        self._parts = {more: _Drawn() for more in (False, True)}
+        """The main part, without and with all curves."""
 
     @property
     def has_run(self) -> bool:
@@ -72,21 +73,24 @@ class LivePage:
     def page(self) -> str:
         """The HTML of the whole page. Its script asks for `state`."""
         with self._lock:
-            self._refresh()
+            part = self._refreshed(more=False)
             return rendered(
                 "live.html.jinja",
                 title=self.folder.resolve().name,
-                main=self._main,
-                version=self._version(),
+                main=part.html,
+                version=part.version,
                 status=self._status(),
                 policy=policy(live=True),
             )
 
-    def state(self, seen: str) -> Mapping[str, Any]:
-        """The status, and the main part of the page as HTML if it is another than the version that was seen."""
+    def state(self, seen: str, *, more: bool = False) -> Mapping[str, Any]:
+        """The status, and the main part of the page as HTML if it is another than the version that was seen.
+
+        `more`: with all curves.
+        """
         with self._lock:
-            self._refresh()
-            status, version, main = self._status(), self._version(), self._main
+            part = self._refreshed(more=more)
+            status, version, main = self._status(), part.version, part.html
         return {
             "version": version,
             "main": None if seen == version else main,
@@ -95,17 +99,20 @@ class LivePage:
             "share": status.share,
         }
 
-    def _refresh(self) -> None:
+    def _refreshed(self, *, more: bool) -> "_Drawn":
         """Read the files if one has changed, and draw what was read, each if the last time was long enough ago."""
         signature = tuple(_signature(stage) for stage in self._stages())
         if signature != self._read and self._reading.due:
             with suppress(OSError), self._reading:  # a folder that is being replaced is there at the next look
                 self._runs = [(stage, read_run(stage)) for stage in self._stages()]
                 self._read = signature
-        if self._drawn != self._read and self._drawing.due:
-            with self._drawing:
-                self._main = _main_part([run for _, run in self._runs])
-                self._drawn = self._read
+        part = self._parts[more]
+        if part.signature != self._read and part.drawing.due:
+            with part.drawing:
+                runs = [run for _, run in self._runs]
+                part.html = _main_part(runs, sections=tuple(Section) if more else ALWAYS_DRAWN)
+                part.signature = self._read
+        return part
 
     def _stages(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -113,9 +120,6 @@ class LivePage:
         if any((self.folder / name).exists() for name in WATCHED):
             return [self.folder]
         return stage_folders(self.folder)
-
-    def _version(self) -> str:
-        return hashlib.sha256(self._main.encode(errors="replace")).hexdigest()[:16]
 
     def _status(self) -> Status:
         if not self._runs:
@@ -170,9 +174,23 @@ class _Work:
         self._next = time.monotonic() + REST * (time.thread_time() - self._start)
 
 
-def _main_part(runs: Sequence[Run]) -> str:
-    """The stages, the newest first: it is the one that goes on."""
-    views = [stage_view(run, key=f"s{number}", sections=DRAWN) for number, run in enumerate(runs, 1)]
+class _Drawn:
+    """The main part of the page as it was drawn last."""
+
+    def __init__(self) -> None:
+        self.html = _main_part([], sections=())
+        self.signature: tuple[object, ...] = ()
+        """Of the files that it shows."""
+        self.drawing = _Work()
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(self.html.encode(errors="replace")).hexdigest()[:16]
+
+
+def _main_part(runs: Sequence[Run], *, sections: Sequence[Section]) -> str:
+    """The stages, the newest first: it is the one that goes on. `sections`: whose curves are drawn."""
+    views = [stage_view(run, key=f"s{number}", sections=sections) for number, run in enumerate(runs, 1)]
     newest = {view.key: _newest(run) for view, run in zip(views, runs, strict=True)}
     return rendered("live_main.html.jinja", stages=views[::-1], newest=newest, samples_shown=SAMPLES_SHOWN)
 

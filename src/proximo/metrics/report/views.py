@@ -92,6 +92,8 @@ class Stage:
     """True if the run has enough steps for the alarm rules."""
     alarms: tuple[Alarm, ...]
     cards: dict[Section, tuple[Card, ...]]
+    undrawn: frozenset[Section]
+    """Sections that have curves, which were not to be drawn."""
     samples: tuple[SamplePair, ...]
     num_samples: int
     pairs: tuple[ScoredPair, ...]
@@ -120,6 +122,7 @@ def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Sectio
         long_enough_for_alarms=len(run.lines) >= LONG_ENOUGH_FOR_ALARMS,
         alarms=run_alarms(run),
         cards={section: tuple(_cards(run, section, key)) if section in sections else () for section in Section},
+        undrawn=frozenset(section for section in Section if section not in sections and _has_curves(run, section)),
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
         pairs=_extreme_pairs(pairs),
@@ -168,6 +171,17 @@ def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
             yield Card(title=curve.title, unit=curve.unit, healthy=curve.healthy, plot=plot)
     if section is Section.MAIN and len(run.samples.pairs) >= CALIBRATED_FROM_PAIRS:
         yield _calibration_card(calibration(pair.margin for pair in run.samples.pairs), f"{stage}-calibration")
+
+
+def _has_curves(run: Run, section: Section) -> bool:
+    from proximo.metrics.report.plots import expanded
+
+    recorded = frozenset(run.names)
+    curves = run.trainer.metrics.curves if run.trainer else ()
+    return any(
+        _belongs(curve, run, section) and any(trace.name in recorded for trace in expanded(curve.traces, run.names))
+        for curve in curves
+    )
 
 
 def _belongs(curve: Curve, run: Run, section: Section) -> bool:

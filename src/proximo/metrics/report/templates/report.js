@@ -119,18 +119,26 @@
 
   // The page of a run that goes on: what is open, searched and read stays so when the main part is replaced.
   const live = document.querySelector(".live");
-  const nameOf = (fold) => `${fold.closest("section")?.id} ${fold.querySelector("summary").textContent.replace(/\d+/g, "")}`;
+  const named = (folds) => {
+    const seen = new Map();
+    return folds.map((fold) => {
+      const name = `${fold.closest("section")?.id} ${fold.querySelector("summary").textContent.replace(/\d+/g, "")}`;
+      seen.set(name, (seen.get(name) ?? 0) + 1);
+      return [`${name} ${seen.get(name)}`, fold];
+    });
+  };
 
   const replaceMain = (html) => {
     const main = document.querySelector("main");
     const fields = () => [...main.querySelectorAll(".filter input")];
-    const open = new Set([...main.querySelectorAll("details[open]")].map(nameOf));
+    const folds = () => named([...main.querySelectorAll("details")]);
+    const open = new Set(folds().filter(([, fold]) => fold.open).map(([name]) => name));
     const written = fields().map((field) => field.value);
     const focused = fields().indexOf(document.activeElement);
     leave();
     main.innerHTML = html;
     show();
-    for (const fold of main.querySelectorAll("details")) fold.open = open.has(nameOf(fold));
+    for (const [name, fold] of folds()) fold.open = open.has(name);
     fields().forEach((field, number) => {
       field.value = written[number] ?? "";
       if (field.value) search(field);
@@ -149,7 +157,8 @@
   const follow = async () => {
     try {
       if (!document.hidden) {
-        const answer = await fetch(`state?seen=${document.body.dataset.version}`, { cache: "no-store" });
+        const more = document.querySelector("details.more[open]") ? "&more=1" : "";
+        const answer = await fetch(`state?seen=${document.body.dataset.version}${more}`, { cache: "no-store" });
         if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
         const { version, main, kind, words, share } = await answer.json();
         if (main !== null) replaceMain(main);
@@ -157,7 +166,8 @@
         tell(kind, words, share);
       }
     } catch {
-      tell("lost", "no answer from `proximo watch`: it has ended, or failed (its terminal says); start it again", null);
+      const advice = "start it again, and open the address that it prints";
+      tell("lost", `no answer from \`proximo watch\`: it has ended, or failed (its terminal says); ${advice}`, null);
     }
     setTimeout(follow, 2000);
   };
