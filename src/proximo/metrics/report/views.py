@@ -177,7 +177,8 @@ def _has_curves(run: Run, section: Section) -> bool:
     from proximo.metrics.report.plots import expanded
 
     recorded = frozenset(run.names)
-    curves = run.trainer.metrics.curves if run.trainer else ()
+    trainer = trainer_by_metrics(run.names)
+    curves = trainer.metrics.curves if trainer else ()
     return any(
         _belongs(curve, run, section) and any(trace.name in recorded for trace in expanded(curve.traces, run.names))
         for curve in curves
