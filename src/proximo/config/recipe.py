@@ -112,8 +112,9 @@ class TrainerRecipe(Recipe):
 
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
         """A copy with changed settings of evaluation sampling. Raises UserError if the trainer samples no responses."""
-        names = " and ".join(changes)
-        raise UserError(f"{names}: this run samples no responses, so it has no settings of how to; leave that out")
+        raise UserError(
+            f"{' and '.join(changes)}: how to sample responses, but this run samples none; leave such settings out"
+        )
 
 
 def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:
