@@ -9,7 +9,7 @@ from proximo.config.run import ScalarModelConfig, TokenizerConfig
 
 
 class ScalarRecipe(TrainerRecipe):
-    """Model and tokenizer."""
+    """A recipe that trains a model with a scalar head. Its base comes from a folder, the Hub or a configuration."""
 
     model: ScalarModelConfig
     """The model that it starts from."""
