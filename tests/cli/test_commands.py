@@ -142,9 +142,22 @@ def test_a_dry_run_imports_no_torch(folder):
     assert list(folder.iterdir()) == []
 
 
+PRM = """
+run: {folder: runs/prm}
+model: {path: owner/model}
+data: {sources: [], held_out_rows: 0}
+"""
+
+
 @pytest.mark.parametrize(
     ("kind", "recipe", "wanted"),
-    [("ppo", PPO, "prompt"), ("sft", SFT, "prompt"), ("reward", REWARD, "chosen"), ("kto", KTO, "prompt")],
+    [
+        ("ppo", PPO, "prompt"),
+        ("sft", SFT, "prompt"),
+        ("reward", REWARD, "chosen"),
+        ("kto", KTO, "prompt"),
+        ("prm", PRM, "prompt"),
+    ],
 )
 def test_a_dry_run_finds_columns_that_are_not_mapped(kind, recipe, wanted, folder, capsys):
     (folder / "mine.csv").write_text("question,reply\nWhat is 2 plus 2?,4\nWhat is 3 plus 3?,6\n")
@@ -153,6 +166,14 @@ def test_a_dry_run_finds_columns_that_are_not_mapped(kind, recipe, wanted, folde
     said = capsys.readouterr().err
     assert "mine.csv, row 1 (line 2)" in said
     assert f"`columns: {{{wanted}: <column>}}`" in said
+
+
+def test_a_dry_run_reads_steps_with_labels_without_torch(folder):
+    (folder / "mine.jsonl").write_text('{"prompt": "2 + 2?", "steps": ["2 + 2 = 4"], "labels": [true]}\n' * 2)
+    given = ["prm", write_recipe(folder, PRM), "data.sources=[{path: mine.jsonl}]", "--dry-run"]
+    done = child(given, cwd=folder)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert "2 rows to learn from" in done.stdout
 
 
 def test_a_dry_run_names_the_sinks(folder, capsys):

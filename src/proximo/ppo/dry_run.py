@@ -7,6 +7,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
+from proximo.data.formats.row_formats import prompt_exchanges
 from proximo.ppo.recipe import PPORecipe
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import data_inputs, reward_inputs
@@ -17,7 +18,7 @@ ON_BASE = ", on the policy's base, no second copy"
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     yield from _roles(recipe)
-    yield from data_lines(recipe, recipe.data)
+    yield from data_lines(recipe, recipe.data, prompt_exchanges)
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
         for source in data_inputs(recipe.ptx_data, "ptx_data"):
             yield "ptx", f"{source}, {recipe.ppo.ptx.examples_per_update} texts in each update"

@@ -3,27 +3,23 @@
 A line is a word and its description; a line without a word continues the one before.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
-from proximo.config.data import DataConfig, LabelledDataConfig, PreferenceDataConfig, PromptDataConfig, TextDataConfig
+from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
-from proximo.data.formats.row_formats import (
-    labelled_exchanges,
-    preference_exchanges,
-    prompt_exchanges,
-    text_exchanges,
-)
 from proximo.data.rows import Row
 from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
 MOST_BYTES = 256 * 2**20
 """Rows of larger data are not counted."""
+RowReader = Callable[[Iterable[Row]], Iterator[Any]]
+"""Reads rows as a trainer does, before there are tokens. Raises DataError for rows that it cannot read."""
 Line = tuple[str, str]
 
 
@@ -77,21 +73,24 @@ def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> st
     return "a frozen copy of the policy" if policy.lora is None else "the policy's base, no second copy"
 
 
-def data_lines(recipe: TrainerRecipe, data: DataConfig) -> Iterator[Line]:
-    """The sources, the split that this stage uses, and its number of rows."""
+def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None = None) -> Iterator[Line]:
+    """The sources, the split that this stage uses, and its number of rows.
+
+    `reader`: what the run reads rows with. The first row of each small local file is then tried, without torch.
+    """
     for each in data_inputs(data, "data"):
         yield "evaluation" if ".evaluation_sources." in f".{each.key}" else "data", str(each)
     if data.proportions is not None and data.phase is not None:
         part = data.proportions[data.phase] / sum(data.proportions)
         yield "", f"part {data.phase} of {len(data.proportions)}: {part:.0%} of the rows"
-    rows = _rows_of(data, seed=recipe.run.seed)
+    rows = _rows_of(data, reader, seed=recipe.run.seed)
     if rows is not None:
         yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on"
     elif data.held_out_rows:
         yield "", f"{data.held_out_rows:,} rows held out for evaluation"
 
 
-def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
+def _rows_of(data: DataConfig, reader: RowReader | None, *, seed: int) -> SplitRows | None:
     """The rows if the data are small local files, otherwise None. Raises DataError as the run would."""
     inputs = data_inputs(data, "data")
     files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
@@ -99,29 +98,19 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
         return None
     found = read_split(data, seed=seed)
-    _check_columns(data, chain(found.training, found.held_out))
+    if reader is not None:
+        _check_columns(chain(found.training, found.held_out), reader)
     return found
 
 
-def _check_columns(data: DataConfig, rows: Iterable[Row]) -> None:
+def _check_columns(rows: Iterable[Row], reader: RowReader) -> None:
     """Read the first row of each source as the run would. Raises DataError where a column is missing."""
     first: dict[str, Row] = {}
     for row in rows:
         key = f"{row.source} {row.name}"
         if key not in first or row.number < first[key].number:
             first[key] = row
-    match data:
-        case PromptDataConfig():
-            read: Iterator[Any] = prompt_exchanges(first.values())
-        case TextDataConfig():
-            read = text_exchanges(first.values(), data.form)
-        case PreferenceDataConfig():
-            read = preference_exchanges(first.values(), data.form)
-        case LabelledDataConfig():
-            read = labelled_exchanges(first.values(), data.form)
-        case _:
-            return
-    for _ in read:
+    for _ in reader(first.values()):
         pass
 
 

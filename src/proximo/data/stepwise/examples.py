@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from proximo.data.formats.preference_formats import asked_in
-from proximo.data.formats.prompt_response import Exchange, in_form
-from proximo.data.formats.typed_columns import cell, describe, text_cell
+from proximo.data.formats.prompt_response import in_form
 from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport
 from proximo.data.rows import Row, check_row_ids, row_id
+from proximo.data.stepwise.labelled_rows import LabelledSolution, labelled_solutions
 from proximo.data.stepwise.steps import (
     DEFAULT_SEPARATOR,
     EncodedSolution,
@@ -102,8 +101,7 @@ class _Loader:
 
     def examples(self, rows: Sequence[Row]) -> Iterator[StepExample]:
         check_row_ids(rows)
-        read = ((row, Exchange(origin=row.origin, prompt=asked_in(row)), *_labelled(row)) for row in rows)
-        for portion in portions(read, lambda item: item[1].num_characters + sum(map(len, item[2]))):
+        for portion in portions(labelled_solutions(rows), lambda item: item[1].num_characters + sum(map(len, item[2]))):
             examples, report = _portion(self.encoder, portion, self.options, self.finder)
             self.report += report
             yield from examples
@@ -111,7 +109,7 @@ class _Loader:
 
 def _portion(
     encoder: TextEncoder,
-    portion: Sequence[tuple[Row, Exchange, tuple[str, ...], tuple[float, ...]]],
+    portion: Sequence[LabelledSolution],
     options: StepOptions,
     finder: StepFinder,
 ) -> tuple[list[StepExample], LoadReport]:
@@ -151,44 +149,6 @@ def is_right(label: float) -> bool:
 def first_wrong(labels: Sequence[float]) -> int | None:
     """Index of the first step that is not right; None if all are."""
     return next((index for index, label in enumerate(labels) if not is_right(label)), None)
-
-
-def _labelled(row: Row) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The steps and labels of a row; the columns are `steps` or TRL's `completions`, and `labels`."""
-    field = "completions" if "steps" not in row.values and "completions" in row.values else "steps"
-    steps = tuple(_step(row, field, step) for step in _list(row, field))
-    labels = tuple(_label(row, label) for label in _list(row, "labels"))
-    if len(steps) != len(labels):
-        raise DataError(
-            f"{row.origin}: column 'labels' must have one label for each of the {len(steps)} steps, got {len(labels)}"
-        )
-    return steps, labels
-
-
-def _list(row: Row, field: str) -> Sequence[Any]:
-    value = cell(row, field)
-    if not isinstance(value, list | tuple) or not value:
-        raise DataError(
-            f"{row.origin}: column '{field}' must be a list with an entry for each step, got {describe(value)}"
-        )
-    return value
-
-
-def _step(row: Row, field: str, step: Any) -> str:
-    text = text_cell(replace(row, values={field: step}), field).strip()
-    if not text:
-        raise DataError(f"{row.origin}: column '{field}' has a blank step: leave it out, with its label")
-    return text
-
-
-def _label(row: Row, label: Any) -> float:
-    is_number = isinstance(label, bool | int | float)
-    if not is_number or not 0 <= label <= 1:  # NaN is neither
-        raise DataError(
-            f"{row.origin}: a label must be true, false, or the probability that the step is right, from 0 to 1; got "
-            f"{describe(label)}"
-        )
-    return float(label)
 
 
 def _example(identity: str, tokens: EncodedSolution, labels: Sequence[float], train_on: TrainOn) -> StepExample:

@@ -59,11 +59,12 @@ class DPOKind(TrainerKind["DPORecipe"]):
         return build_task(recipe)
 
     def dry_run(self, recipe: "DPORecipe") -> "Iterator[tuple[str, str]]":
+        from proximo.data.formats.row_formats import preference_exchanges
         from proximo.run.dry_run import data_lines, describe_model, describe_reference, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield "reference", describe_reference(recipe.model, recipe.reference)
-        yield from data_lines(recipe, recipe.data)
+        yield from data_lines(recipe, recipe.data, lambda rows: preference_exchanges(rows, recipe.data.form))
         batch = f"{recipe.dpo.pairs_per_step} pairs (two sequences each, read by policy and reference)"
         yield from epoch_lines(batch, recipe.dpo.num_epochs, "pairs", recipe.data.max_tokens)
 

@@ -60,11 +60,12 @@ class KTOKind(TrainerKind["KTORecipe"]):
         return build_task(recipe)
 
     def dry_run(self, recipe: "KTORecipe") -> "Iterator[tuple[str, str]]":
+        from proximo.data.formats.row_formats import labelled_exchanges
         from proximo.run.dry_run import data_lines, describe_model, describe_reference, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield "reference", describe_reference(recipe.model, recipe.reference)
-        yield from data_lines(recipe, recipe.data)
+        yield from data_lines(recipe, recipe.data, lambda rows: labelled_exchanges(rows, recipe.data.form))
         count = recipe.kto.examples_per_step
         mismatched = f", and {count} to other prompts" if recipe.kto.reference_point == "kl" else ""
         batch = f"{count} answers to their prompts{mismatched}, read by policy and reference"

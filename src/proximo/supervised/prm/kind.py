@@ -62,10 +62,11 @@ class PRMKind(TrainerKind["PRMRecipe"]):
         return build_task(recipe)
 
     def dry_run(self, recipe: "PRMRecipe") -> "Iterator[tuple[str, str]]":
+        from proximo.data.stepwise.labelled_rows import labelled_solutions
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)} with a score head, {trained_part(recipe.model)}"
-        yield from data_lines(recipe, recipe.data)
+        yield from data_lines(recipe, recipe.data, labelled_solutions)
         counted = {"all": "all steps", "until_error": "the steps up to the first wrong one", "last": "the last step"}
         yield "", f"{recipe.data.step_separator!r} ends a step; {counted[recipe.data.train_on]} of a solution count"
         batch = f"{recipe.prm.solutions_per_step} solutions"

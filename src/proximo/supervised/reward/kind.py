@@ -61,10 +61,11 @@ class RewardKind(TrainerKind["RewardRecipe"]):
         return build_task(recipe)
 
     def dry_run(self, recipe: "RewardRecipe") -> "Iterator[tuple[str, str]]":
+        from proximo.data.formats.row_formats import preference_exchanges
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)} with a score head, {trained_part(recipe.model)}"
-        yield from data_lines(recipe, recipe.data)
+        yield from data_lines(recipe, recipe.data, lambda rows: preference_exchanges(rows, recipe.data.form))
         batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
         yield from epoch_lines(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
 

@@ -51,10 +51,11 @@ class SFTKind(TrainerKind["SFTRecipe"]):
         return build_task(recipe)
 
     def dry_run(self, recipe: "SFTRecipe") -> "Iterator[tuple[str, str]]":
+        from proximo.data.formats.row_formats import text_exchanges
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
-        yield from data_lines(recipe, recipe.data)
+        yield from data_lines(recipe, recipe.data, lambda rows: text_exchanges(rows, recipe.data.form))
         batch = f"{recipe.sft.examples_per_step} examples"
         yield from epoch_lines(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
 
