@@ -114,7 +114,7 @@ def sorting_ppo(folder: Path) -> dict[str, Any]:
     train = {"function": "sorting:problems", "kwargs": {"num_rows": 4000, "seed": 1}}
     held_out = {"function": "sorting:problems", "kwargs": {"num_rows": 256, "seed": 2}}
     return {
-        "policy": {"path": str(model_of(folder / "digits in order" / "sft", "policy"))},
+        "model": {"path": str(model_of(folder / "digits in order" / "sft", "policy"))},
         "data": {"sources": [train], "evaluation_sources": [held_out], "max_prompt_tokens": 32},
         "reward": [{"kind": "function", "function": "sorting:in_order"}],
         "run": {"evaluate_every_steps": 8},
@@ -130,7 +130,7 @@ def sorting_ppo(folder: Path) -> dict[str, Any]:
 def reviews_ppo(demo: Path) -> dict[str, Any]:
     """The PPO stage of the demo, shorter."""
     recipe = json.loads((demo / "ppo" / "config.resolved.json").read_text())
-    recipe["policy"] = {"path": str(model_of(demo / "sft", "policy"))}
+    recipe["model"] = {"path": str(model_of(demo / "sft", "policy"))}
     recipe["reward"] = [{"kind": "model", "path": str(model_of(demo / "reward", "reward"))}]
     recipe["run"] = {"evaluate_every_steps": 4}
     recipe["ppo"] |= {"num_steps": 16}

@@ -64,7 +64,7 @@ def run_sweep(folder: Path, factor: float) -> None:
         "sft=null",
         "reward=null",
         f"run.folder={sweep_folder(folder, factor).parent}",
-        f"ppo.policy.path={model(folder, 'sft', 'policy')}",
+        f"ppo.model.path={model(folder, 'sft', 'policy')}",
         f"ppo.reward.0.path={model(folder, 'reward', 'reward')}",
         f"ppo.ppo.kl.coefficient={recipe_coefficient() * factor:g}",
         f"ppo.ppo.num_steps={SWEEP_STEPS}",

@@ -217,7 +217,7 @@ def recipe(folder: Path, name: str) -> dict[str, Any]:
     task, _, variant = case.task.partition("-")
     whole = digits(folder) if task == "digits" else shipped(folder, task)
     if variant:
-        whole["policy"] = {"path": str(folder / "models" / "wrong end")}
+        whole["model"] = {"path": str(folder / "models" / "wrong end")}
     whole = merged(whole, case.changes)
     if whole.get("value") == {"init_from": "trunk"}:
         del whole["ppo"]["value_optimizer"]  # one optimizer trains both
@@ -240,7 +240,7 @@ def shipped(folder: Path, task: str) -> dict[str, Any]:
     """The last stage of a shipped pipeline, after the stages before it."""
     name = "demo" if task == "reviews" else task
     whole = shipped_stages(name)["ppo"]
-    whole["policy"] = {"path": str(model_of(folder / "models" / name / "sft", "policy"))}
+    whole["model"] = {"path": str(model_of(folder / "models" / name / "sft", "policy"))}
     if task == "reviews":
         whole["reward"] = [{"kind": "model", "path": str(model_of(folder / "models" / name / "reward", "reward"))}]
     return whole

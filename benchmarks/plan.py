@@ -96,7 +96,7 @@ def _ppo(
     per_prompt = (more or {}).get("responses_per_prompt", 1)
     return {
         "run": _run(place),
-        "policy": policy,
+        "model": policy,
         "tokenizer": {"path": str(place / "tokenizer")},
         "value": value or {},
         "data": {**_sources(place), "max_prompt_tokens": prompt},

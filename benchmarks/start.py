@@ -16,7 +16,7 @@ from pathlib import Path
 
 RECIPE = """
 run: {folder: runs/ppo, device: cpu}
-policy: {path: policy}
+model: {path: policy}
 value: {init_from: reward}
 data:
   sources:

@@ -52,7 +52,7 @@ def run_seed(folder: Path, task: str, seed: int) -> None:
     """The whole recipe, then the group-normalised run from the same fine-tuned model."""
     first = folder / f"{task}-{seed}"
     proximo("pipeline", task, f"run.folder={first}", f"run.seed={seed}")
-    from_it = f"ppo.policy.path={fine_tuned(first)}"
+    from_it = f"ppo.model.path={fine_tuned(first)}"
     proximo("pipeline", f"{task}-groups", f"run.folder={first}-groups", f"run.seed={seed}", "sft=null", from_it)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 PPO = """\
 run:
   folder: runs/x
-policy:
+model:
   path: owner/model
 data:
   sources:
@@ -80,7 +80,7 @@ reward:
     sources:
     - path: owner/pairs
 ppo:
-  policy:
+  model:
     path: "@sft"
   data:
     sources:

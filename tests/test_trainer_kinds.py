@@ -120,8 +120,8 @@ def test_a_kind_is_found_by_its_name_its_recipe_and_the_keys_of_one() -> None:
         own = type("Own", (kind.schema,), {})
         assert trainer_of(own.model_construct()) is kind
     assert recognise({"model": {}, "sft": {}}) is recipe_kind("sft")
-    assert recognise({"policy": {}, "reward": []}) is recipe_kind("ppo")
-    assert recognise({"ppo": {"policy": {}}, "sft": {"model": {}}}) is recipe_kind("pipeline")
+    assert recognise({"model": {}, "reward": []}) is recipe_kind("ppo")
+    assert recognise({"ppo": {"model": {}}, "sft": {"model": {}}}) is recipe_kind("pipeline")
     assert recognise({"model": {}, "sft": {}, "dpo": {}}) is None
     assert recognise({"run": {}}) is None
     assert recognise(None) is None
@@ -130,14 +130,15 @@ def test_a_kind_is_found_by_its_name_its_recipe_and_the_keys_of_one() -> None:
 def test_of_kinds_that_claim_a_recipe_the_one_whose_section_is_in_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(RecipeKind):
         name = "other"
-        help = "A trainer of somebody else, whose recipe has a policy as that of PPO."
+        help = "A trainer of somebody else, whose recipe lists rewards as that of PPO."
         schema = recipe_kind("ppo").schema
 
         def recognises(self, tree):
-            return "policy" in tree
+            return "reward" in tree
 
     other = Other()
     monkeypatch.setitem(registry._registered, "other", other)
-    assert recognise({"policy": {}, "other": {}}) is other
-    assert recognise({"policy": {}, "ppo": {}}) is recipe_kind("ppo")
-    assert recognise({"policy": {}}) is None
+    tree = {"model": {}, "reward": []}
+    assert recognise(tree | {"other": {}}) is other
+    assert recognise(tree | {"ppo": {}}) is recipe_kind("ppo")
+    assert recognise(tree) is None

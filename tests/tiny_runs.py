@@ -168,7 +168,7 @@ def _kto(place: Path) -> dict[str, Any]:
 
 def _ppo(place: Path) -> dict[str, Any]:
     return {
-        "policy": {"config": LLAMA},
+        "model": {"config": LLAMA},
         "value": {"init_from": "reward"},
         "data": {"sources": [{"path": str(place / "prompts.jsonl")}], "held_out_rows": 2, "max_prompt_tokens": 12},
         "reward": [
@@ -203,10 +203,10 @@ def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         for name in above:
             section = section[int(name)] if isinstance(section, list) else section.setdefault(name, {})
         section[last] = value
-    for model in (copy.get("model", {}), copy.get("policy", {})):
-        if "lora" in model and model.pop("config", None) is not None:
-            model["path"] = str(Path(copy["tokenizer"]["path"]).with_name("language_model"))
-    for source in copy["reward"] if "policy" in copy else ():
+    model = copy["model"]
+    if "lora" in model and model.pop("config", None) is not None:
+        model["path"] = str(Path(copy["tokenizer"]["path"]).with_name("language_model"))
+    for source in copy["reward"] if isinstance(copy.get("reward"), list) else ():
         if source.get("share_base"):
             source["path"] = str(Path(source["path"]).with_name("reward_adapter"))
     return copy

@@ -57,7 +57,7 @@ def _saved_run(name: str) -> dict[str, str]:
 RECIPES = (
     _recipe("unknown key", PPO.replace("num_steps", "num_stps"), "r.yaml, line 13", "did you mean ppo.num_steps?"),
     _recipe("key in another section", PPO + "learning_rate: 1\n", "line 14", "ppo.policy_optimizer.learning_rate"),
-    _recipe("key given twice", PPO + "policy: {}\n", "line 14", "policy is given twice, first on line 3"),
+    _recipe("key given twice", PPO + "model: {}\n", "line 14", "model is given twice, first on line 3"),
     _recipe("wrong type", PPO.replace("10", "ten"), "line 13", "ppo.num_steps", "a whole number", "'ten'"),
     _recipe("number where text is wanted", PPO.replace("runs/x", "3"), "run.folder", "quotes", "got 3"),
     _recipe("folder that a shell would find", PPO.replace("runs/x", "~/runs/x"), "run.folder", "begins with ~"),
@@ -162,7 +162,7 @@ RECIPES = (
         PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  kl: {reference_every_steps: 2}\n",
         "the base, which cannot move",
     ),
-    _override("frozen layers below an adapter", "policy={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
+    _override("frozen layers below an adapter", "model={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
     _override(
         "second bound of a weight that is bounded",
         "ppo.policy_loss={objective: cispo, dual_clip: 3}",
@@ -286,11 +286,11 @@ RECIPES = (
         "workers holds for both",
     ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
-    _override("model without origin", "policy.path=null", "exactly one of path", "config"),
-    _override("random start without tokenizer", "policy={config: {model_type: llama}}", "set tokenizer.path"),
+    _override("model without origin", "model.path=null", "exactly one of path", "config"),
+    _override("random start without tokenizer", "model={config: {model_type: llama}}", "set tokenizer.path"),
     _override(
         "adapter on a random start",
-        "policy={config: {model_type: llama}, lora: {rank: 2}}",
+        "model={config: {model_type: llama}, lora: {rank: 2}}",
         "lora needs trained weights",
         "remove lora",
     ),
@@ -298,11 +298,9 @@ RECIPES = (
         "value head's own adapter on the policy's trunk",
         "value={init_from: trunk, lora: {rank: 2}}",
         "on the policy's own layers",
-        "set policy.lora instead",
+        "set model.lora instead",
     ),
-    _override(
-        "value head's own random start", "value={init_from: trunk, config: {model_type: llama}}", "policy.config"
-    ),
+    _override("value head's own random start", "value={init_from: trunk, config: {model_type: llama}}", "model.config"),
     _override(
         "optimizer of a value head on the policy's trunk",
         "value.init_from=trunk",
@@ -331,7 +329,7 @@ RECIPES = (
         "lora needs trained weights",
         kind="reward",
     ),
-    _override("stage named outside a pipeline", "policy.path=@sft", "in a pipeline only"),
+    _override("stage named outside a pipeline", "model.path=@sft", "in a pipeline only"),
     _override("stage that comes later", "sft.model.path=@reward", "comes before it", kind="pipeline"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("folder of a stage", "ppo.run.folder=x", "follows from run.folder", kind="pipeline"),
@@ -379,9 +377,9 @@ OVERRIDES = (
 INPUTS = (
     _override("data file that is not there", "data.sources.0.path=none.jsonl", "there is no file none.jsonl"),
     _override("data folder as a file", "data.sources.0={path: d, format: json}", "is a folder", files={"d/x": ""}),
-    _override("model folder that is nearly there", "policy.path=model/stf", *STF, files=SFT_MODEL),
-    _override("model in a folder of another name", "policy.path=modle/sft", "did you mean model/sft?", files=SFT_MODEL),
-    _override("name that is none of the Hub", "policy.path=own--er/x", "no folder own--er/x"),
+    _override("model folder that is nearly there", "model.path=model/stf", *STF, files=SFT_MODEL),
+    _override("model in a folder of another name", "model.path=modle/sft", "did you mean model/sft?", files=SFT_MODEL),
+    _override("name that is none of the Hub", "model.path=own--er/x", "no folder own--er/x"),
     _override(
         "data that is nearly there", "data.sources.0.path=d/b.jsonl", "did you mean d/a.jsonl?", files={"d/a.jsonl": ""}
     ),
@@ -389,9 +387,9 @@ INPUTS = (
     _override(
         "folder of data files", "data.sources.0.path=d", "save_to_disk", "d/a.jsonl"[2:], files={"d/a.jsonl": ""}
     ),
-    _override("model folder that is not there", "policy.path=./none", "policy.path", "no folder ./none"),
-    _override("folder without a model", "policy.path=d", "holds no model", "config.json", files={"d/x": ""}),
-    _override("run instead of a model", "policy.path=run", "proximo export run OUT", files=RUN),
+    _override("model folder that is not there", "model.path=./none", "model.path", "no folder ./none"),
+    _override("folder without a model", "model.path=d", "holds no model", "config.json", files={"d/x": ""}),
+    _override("run instead of a model", "model.path=run", "proximo export run OUT", files=RUN),
     _override("file instead of a model", "reward.0.path=f", "f is a file", files={"f": ""}),
     _override("package of a sink that is missing", "run.sinks=[{kind: trackio}]", "pip install 'proximo[trackio]'"),
     _override(
@@ -415,7 +413,7 @@ INPUTS = (
         "PROXIMO_NO_SUCH_TOKEN is not set",
     ),
     _override(
-        "two inputs", "policy.path=./a", "2 inputs", "./a", "./b", files={"r.yaml": PPO.replace("owner/r", "./b/r")}
+        "two inputs", "model.path=./a", "2 inputs", "./a", "./b", files={"r.yaml": PPO.replace("owner/r", "./b/r")}
     ),
 )
 HELD = {"r.yaml": PPO, **_saved_run("runs/x")}
@@ -441,7 +439,7 @@ COMMANDS = (
     ),
     _use(
         "start from the run that is replaced",
-        "ppo r.yaml policy.path=runs/x/checkpoints/step-000001/policy --overwrite",
+        "ppo r.yaml model.path=runs/x/checkpoints/step-000001/policy --overwrite",
         "belongs to the run in runs/x",
         "run.folder",
         files={**HELD, "runs/x/checkpoints/step-000001/policy/config.json": "{}"},

@@ -196,8 +196,8 @@ def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
 
 
 ONE_BASE = [
-    "policy.lora.rank=4",
-    "policy.quantisation=4bit",
+    "model.lora.rank=4",
+    "model.quantisation=4bit",
     "value.init_from=reward",
     "reward.0.path=owner/scorer",
     "reward.0.share_base=true",
@@ -208,8 +208,8 @@ ONE_BASE = [
     ("overrides", "role", "text"),
     [
         ([], "reference", "a frozen copy of the policy"),
-        (["policy.lora.rank=4"], "reference", "the policy's base, no second copy"),
-        (["policy.lora.rank=4", "value.lora.rank=4"], "value", "on all-linear, on the policy's base, no second copy"),
+        (["model.lora.rank=4"], "reference", "the policy's base, no second copy"),
+        (["model.lora.rank=4", "value.lora.rank=4"], "value", "on all-linear, on the policy's base, no second copy"),
         (
             ONE_BASE,
             "reward",
@@ -218,7 +218,7 @@ ONE_BASE = [
         (ONE_BASE, "value", "adapter and head of the reward model, on the policy's base, no second copy, trained"),
         (ONE_BASE, "policy", "LoRA of rank 4 on all-linear, its base in 4bit"),
         (
-            ["policy.lora.rank=4"],
+            ["model.lora.rank=4"],
             "policy",
             "owner/model (Hub: nothing here has that name), LoRA of rank 4 on all-linear",
         ),
@@ -230,7 +230,7 @@ ONE_BASE = [
         (["ppo.advantage=group_centred", "ppo.responses_per_prompt=2"], "value", "none: advantage group_centred"),
         (["ppo.advantage=return_to_go"], "value", "none: advantage return_to_go needs none"),
         ([], "reward", "reward_model: reward model owner/reward (Hub: nothing here has that name), weight 2"),
-        (["policy.path=model"], "policy", "model (folder), trained whole"),
+        (["model.path=model"], "policy", "model (folder), trained whole"),
         (
             ["devices.num=2", "devices.reference.shard=replicate"],
             "ranks",

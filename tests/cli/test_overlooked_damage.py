@@ -58,7 +58,7 @@ def test_a_damaged_file_that_libraries_pass_over_is_refused_by_every_reader(
     model = shutil.copytree(place / "language_model", tmp_path / "model")
     name, damage, told = OVERLOOKED[fault]
     damage(model / name)
-    changes = {"policy": {"path": str(model)}, "tokenizer.path": str(model), "run.folder": str(tmp_path / "run")}
+    changes = {"model": {"path": str(model)}, "tokenizer.path": str(model), "run.folder": str(tmp_path / "run")}
     recipe = recipe_file(changed(recipe_of("ppo", place), changes), tmp_path / "ppo.yaml")
     for arguments in (["generate", str(model), "ab"], ["plan", recipe], ["ppo", recipe]):
         assert f"{model / name} {told}" in refused(capsys, arguments)

@@ -123,7 +123,7 @@ def test_a_terminal_asks_all_five_and_again_after_a_name_that_is_none(folder):
     assert status == 0, output
     assert f"one of {', '.join(trained())} is wanted, got 'gpt'" in output
     recipe = load_recipe("ppo", "ppo.yaml").recipe
-    assert (recipe.policy.path, recipe.policy.lora, recipe.reward[0].kind) == ("owner/model", None, "maths")
+    assert (recipe.model.path, recipe.model.lora, recipe.reward[0].kind) == ("owner/model", None, "maths")
     assert recipe.data.sources[0].path == load_recipe("ppo", "ppo").recipe.data.sources[0].path
 
 

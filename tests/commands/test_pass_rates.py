@@ -13,7 +13,7 @@ from proximo.ppo.recipe import PPORecipe
 
 RECIPE = {
     "run": {"folder": "run", "device": "cpu", "num_threads": 1, "tensorboard": False},
-    "policy": {"path": "model"},
+    "model": {"path": "model"},
     "value": {"init_from": "policy"},
     "data": {"sources": [{"path": "rows.jsonl"}], "held_out_rows": 2, "max_prompt_tokens": 16},
     "reward": [

@@ -58,7 +58,7 @@ def recipe(folder: Path, *, lora: bool = False, **ppo: Any) -> PipelineRecipe:
                 "reward": {"pairs_per_step": 8},
             },
             "ppo": {
-                "policy": {"path": "@sft"} | adapter,
+                "model": {"path": "@sft"} | adapter,
                 "value": {"init_from": "reward"} | adapter,
                 "data": source("prompt_rows", 20),
                 "reward": [{"kind": "model", "path": "@reward"}],
@@ -177,7 +177,7 @@ def test_a_stage_of_process_rewards_feeds_ppo(finished: Path, tmp_path: Path) ->
         "prm": {"solutions_per_step": 8},
     }
     source = {"kind": "prm", "path": "@prm", "dense": "deltas"}
-    tree["ppo"] |= {"policy": {"path": start}, "value": {"init_from": "reward"}, "reward": [source]}
+    tree["ppo"] |= {"model": {"path": start}, "value": {"init_from": "reward"}, "reward": [source]}
     made = PipelineRecipe.model_validate(tree)
     assert [plan.stage for plan in make_plans(made)] == ["prm", "ppo"]
     assert pipeline.run_pipeline(made, RunOptions(quiet=True)) == 0

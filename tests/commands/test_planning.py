@@ -49,7 +49,7 @@ def plain(place):
     return {kind: plan_of(kind, place) for kind in SCHEMAS}
 
 
-SHARED_BASE = {"policy.lora": LORA, "reward.0.share_base": True}
+SHARED_BASE = {"model.lora": LORA, "reward.0.share_base": True}
 BUILT = {
     "dpo": ("dpo", {}),
     "dpo of an adapter": ("dpo", {"model.lora": LORA}),
@@ -58,11 +58,11 @@ BUILT = {
     "a head on the policy's trunk": ("ppo", {"value": {"init_from": "trunk"}, "ppo.value_optimizer": SLOW}),
     "a head that warms up on an adapter": (
         "ppo",
-        {"value": {"init_from": "trunk"}, "policy.lora": LORA, "ppo.critic_warmup_steps": 1},
+        {"value": {"init_from": "trunk"}, "model.lora": LORA, "ppo.critic_warmup_steps": 1},
     ),
     "a reference that shares frozen layers": (
         "ppo",
-        {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1, "value": {"init_from": "reward"}},
+        {"model.config.num_hidden_layers": 2, "model.frozen_layers": 1, "value": {"init_from": "reward"}},
     ),
     "four roles on one base": ("ppo", SHARED_BASE | {"value": {"init_from": "policy", "lora": LORA}}),
     "a value model from a reward model on the base": ("ppo", SHARED_BASE | {"value": {"init_from": "reward"}}),
@@ -118,7 +118,7 @@ def test_sampling_ahead_takes_a_copy_of_the_trained_weights_and_a_pass_for_log_p
     assert parts["sampler weights"] == parts["policy weights"] > 0
     assert "policy_logprobs" in [phase.name for phase in plan.phases]
     assert any("beside the rest of earlier steps" in note for note in plan.notes)
-    adapter = plan_of("ppo", place, {"ppo.rollout.staleness": 2, "policy.lora": LORA})
+    adapter = plan_of("ppo", place, {"ppo.rollout.staleness": 2, "model.lora": LORA})
     sampler = next(role for role in adapter.roles if role.name == "sampler")
     assert 0 < sampler.parameters - sampler.shared < sampler.parameters / 4, "the base is the policy's"
 
@@ -207,7 +207,7 @@ MORE = [
     ("ppo", {"ppo.prompts_per_step": 8, "ppo.rollout.max_num_seqs": 8}, "generate"),
     ("ppo", {"ppo.average_decay": 0.9}, "score"),
     ("ppo", {"tokenizer.added_tokens": ["<a>", "<b>"]}, "generate"),
-    ("ppo", {"policy.config.hidden_size": 32}, "generate"),
+    ("ppo", {"model.config.hidden_size": 32}, "generate"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"estimator": "full"}}, "reference_logprobs"),
     ("ppo", {"ppo.kl": {"apply_to": "loss", "estimator": "full"}}, "train_policy"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
@@ -219,14 +219,14 @@ MORE = [
     ("sft", {"model.config.num_hidden_layers": 2}, "train"),
 ]
 LESS = [
-    ("ppo", {"policy.lora": {"rank": 2}}, "train_value"),
+    ("ppo", {"model.lora": {"rank": 2}}, "train_value"),
     ("ppo", {"ppo.kl.apply_to": "none", "ppo.kl.target": None}, "generate"),
     ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
-    ("ppo", {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1}, "train_policy"),
-    ("ppo", {"policy.config.num_hidden_layers": 4, "policy.activation_checkpointing": True}, "train_policy"),
+    ("ppo", {"model.config.num_hidden_layers": 2, "model.frozen_layers": 1}, "train_policy"),
+    ("ppo", {"model.config.num_hidden_layers": 4, "model.activation_checkpointing": True}, "train_policy"),
     (
         "ppo",
-        {"policy.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.init_from": "policy"},
+        {"model.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.init_from": "policy"},
         "train_value",
     ),
     ("ppo", {"ppo.rollout.max_num_seqs": 2}, "generate"),
@@ -246,7 +246,7 @@ def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
 @pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
 def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
     base = plain[kind]
-    models = {key: changes[key] for key in ("policy.config.num_hidden_layers", "value.init_from") if key in changes}
+    models = {key: changes[key] for key in ("model.config.num_hidden_layers", "value.init_from") if key in changes}
     if models:
         base = plan_of(kind, place, models)
     assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(base, phase).peak
@@ -295,7 +295,7 @@ def test_stages_of_a_pipeline_start_from_what_those_before_make(place):
     sft, reward, ppo = (recipe_of(kind, place) for kind in ("sft", "reward", "ppo"))
     for stage in (sft, reward, ppo):
         del stage["run"]
-    reward["model"], ppo["policy"] = {"path": "@sft"}, {"path": "@sft"}
+    reward["model"], ppo["model"] = {"path": "@sft"}, {"path": "@sft"}
     ppo["reward"][0]["path"] = "@reward"
     whole = {"run": {"folder": str(place / "pipe")}, "sft": sft, "reward": reward, "ppo": ppo}
     plans = make_plans(PipelineRecipe.model_validate(whole))
@@ -308,7 +308,7 @@ def test_stages_of_a_pipeline_start_from_what_those_before_make(place):
 def test_a_reward_stage_makes_an_adapter_on_the_base_that_its_ppo_stage_shares(place):
     base = {"path": str(place / "language_model"), "lora": LORA}
     reward, ppo = recipe_of("reward", place), changed(recipe_of("ppo", place), {"reward.0.share_base": True})
-    reward["model"], ppo["policy"], ppo["reward"][0]["path"] = base, base, "@reward"
+    reward["model"], ppo["model"], ppo["reward"][0]["path"] = base, base, "@reward"
     for stage in (reward, ppo):
         del stage["run"]
     whole = {"run": {"folder": str(place / "shared")}, "reward": reward, "ppo": ppo}

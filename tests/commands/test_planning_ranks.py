@@ -15,7 +15,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
-ON = {"run.device": "cuda", "policy.config.num_hidden_layers": 2}
+ON = {"run.device": "cuda", "model.config.num_hidden_layers": 2}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_head_on_the_trunk_and_adapters_have_no_traffic_of_a_second_model(plac
     adapted = plan_of(
         place,
         2,
-        {"devices.num": 2, "policy.lora": LORA, "policy.config": None, "policy.path": str(place / "language_model")},
+        {"devices.num": 2, "model.lora": LORA, "model.config": None, "model.path": str(place / "language_model")},
     )
     assert adapted.ranks is not None
     traffic = adapted.ranks.traffic["train_policy"]

@@ -56,8 +56,8 @@ def test_data_that_are_large_or_elsewhere_are_not_read(capsys, monkeypatch):
         (
             "ppo",
             PPO,
-            ["policy.path=small", "ppo.rollout.max_new_tokens=40"],
-            "policy reads at most 100 positions, and data.max_prompt_tokens (512) + ppo.rollout.max_new_tokens (40) "
+            ["model.path=small", "ppo.rollout.max_new_tokens=40"],
+            "model reads at most 100 positions, and data.max_prompt_tokens (512) + ppo.rollout.max_new_tokens (40) "
             "make 552: prompts of more than 60 tokens would end the run",
         ),
         ("ppo", PPO, ["reward.0.path=small", "ppo.rollout.max_new_tokens=4"], "note: reward.0 reads at most 100"),
@@ -76,9 +76,9 @@ def test_positions_that_may_not_do_are_told(capsys, kind, text, overrides, told)
 
 
 def test_positions_that_answers_alone_fill_are_a_mistake(capsys):
-    status, _, err = dry_run(capsys, "ppo", PPO, "policy.path=small")
+    status, _, err = dry_run(capsys, "ppo", PPO, "model.path=small")
     assert status == 2
-    assert "policy reads at most 100 positions, which ppo.rollout.max_new_tokens (128) alone fills" in err
+    assert "model reads at most 100 positions, which ppo.rollout.max_new_tokens (128) alone fills" in err
 
 
 def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):

@@ -9,7 +9,7 @@ from proximo.errors import ConfigError
 from recipe_files import DPO, KTO, PIPELINE, PPO, SFT, write_recipe
 
 TEXTS = {"sft": SFT, "dpo": DPO, "kto": KTO, "ppo": PPO, "pipeline": PIPELINE}
-LORA = "policy={path: a/b, lora: {rank: 8}}"
+LORA = "model={path: a/b, lora: {rank: 8}}"
 
 
 def loaded(tmp_path, kind, *overrides):
@@ -49,7 +49,7 @@ def test_each_trainer_says_which_models_lie_on_the_ranks(tmp_path):
 
 REFUSED = [
     ("ppo", ["devices.shard_size=3"], "devices.shard_size (3) must divide the number of ranks (4): use one of 1, 2, 4"),
-    ("ppo", ["run.compile=inductor"], "run.compile inductor compiles whole layers, but those of policy are sharded"),
+    ("ppo", ["run.compile=inductor"], "run.compile inductor compiles whole layers, but those of model are sharded"),
     (
         "ppo",
         ["run.compile=inductor", "devices.policy.shard=replicate"],
@@ -62,8 +62,8 @@ REFUSED = [
     ),
     (
         "ppo",
-        [LORA, "policy.quantisation=4bit", "value.lora.rank=8"],
-        "policy.quantisation 4bit stores blocks with scales of their own",
+        [LORA, "model.quantisation=4bit", "value.lora.rank=8"],
+        "model.quantisation 4bit stores blocks with scales of their own",
     ),
     ("ppo", ["ppo.average_decay=0.9", "devices.policy.shard=grads"], "set devices.average.shard to grads"),
     (
@@ -89,7 +89,7 @@ def test_what_cannot_lie_on_several_ranks_is_refused_where_their_number_is_known
 
 @pytest.mark.parametrize(
     ("kind", "overrides"),
-    [("ppo", [LORA]), ("dpo", ["model.lora.rank=8"]), ("ppo", ["policy.frozen_layers=1"])],
+    [("ppo", [LORA]), ("dpo", ["model.lora.rank=8"]), ("ppo", ["model.frozen_layers=1"])],
 )
 def test_weights_that_another_model_uses_stay_on_the_device(tmp_path, kind, overrides):
     recipe = loaded(tmp_path, kind, *overrides, "devices.offload=idle")
@@ -104,7 +104,7 @@ FINE = [
     ["run.compile=inductor", "devices.shard=replicate"],
     ["ppo.average_decay=0.9", "ppo.kl.reference_every_steps=5", "devices.offload=always"],
     ["ppo.average_decay=0.9", "devices.average.offload=idle"],
-    [LORA, "policy.quantisation=4bit", "value.lora.rank=8", "devices.shard=replicate"],
+    [LORA, "model.quantisation=4bit", "value.lora.rank=8", "devices.shard=replicate"],
     ["value.init_from=trunk", "devices.policy.shard=replicate"],
     ["value.init_from=trunk", "devices.policy.shard=grads", "devices.value.shard=grads"],
 ]

@@ -96,8 +96,8 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         ("run.tensorboard=perhaps", ["true or false", "'perhaps'"]),
         ("run.folder=3", ["text (put it in quotes)", "got 3"]),
         ("run=3", ["a section with keys such as folder, seed"]),
-        ("policy.lora=16", ["a section with keys such as rank", "or null", "got 16"]),
-        ("policy.lora.target_modules=3", ["a list or 'all-linear'"]),
+        ("model.lora=16", ["a section with keys such as rank", "or null", "got 16"]),
+        ("model.lora.target_modules=3", ["a list or 'all-linear'"]),
         ("ppo.policy_optimizer={learning_rate: 1, betas: [0.9]}", ["betas is a list with too few items"]),
         ("data.sources=[]", ["data.sources must be a list of at least 1, got a list of 0"]),
         ("data.sources.0.columns=x", ["a mapping, got 'x'"]),
@@ -105,8 +105,8 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         ("reward.1.path=x", ["reward.1.kind is missing; it is one of model, prm, function"]),
         ("reward.0.function=m:f", ["reward.0.function is for kind function, and this is of kind model"]),
         ("reward.0.pth=x", ["did you mean reward.0.path?"]),
-        ("policy.path=null", ["policy: exactly one of path", "and config"]),
-        ("policy.path=@sft", ["'@sft'", "in a pipeline only"]),
+        ("model.path=null", ["model: exactly one of path", "and config"]),
+        ("model.path=@sft", ["'@sft'", "in a pipeline only"]),
         ("run.precision=fp16", ["fp16 is not supported", "bf16"]),
         ("ppo.minibatch_responses=65", ["minibatch_responses (65) exceeds", "64 responses"]),
         ("value.init_from=path", ["value: init_from: path needs exactly one of path and config"]),
@@ -153,7 +153,7 @@ def test_a_stage_of_a_pipeline_cannot_choose_its_folder(folder):
     [
         ("sft.model.path=@reward", "stage comes before it; those that do: none"),
         ("reward.model.path=@ppo", "those that do: @sft"),
-        ("ppo.policy.path=@sftt", "those that do: @sft, @reward"),
+        ("ppo.model.path=@sftt", "those that do: @sft, @reward"),
     ],
 )
 def test_a_stage_takes_only_what_an_earlier_one_made(folder, override, piece):

@@ -59,7 +59,7 @@ def test_sections_and_lists_on_the_way_are_made():
 
 
 def test_numbers_are_keys_inside_a_free_mapping():
-    assert applied({}, "policy.config.id2label.0=bad") == {"policy": {"config": {"id2label": {"0": "bad"}}}}
+    assert applied({}, "model.config.id2label.0=bad") == {"model": {"config": {"id2label": {"0": "bad"}}}}
 
 
 def test_a_later_override_wins():

@@ -36,7 +36,7 @@ def best(typed, schema=PPORecipe, tree=None):
         ("run.output_dir", "run.folder"),
         ("tokeniser", "tokenizer"),
         ("reward.1.pth", "reward.1.path"),
-        ("policy.lora.r", "policy.lora.rank"),
+        ("model.lora.r", "model.lora.rank"),
         ("data.max_tokens", "data.max_prompt_tokens"),
     ],
 )

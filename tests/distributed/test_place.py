@@ -42,7 +42,7 @@ def recipe(**settings: object) -> PPORecipe:
     return PPORecipe.model_validate(
         {
             "run": {"folder": "runs/x"},
-            "policy": {"path": "owner/model"},
+            "model": {"path": "owner/model"},
             "data": {"sources": [{"path": "owner/prompts"}]},
             "reward": [{"kind": "model", "path": "owner/reward"}],
             "ppo": {"num_steps": 1},

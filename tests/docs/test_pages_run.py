@@ -40,7 +40,7 @@ TINY = {
     "reward": [*COMMON, "data.held_out_rows=4", "data.max_tokens=60", "reward.pairs_per_step=8"],
     "dpo": [*COMMON, "data.held_out_rows=4", "data.max_tokens=60", "dpo.pairs_per_step=8"],
     "ppo": PPO,
-    "ppo-function": [*PPO, "policy.path=tiny"],
+    "ppo-function": [*PPO, "model.path=tiny"],
 }
 """By recipe: what makes it run in a second."""
 
@@ -155,7 +155,7 @@ def test_the_python_blocks_of_a_page_are_one_session_that_runs(
 
 SECTIONS = """
 run: {folder: runs/page}
-policy: {path: owner/model}
+model: {path: owner/model}
 data: {sources: [{path: owner/prompts}]}
 reward: [{kind: model, path: owner/reward}]
 """

@@ -106,7 +106,7 @@ def write_ppo_run(folder: Path, *, num_steps: int = 60, hostile: bool = False) -
     ]
     samples += [sample(num_steps, index, **text) for index in range(10)]
     write_lines(folder / "samples.jsonl", samples)
-    config = {"trainer": "ppo", "seed": 1, "policy": {"path": "runs/demo/sft"}, "kl": {"coefficient": 0.05}}
+    config = {"trainer": "ppo", "seed": 1, "model": {"path": "runs/demo/sft"}, "kl": {"coefficient": 0.05}}
     (folder / "config.resolved.json").write_text(json.dumps(config | ({"note": HOSTILE} if hostile else {})))
     (folder / "environment.json").write_text(json.dumps({"python": "3.11.2", "torch": "2.13.0", "threads": 2}))
     return folder

@@ -78,14 +78,14 @@ def test_settings_of_the_environment_differ_apart_and_secrets_stay_hidden(tmp_pa
 
 def test_paths_in_a_pipeline_are_the_same_wherever_it_lies(tmp_path: Path) -> None:
     def settings(pipeline: str, base: str) -> dict[str, Any]:
-        return {"run": {"folder": f"{pipeline}/ppo"}, "policy": {"path": f"{pipeline}/sft"}, "value": {"path": base}}
+        return {"run": {"folder": f"{pipeline}/ppo"}, "model": {"path": f"{pipeline}/sft"}, "value": {"path": base}}
 
     first = ppo_run(tmp_path / "a", config=settings("runs/a", "runs/abc"))
     second = ppo_run(tmp_path / "b", config=settings("other/b", "runs/abd"))
     assert rows(compared(named(first, second, stages=True), key="k").settings) == {
         "value.path": ("runs/abc", "runs/abd")
     }
-    assert set(rows(compared(named(first, second), key="k").settings)) == {"policy.path", "value.path"}
+    assert set(rows(compared(named(first, second), key="k").settings)) == {"model.path", "value.path"}
 
 
 def test_a_metric_has_one_plot_with_a_line_of_each_run_in_its_own_colour(

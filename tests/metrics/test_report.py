@@ -76,7 +76,7 @@ def test_the_head_says_model_task_device_duration_and_outcome(tmp_path: Path):
     run = write_ppo_run(tmp_path / "run", num_steps=12)
     settings = {
         "run": {"precision": "bf16"},
-        "policy": {"path": "runs/sft", "lora": {"rank": 8}},
+        "model": {"path": "runs/sft", "lora": {"rank": 8}},
         "data": {"sources": [{"path": "prompts.jsonl", "function": None}]},
         "reward": [{"kind": "model", "path": "runs/judge"}, {"kind": "maths", "name": "maths"}],
         "ppo": {"num_steps": 40, "advantage": {"estimator": "gae"}},

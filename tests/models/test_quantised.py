@@ -59,7 +59,7 @@ def ppo(precision: str = "float32", **sections: Any) -> PPORecipe:
     return PPORecipe.model_validate(
         {
             "run": {"folder": "r", "precision": precision},
-            "policy": {"path": "p", "lora": LORA},
+            "model": {"path": "p", "lora": LORA},
             "data": {"sources": [{"path": "d.jsonl"}]},
             "reward": [{"kind": "function", "function": "f:g"}],
         }
@@ -108,8 +108,8 @@ def test_a_quantised_base_that_trains_needs_an_adapter() -> None:
     with pytest.raises(ConfigError, match="quantisation is for a base that an adapter trains above"):
         ScalarModelConfig(path="p", quantisation="4bit")
     assert ScalarModelConfig(path="p", quantisation="4bit", lora=LORA).quantisation == "4bit"
-    with pytest.raises(ValidationError, match=r"policy\.quantisation is for a base that an adapter trains above"):
-        ppo(policy={"path": "p", "quantisation": "4bit"})
+    with pytest.raises(ValidationError, match=r"model\.quantisation is for a base that an adapter trains above"):
+        ppo(model={"path": "p", "quantisation": "4bit"})
     assert ppo(reference={"path": "q", "quantisation": "4bit"}).reference is not None
 
 
@@ -136,16 +136,16 @@ def test_a_reference_may_be_quantised(kind: str, folder: Path, monkeypatch: pyte
     ("sections", "message"),
     [
         (
-            {"policy": {"path": "p", "lora": LORA, "quantisation": "8bit"}},
-            "policy.quantisation 8bit .* bf16, or use 4bit",
+            {"model": {"path": "p", "lora": LORA, "quantisation": "8bit"}},
+            "model.quantisation 8bit .* bf16, or use 4bit",
         ),
         (
-            {"policy": {"path": "p", "lora": LORA, "quantisation": "4bit"}},
+            {"model": {"path": "p", "lora": LORA, "quantisation": "4bit"}},
             "quantised base cannot train: set value.lora",
         ),
         (
             {"value": {"init_from": "policy", "lora": LORA, "quantisation": "4bit"}},
-            "set policy.quantisation and remove this",
+            "set model.quantisation and remove this",
         ),
         ({"reference": {"path": "p", "quantisation": "8bit"}}, "reference.quantisation 8bit .* bf16, or use 4bit"),
     ],
@@ -157,7 +157,7 @@ def test_combinations_without_a_sense_are_refused(sections: dict[str, Any], mess
 
 def test_8_bits_go_with_bf16() -> None:
     policy = {"path": "p", "lora": LORA, "quantisation": "8bit"}
-    assert ppo("bf16", policy=policy, value={"lora": LORA}).policy.quantisation == "8bit"
+    assert ppo("bf16", model=policy, value={"lora": LORA}).model.quantisation == "8bit"
     sft = {"run": {"folder": "r"}, "model": policy, "data": {"sources": [{"path": "d.jsonl"}]}}
     with pytest.raises(ValidationError, match="model.quantisation 8bit"):
         SFTRecipe.model_validate(sft)

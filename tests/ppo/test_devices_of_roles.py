@@ -117,7 +117,7 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.nn.Module, "to", move)
     place = make_inputs(tmp_path)
     devices = {
-        "policy": {"path": str(place / "language_model"), "device": "cuda:1"},
+        "model": {"path": str(place / "language_model"), "device": "cuda:1"},
         "reference": {"path": str(place / "language_model"), "device": "cuda:2"},
         "reward.0.device": "cuda:3",
         "value.device": "cuda:4",
@@ -129,7 +129,7 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
     assert asked["moved"] == ["cuda:4"], "the copy of the policy"
     for lists in asked.values():
         lists.clear()
-    none = dict.fromkeys(("policy.device", "reference.device", "reward.0.device", "value.device"))
+    none = dict.fromkeys(("model.device", "reference.device", "reward.0.device", "value.device"))
     build_task(PPORecipe.model_validate(changed(recipe, {**none, "run.device": "cuda:7"})))
     assert asked == {"language": ["cuda:7", "cuda:7"], "scalar": ["cuda:7", "cuda:7"], "moved": []}
 
@@ -144,7 +144,7 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
         ({"reward.0.share_base": True, "reward.0.device": "cuda:1"}, "reward.0 runs on the policy's own weights"),
         ({"reward.0.share_base": True, "value.device": "cuda:1"}, "value runs on the policy's own weights"),
         (
-            {"policy.lora": LORA, "value": {"init_from": "policy", "lora": LORA, "device": "cuda:1"}},
+            {"model.lora": LORA, "value": {"init_from": "policy", "lora": LORA, "device": "cuda:1"}},
             "value runs on the policy's own weights",
         ),
         (
@@ -155,7 +155,7 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
             {"run.device": "cuda1"},
             "cuda1 is not a device: use auto, cpu, cuda, mps, or cuda:1 for one of several CUDA devices",
         ),
-        ({"policy.device": "gpu"}, "gpu is not a device"),
+        ({"model.device": "gpu"}, "gpu is not a device"),
     ],
 )
 def test_places_that_cannot_be_are_refused_before_anything_is_loaded(

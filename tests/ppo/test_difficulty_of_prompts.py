@@ -48,7 +48,7 @@ def test_a_warning_says_once_that_nothing_else_would_be_left() -> None:
 def test_the_recipe_says_who_may_leave_and_a_step_how_many_stay() -> None:
     recipe = {
         "run": {"folder": "run"},
-        "policy": {"path": "a/b"},
+        "model": {"path": "a/b"},
         "data": {"sources": [{"path": "c/d"}], "filter": {"below": 0.25, "max_fraction": 0.5, "from_epoch": 0}},
         "reward": [{"kind": "model", "path": "e/f"}],
         "ppo": {"prompts_per_step": 3},

@@ -114,7 +114,7 @@ def test_under_lora_the_average_is_one_of_the_adapter_on_the_policys_own_base() 
 
 def test_the_average_of_an_adapter_is_saved_as_one_resumed_and_exported(tmp_path: Path) -> None:
     place = make_inputs(tmp_path)
-    options = {"policy": {"path": str(place / "language_model"), "lora": LORA}, "ppo.average_decay": 0.5}
+    options = {"model": {"path": str(place / "language_model"), "lora": LORA}, "ppo.average_decay": 0.5}
     constant = {"ppo.policy_optimizer.schedule": "constant", "ppo.value_optimizer.schedule": "constant"}
     recipe = changed(recipe_of("ppo", place), options | constant | {"ppo.evaluate_average": True})
     again = changed(recipe, {"run.folder": str(place / "again"), "run.save_every_steps": 4})

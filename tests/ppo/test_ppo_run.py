@@ -34,7 +34,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def recipe(changes: dict[str, Any], *, max_new_tokens: int = 6) -> PPORecipe:
     base = {
         "run": {"folder": "run", "device": "cpu"},
-        "policy": {"path": "model"},
+        "model": {"path": "model"},
         "data": {"sources": [{"path": "prompts.jsonl"}]},
         "reward": [{"kind": "model", "path": "scorer"}],
         "ppo": {"num_steps": 1, "prompts_per_step": 4, "rollout": {"max_new_tokens": max_new_tokens}},
@@ -45,7 +45,7 @@ def recipe(changes: dict[str, Any], *, max_new_tokens: int = 6) -> PPORecipe:
 @pytest.mark.parametrize(
     ("role", "changes"),
     [
-        ("policy", {"policy": {"path": "model_short"}, "value": {"path": "model"}}),
+        ("policy", {"model": {"path": "model_short"}, "value": {"path": "model"}}),
         ("reference", {"reference": {"path": "model_short"}}),
         ("value", {"value": {"path": "model_short"}}),
         ("reward_model", {"reward": [{"kind": "model", "path": "scorer_short"}]}),

@@ -177,7 +177,7 @@ def recipe(rows: list[dict[str, str]]) -> PPORecipe:
     return PPORecipe.model_validate(
         {
             "run": {"folder": "run", "device": "cpu"},
-            "policy": {"path": "model"},
+            "model": {"path": "model"},
             "data": {"sources": [{"path": "prompts.jsonl"}]},
             "reward": [{"kind": "model", "path": "scorer"}],
             "value": {"init_from": "policy"},

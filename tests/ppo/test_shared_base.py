@@ -165,7 +165,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sharing(place: Path, **changes: Any) -> dict[str, Any]:
     """A recipe with four roles on one base."""
     scorer = {"kind": "model", "path": str(place / "reward_adapter"), "share_base": True}
-    own = {"policy.lora": LORA, "value": {"init_from": "policy", "lora": LORA}, "reward": [scorer]}
+    own = {"model.lora": LORA, "value": {"init_from": "policy", "lora": LORA}, "reward": [scorer]}
     return changed(recipe_of("ppo", place), own | changes)
 
 
@@ -213,7 +213,7 @@ def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": {"path": "p"}}, "share_base of a reward model needs policy.lora"),
+        ({"model": {"path": "p"}}, "share_base of a reward model needs model.lora"),
         ({"value": {"init_from": "reward", "lora": LORA}}, "so the value model uses that adapter: remove value.lora"),
         ({"value": {"init_from": "reward", "frozen_layers": 1}}, "remove value.lora and value.frozen_layers"),
     ],
@@ -227,7 +227,7 @@ def test_a_base_that_cannot_be_shared_is_refused_before_anything_is_loaded(
 
 def test_a_reward_adapter_of_another_base_is_refused(place: Path) -> None:
     with pytest.raises(ModelError, match="was trained on .*language_model, but the policy's base is .*other"):
-        build(sharing(place, policy={"path": str(place / "other"), "lora": LORA}))
+        build(sharing(place, model={"path": str(place / "other"), "lora": LORA}))
 
 
 def test_an_adapter_without_share_base_is_refused_with_both_ways_out(place: Path) -> None:

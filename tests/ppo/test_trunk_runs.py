@@ -30,7 +30,7 @@ PACKED = pack([[7, 8, 9, 10], [11, 12]])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The inputs, and a run of two steps on a trunk; with an adapter, one whose head warmed up first."""
     place = make_inputs(tmp_path_factory.mktemp(request.param))
-    changes = {"policy.lora": LORA, "ppo.critic_warmup_steps": 1} if request.param == "adapter" else {}
+    changes = {"model.lora": LORA, "ppo.critic_warmup_steps": 1} if request.param == "adapter" else {}
     assert run("ppo", changed(recipe_of("ppo", place), TRUNK | changes), RunOptions(quiet=True)) == 0
     return place
 
@@ -49,7 +49,7 @@ def restored(place: Path) -> PPOTask:
     """The task of the run as it ended."""
     checkpoint = find_checkpoint(place / "run")
     adapter = (checkpoint.folder / "policy" / "adapter_config.json").is_file()
-    task = task_of(place, {"policy.lora": LORA, "ppo.critic_warmup_steps": 1} if adapter else {})
+    task = task_of(place, {"model.lora": LORA, "ppo.critic_warmup_steps": 1} if adapter else {})
     task.restore(checkpoint)
     return task
 
@@ -76,7 +76,7 @@ def test_the_value_head_is_exported_as_a_classifier_and_the_policy_as_a_language
     assert not any("score" in name for name, _ in policy.model.named_parameters())
     with torch.no_grad():
         torch.testing.assert_close(
-            policy.hidden_states(PACKED), task.ppo.policy.hidden_states(PACKED), rtol=0, atol=1e-5
+            policy.hidden_states(PACKED), task.ppo.model.hidden_states(PACKED), rtol=0, atol=1e-5
         )
 
 

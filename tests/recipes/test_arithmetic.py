@@ -9,7 +9,7 @@ from proximo.cli import main
 from proximo.recipes.arithmetic import correct, problems
 
 SMALL = [
-    "policy.path=model",
+    "model.path=model",
     "run.precision=float32",
     "run.tensorboard=false",
     "ppo.num_steps=1",
@@ -66,7 +66,7 @@ def test_the_shipped_recipe_trains_evaluates_and_resumes(recipe, tmp_path, monke
     assert main(["ppo", recipe, *SMALL]) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
-    assert (run / "config.yaml").read_text().startswith("# override: policy.path=model\n")
+    assert (run / "config.yaml").read_text().startswith("# override: model.path=model\n")
     assert main(["ppo", f"{run}/config.resolved.json", "--resume=auto"]) == 0
     assert main(["ppo", recipe, *SMALL]) == 2
     assert "already holds a run" in capsys.readouterr().err

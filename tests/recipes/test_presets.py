@@ -43,7 +43,7 @@ def metrics(path):
 @pytest.mark.parametrize("recipe", ["areal-ppo", "areal-grpo"])
 def test_a_preset_with_a_function_trains(recipe, folder):
     small = [*(f"ppo.{each}" for each in STEP), "data.sources.0.kwargs.num_rows=8", "data.max_prompt_tokens=200"]
-    model = ["policy.path=model", "policy.activation_checkpointing=false"]
+    model = ["model.path=model", "model.activation_checkpointing=false"]
     assert main(["ppo", recipe, *RUN, *model, *small]) == 0
     assert metrics(folder / "runs" / recipe)[-1]["step"] == 1
 
@@ -52,7 +52,7 @@ def test_the_preset_of_torchtune_trains_but_for_what_needs_an_accelerator(folder
     reward = ["reward", "reward", *RUN, "model.path=model", f"data.sources=[{PAIRED}}}]", "reward.pairs_per_step=20"]
     assert main([*reward, "data.held_out_rows=0", "run.folder=runs/reward"]) == 0
     assert main(["export", "runs/reward", "models/reward"]) == 0
-    models = ["policy.path=model", "reward.0.path=models/reward", f"data.sources=[{PAIRED}}}]"]
+    models = ["model.path=model", "reward.0.path=models/reward", f"data.sources=[{PAIRED}}}]"]
     moments = ["ppo.policy_optimizer.kind=adamw", "ppo.value_optimizer.kind=adamw", "run.compile=none"]
     tokens = ["ppo.score.min_tokens=2", "ppo.rollout.stop_token_ids=[7]", "data.max_prompt_tokens=60"]
     small = [f"ppo.{each}" for each in STEP]
@@ -61,7 +61,7 @@ def test_the_preset_of_torchtune_trains_but_for_what_needs_an_accelerator(folder
 
 
 def test_the_preset_of_torchrl_trains(folder):
-    models = ["sft.model.path=model", "reward.model.frozen_layers=1", "ppo.policy.frozen_layers=1"]
+    models = ["sft.model.path=model", "reward.model.frozen_layers=1", "ppo.model.frozen_layers=1"]
     data = read_rows(sft=LABELLED, reward=PAIRED, ppo=LABELLED)
     small = ["sft.sft.examples_per_step=20", "reward.reward.pairs_per_step=20", *(f"ppo.ppo.{each}" for each in STEP)]
     assert main(["pipeline", "torchrl-rlhf", *RUN, *models, *data, *small, "--quiet"]) == 0
@@ -69,7 +69,7 @@ def test_the_preset_of_torchrl_trains(folder):
 
 
 def test_the_preset_of_deepspeed_chat_goes_on_from_the_merged_adapter_of_its_first_step(folder):
-    models = ["sft.model.path=model", "reward.model.path=model", "sft.model.lora.rank=2", "ppo.policy.lora.rank=2"]
+    models = ["sft.model.path=model", "reward.model.path=model", "sft.model.lora.rank=2", "ppo.model.lora.rank=2"]
     data = read_rows(sft=LABELLED, reward=PAIRED, ppo=PAIRED)
     small = ["sft.sft.examples_per_step=4", "reward.reward.pairs_per_step=8", *(f"ppo.ppo.{each}" for each in STEP)]
     warm = [f"ppo.ppo.{role}_optimizer.warmup_updates=0" for role in ("policy", "value")]

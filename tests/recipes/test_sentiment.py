@@ -64,7 +64,7 @@ def test_the_recipe_trains_with_it(classifier, tmp_path, monkeypatch):
     rows = [{"text": f"the film was {n} times as long as a day and more"} for n in range(12)]
     (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = ["ppo.num_steps=1", "ppo.prompts_per_step=4", "ppo.minibatch_responses=4", "data.held_out_rows=2"]
-    where = ["policy.path=model", "data.sources.0.path=reviews.jsonl", f"reward.0.kwargs.model={classifier[0]}"]
+    where = ["model.path=model", "data.sources.0.path=reviews.jsonl", f"reward.0.kwargs.model={classifier[0]}"]
     # The tiny tokenizer has a token for each character.
     length = ["data.max_prompt_tokens=60", "ppo.rollout.max_new_tokens=5"]
     assert main(["ppo", "trl-classic", *where, *small, *length, "run.tensorboard=false", "run.device=cpu"]) == 0

@@ -25,7 +25,7 @@ SMALL_MADE = [
     *("ppo.ppo.rollout.max_new_tokens=6", "ppo.run.evaluate_every_steps=null"),
 ]
 SMALL_HUB = [
-    *("policy.path=model", "policy.activation_checkpointing=false", "run.precision=float32", "run.device=cpu"),
+    *("model.path=model", "model.activation_checkpointing=false", "run.precision=float32", "run.device=cpu"),
     *("run.tensorboard=false", "run.save_every_minutes=null", "ppo.num_steps=2", "ppo.prompts_per_step=2"),
     *("ppo.responses_per_prompt=2", "ppo.minibatch_responses=null", "ppo.rollout.max_new_tokens=8"),
     *("ppo.policy_optimizer.warmup_updates=0", "ppo.guards.max_constant_reward_steps=null", "reward.0.workers=1"),

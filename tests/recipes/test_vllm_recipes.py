@@ -40,7 +40,7 @@ def plan_of(recipe: str, place: Path, *, num_layers: int) -> Plan:
     folder = place / f"{recipe}-{num_layers}"
     Qwen2Config(**SHAPES[recipe], num_hidden_layers=num_layers, max_position_embeddings=32768).save_pretrained(folder)
     AutoTokenizer.from_pretrained(real_data("tokenizers/qwen2.5")).save_pretrained(folder)
-    loaded = load_recipe("ppo", recipe, [f"policy.path={folder}", "run.device=cuda"]).recipe
+    loaded = load_recipe("ppo", recipe, [f"model.path={folder}", "run.device=cuda"]).recipe
     (plan,) = make_plans(loaded, device="cuda", num_ranks=loaded.devices.num or 1)
     return plan
 

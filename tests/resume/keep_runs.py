@@ -92,7 +92,7 @@ def ppo() -> dict[str, Any]:
     recipe["data"]["filter"] = {"below": 0.05, "max_fraction": 0.2}
     return {
         **recipe,
-        "policy": {"path": "start"},
+        "model": {"path": "start"},
         "value": {"init_from": "reward"},
         "reward": [
             {"kind": "model", "path": "scorer"},

@@ -19,7 +19,7 @@ from tiny_runs import LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, ru
 CHANGES: dict[Kind, dict[str, Any]] = {
     "sft": {"tokenizer": {"train_vocab_size": 280}},
     "reward": {"run.keep_last": 3},
-    "ppo": {"policy.lora": LORA},
+    "ppo": {"model.lora": LORA},
 }
 """Processes differ in the order of their sets and hash tables: a tokenizer that is trained anew must not."""
 

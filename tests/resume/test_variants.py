@@ -33,7 +33,7 @@ def texts() -> list[dict[str, str]]:
 
 
 ONE_BASE = {
-    "policy.lora": LORA,
+    "model.lora": LORA,
     "value": {"init_from": "reward", "activation_checkpointing": True},
     "reward.0.share_base": True,
 }
@@ -51,7 +51,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "prm with an adapter": ("prm", {"model.lora": LORA, "data.train_on": "until_error"}),
     "dpo of an adapter": ("dpo", {"model.lora": LORA, "dpo.label_smoothing": 0.1}),
     "kto of an adapter": ("kto", {"model.lora": LORA, "kto.undesirable_weight": 2.0}),
-    "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
+    "ppo of adapters": ("ppo", {"model.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),
     "ppo from a teacher alone": (
@@ -110,7 +110,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo on a shared trunk whose head warms up": ("ppo", {"value.init_from": "trunk", **NORMALISED}),
     "ppo on a shared trunk with an adapter": (
         "ppo",
-        {"value.init_from": "trunk", "policy.lora": LORA, **ONE_OPTIMIZER},
+        {"value.init_from": "trunk", "model.lora": LORA, **ONE_OPTIMIZER},
     ),
     "ppo with a critic of its own": ("ppo", {"value.init_from": "policy", "ppo.kl.target": None}),
 }

@@ -219,7 +219,7 @@ def test_tokens_of_another_tokenizer_are_refused() -> None:
 def test_a_recipe_whose_estimator_has_no_use_for_them_is_refused() -> None:
     recipe = {
         "run": {"folder": "run"},
-        "policy": {"path": "model"},
+        "model": {"path": "model"},
         "data": {"sources": [{"path": "prompts.jsonl"}]},
         "reward": [{"kind": "model", "path": "scorer", "dense": "deltas"}],
         "ppo": {"advantage": "return_to_go"},

@@ -159,7 +159,7 @@ FILTERED = {
 SLOW = {"learning_rate": 1e-5}
 TRUNK = {"value.init_from": "trunk", "ppo.value_optimizer": SLOW}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_num_seqs": 4}
-POLICY_LORA = {"policy.lora": LORA}
+POLICY_LORA = {"model.lora": LORA}
 ONE_BASE = POLICY_LORA | {"value.init_from": "policy"} | scorer(path="$/reward_adapter", share_base=True)
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.init_from": "policy"}
 ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
@@ -186,13 +186,13 @@ KNOBS = [
         run.TokenizerConfig, "chat_template", "sft", {"tokenizer.chat_template": TEMPLATE}, {"data.as_messages": True}
     ),
     Knob(run.TokenizerConfig, "added_tokens", "sft", {"tokenizer.added_tokens": ["<new>"]}),
-    Knob(run.LoRAConfig, "rank", "ppo", {"policy.lora.rank": 3}, POLICY_LORA),
-    Knob(run.LoRAConfig, "alpha", "ppo", {"policy.lora.alpha": 8.0}, POLICY_LORA),
-    Knob(run.LoRAConfig, "target_modules", "ppo", {"policy.lora.target_modules": ["q_proj"]}, POLICY_LORA),
+    Knob(run.LoRAConfig, "rank", "ppo", {"model.lora.rank": 3}, POLICY_LORA),
+    Knob(run.LoRAConfig, "alpha", "ppo", {"model.lora.alpha": 8.0}, POLICY_LORA),
+    Knob(run.LoRAConfig, "target_modules", "ppo", {"model.lora.target_modules": ["q_proj"]}, POLICY_LORA),
     Knob(run.ModelConfig, "path", "sft", {"model": {"path": "$/language_model"}}, {"model": {"path": "$/other_model"}}),
     Knob(run.ModelConfig, "revision", "sft", {"model.revision": "second"}, {"model": {"path": "owner/model"}}),
     Knob(run.ModelConfig, "config", "sft", {"model.config.initializer_range": 0.5}),
-    Knob(run.ModelConfig, "lora", "ppo", POLICY_LORA, {"policy": {"path": "$/language_model"}}),
+    Knob(run.ModelConfig, "lora", "ppo", POLICY_LORA, {"model": {"path": "$/language_model"}}),
     Knob(run.ModelConfig, "frozen_layers", "sft", {"model.frozen_layers": 1}),
     Knob(run.ScalarModelConfig, "frozen_layers", "reward", {"model.frozen_layers": 1}),
     Knob(run.ModelConfig, "activation_checkpointing", "sft", {"model.activation_checkpointing": True}),
@@ -310,7 +310,7 @@ KNOBS = [
         "reference",
         "ppo",
         {"reference": {"path": "$/other_model"}},
-        {"policy": {"path": "$/language_model"}},
+        {"model": {"path": "$/language_model"}},
     ),
     Knob(
         DPORecipe,

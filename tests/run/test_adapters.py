@@ -54,7 +54,7 @@ def fine_tuned(**tokenizer: Any) -> Path:
 
 
 def ppo(path: Path, **sections: Any) -> PPORecipe:
-    sections["policy"] = {"path": str(path), **sections.get("policy", {})}
+    sections["model"] = {"path": str(path), **sections.get("model", {})}
     base = {
         "run": {"folder": "ppo", "device": "cpu"},
         "data": {"sources": [{"path": "texts.jsonl"}]},
@@ -69,7 +69,7 @@ def logits(path: Path) -> torch.Tensor:
     return model.next_logits(model.hidden_states(pack([[1, 7, 8]])))
 
 
-@pytest.mark.parametrize(("section", "role"), [("policy", "policy"), ("value", "value")])
+@pytest.mark.parametrize(("section", "role"), [("model", "policy"), ("value", "value")])
 def test_a_new_adapter_above_an_adapter_is_refused_with_what_to_do(section: str, role: str) -> None:
     """Its base would be the sum of two files, which no folder holds."""
     recipe = ppo(fine_tuned(), **{section: {"lora": LORA}})

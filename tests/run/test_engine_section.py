@@ -283,7 +283,7 @@ def test_an_evaluation_samples_with_the_engine_of_the_run_or_with_the_one_that_i
     tiny_tokenizer().save_pretrained("policy")
     evaluate = ["evaluate", str(recipe["run"]["folder"]), "--greedy"]
     with fake_servers(LanguageModel(model)) as (server,):
-        changes = {"policy": {"path": "policy"}, "engine": {"kind": "vllm", "addresses": [server.url]}}
+        changes = {"model": {"path": "policy"}, "engine": {"kind": "vllm", "addresses": [server.url]}}
         path = tmp_path / "ppo.json"
         path.write_text(json.dumps(recipe | changes))
         assert main(["ppo", str(path), "--quiet"]) == 0

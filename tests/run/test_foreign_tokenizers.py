@@ -80,7 +80,7 @@ ROLES = {
     "dpo": ("dpo", "policy", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
     "dpo reference": ("dpo", "reference", {"reference": {"path": "strange"}}),
     "kto reference": ("kto", "reference", {"reference": {"path": "strange"}}),
-    "policy": ("ppo", "policy", {"policy": {"path": "bare"}, "tokenizer": {"path": "large"}}),
+    "policy": ("ppo", "policy", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
     "reference": ("ppo", "reference", {"reference": {"path": "strange"}}),
     "value": ("ppo", "value", {"value": {"path": "strange_reward"}}),
     "reward source": ("ppo", "reward", {"reward": [{"kind": "model", "path": "strange_reward"}]}),

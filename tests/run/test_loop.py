@@ -304,7 +304,7 @@ def scoring(folder: Path, text: str) -> None:
 def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     scoring(tmp_path, "def score(prompts, responses, metadata): return [0.0 for _ in responses]")
-    given = {"reward": [{"kind": "function", "function": "own_scoring:score"}], "policy": {"path": "m"}}
+    given = {"reward": [{"kind": "function", "function": "own_scoring:score"}], "model": {"path": "m"}}
     made = PPORecipe.model_validate(
         {
             **given,

@@ -32,7 +32,7 @@ def other_template(place: Path) -> None:
 
 
 OWN_START = {"value": {"init_from": "policy"}}
-ADAPTED = {"policy.lora": LORA, "value": {"init_from": "policy"}}
+ADAPTED = {"model.lora": LORA, "value": {"init_from": "policy"}}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ ADAPTED = {"policy.lora": LORA, "value": {"init_from": "policy"}}
 )
 def test_a_model_that_changed_behind_its_path_is_named(kind, recipe, change, named: str, tmp_path: Path) -> None:
     place = make_inputs(tmp_path)
-    start = {"policy": {"path": str(place / "language_model")}} if recipe is OWN_START else {}
+    start = {"model": {"path": str(place / "language_model")}} if recipe is OWN_START else {}
     length = {"ppo.num_steps": 2} if kind == "ppo" else {f"{kind}.num_epochs": 1}
     made = changed(recipe_of(kind, place), {**start, **recipe, **length})
     assert run(kind, made, RunOptions(quiet=True)) == 0

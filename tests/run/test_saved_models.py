@@ -33,7 +33,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("key", ["policy", "reference", "value", "reward.0", "tokenizer"])
+@pytest.mark.parametrize("key", ["model", "reference", "value", "reward.0", "tokenizer"])
 def test_a_recipe_that_names_a_model_of_a_damaged_checkpoint_is_refused(key: str, place: Path) -> None:
     kind, role = ("reward", "reward") if key in ("value", "reward.0") else ("sft", "policy")
     checkpoint = train(kind, place, "before", {})
@@ -41,7 +41,7 @@ def test_a_recipe_that_names_a_model_of_a_damaged_checkpoint_is_refused(key: str
     given = {f"{key}.path": str(checkpoint / role)}
     start = {"value": {"path": str(checkpoint / role)}} if key == "value" else {}
     recipe = changed(recipe_of("ppo", place), start or given)
-    recipe["policy"].pop("config" if key == "policy" else "none", None)
+    recipe["model"].pop("config" if key == "model" else "none", None)
     with pytest.raises(CheckpointError, match=rf"{checkpoint / role}/\S+ has other contents"):
         run("ppo", recipe, RunOptions(quiet=True))
     assert not (place / "run").exists()

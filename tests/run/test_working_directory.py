@@ -55,7 +55,7 @@ def test_a_run_with_relative_paths_survives_functions_that_move(
         {
             "run.folder": "moved",
             "run.sinks": [{"kind": "function", "function": "test_working_directory:Book", "kwargs": to}],
-            "policy": {"path": "language_model"},
+            "model": {"path": "language_model"},
             "data": {"sources": [{"function": "test_working_directory:moving_rows", "kwargs": to}]},
             "reward": [{"kind": "function", "name": "m", "function": "test_working_directory:moving", "kwargs": to}],
             "gold": None,

@@ -62,7 +62,7 @@ def serve(
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type to compute in.")
     ] = "auto",
     temperature: Annotated[float, typer.Option(min=0.0, help="ppo.rollout.temperature of the run.")] = 1.0,
-    lora_rank: Annotated[int | None, typer.Option(min=1, help="Rank of policy.lora, if there is one.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Rank of model.lora, if there is one.")] = None,
     folder: Folder = None,
 ) -> None:
     """Serve a model for PPO with vLLM until Ctrl-C, for a recipe with `engine.addresses`.

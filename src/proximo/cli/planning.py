@@ -51,7 +51,7 @@ def plan(
 
     \b
     proximo plan ppo.yaml
-    proximo plan ppo.yaml ppo.tokens_per_microbatch=4096 policy.activation_checkpointing=true
+    proximo plan ppo.yaml ppo.tokens_per_microbatch=4096 model.activation_checkpointing=true
     proximo plan demo --json                  every stage of a pipeline
     proximo plan ppo.yaml --devices 8 --memory 80GiB      one of 8 ranks, and which sharding fits
 

@@ -24,7 +24,7 @@ VERIFIERS = ("maths", "countdown")
 """Rewards that need no function and no model: `{kind: maths}`."""
 SEVERAL_STAGES = "qwen2.5-0.5b-rlhf"
 WITHOUT_REWARD_MODEL = "ppo-function"
-ROLES = ("policy", "model", "value")
+ROLES = ("model", "value")
 LORA = {"rank": 16}
 OF_WHOLE_WEIGHTS = 10
 """An adapter wants a learning rate this many times that of the whole model."""
@@ -136,7 +136,7 @@ def _stages(train: str, tree: dict[str, Any]) -> list[tuple[str, dict[str, Any]]
 
 
 def _set_model(stage: dict[str, Any], model: str) -> None:
-    """Of the policy or the trained model; one from an earlier stage, and a critic from the policy, stay."""
+    """Of the trained model; one from an earlier stage, and a critic from the policy, stay."""
     for role in ROLES:
         if role in stage and not stage[role].get("path", "@").startswith("@"):
             stage[role]["path"] = model

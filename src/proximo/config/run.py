@@ -221,7 +221,7 @@ class ScalarModelConfig(Section):
         elif self.init_from != "path" and given:
             raise ValueError(f"path and config need init_from: path; init_from is {self.init_from}")
         if self.quantisation != "none" and self.init_from == "policy":
-            raise ValueError("the value model uses the policy's base: set policy.quantisation and remove this key")
+            raise ValueError("the value model uses the policy's base: set model.quantisation and remove this key")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
@@ -235,7 +235,7 @@ class ScalarModelConfig(Section):
         given = [name for name in own if getattr(self, name)]
         if given:
             raise ValueError(
-                f"init_from: trunk puts a head on the policy's own layers: set policy.{given[0]} instead of "
+                f"init_from: trunk puts a head on the policy's own layers: set model.{given[0]} instead of "
                 f"value.{given[0]}"
             )
 

@@ -26,9 +26,9 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
 
 
 def _roles(recipe: PPORecipe) -> Iterator[Line]:
-    yield "policy", f"{describe_model(recipe.policy)}, {trained_part(recipe.policy)}"
+    yield "policy", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
     none = recipe.ppo.kl.apply_to == "none"
-    yield "reference", "none: ppo.kl.apply_to is none" if none else describe_reference(recipe.policy, recipe.reference)
+    yield "reference", "none: ppo.kl.apply_to is none" if none else describe_reference(recipe.model, recipe.reference)
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
         yield "engine", _engine(recipe.engine)
@@ -80,7 +80,7 @@ def _value(recipe: PPORecipe) -> str:
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",
     }
-    shared = ON_BASE if recipe.value.init_from == "policy" and recipe.value.lora and recipe.policy.lora else ""
+    shared = ON_BASE if recipe.value.init_from == "policy" and recipe.value.lora and recipe.model.lora else ""
     return (
         f"{origins.get(recipe.value.init_from) or describe_model(recipe.value)}, {trained_part(recipe.value)}{shared}"
     )

@@ -74,10 +74,10 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     current().once(lambda: check_engine(recipe.engine), what="the check of the engine")
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
-    policy_device = device_spec.on(recipe.policy.device)
+    policy_device = device_spec.on(recipe.model.device)
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
-    policy_config = recipe.policy
+    policy_config = recipe.model
     reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
     tokenizer = _tokenizer_of_all(recipe, reference_config)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
@@ -152,7 +152,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
 
 def _tokenizer_of_all(recipe: PPORecipe, reference_config: RoleModelConfig | None) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises ModelError where a role reads or writes other tokens."""
-    policy_config = recipe.policy
+    policy_config = recipe.model
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
     roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
     check_readers(recipe.tokenizer, tokenizer, roles)
@@ -261,7 +261,7 @@ def _sampling(recipe: PPORecipe, data: _Data) -> Sampling:
 
 def _check_shared_bases(recipe: PPORecipe) -> None:
     """Raises ModelError if a reward model with `share_base` has another base than the policy. Reads no weights."""
-    base = ModelSource(path=recipe.policy.path, revision=recipe.policy.revision, config=recipe.policy.config)
+    base = ModelSource(path=recipe.model.path, revision=recipe.model.revision, config=recipe.model.config)
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig) and source.share_base:
             check_scalar_adapter(base, Path(source.path), role="reward")

@@ -65,7 +65,7 @@ class PPOKind(TrainerKind["PPORecipe"]):
         return PPO_METRICS
 
     def recognises(self, tree: "Mapping[str, Any]") -> bool:
-        return "policy" in tree
+        return super().recognises(tree) or ("model" in tree and isinstance(tree.get("reward"), (list, tuple)))
 
     def build(self, recipe: "PPORecipe") -> "PPOTask":
         from proximo.ppo.from_recipe import build_task

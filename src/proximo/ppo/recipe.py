@@ -43,8 +43,9 @@ class PPORecipe(TrainerRecipe):
         *(f"engine.{name}" for name in ENGINE_MAY_CHANGE),
     )
 
-    policy: RoleModelConfig
-    """The model to train. Without `reference`, a frozen copy of it is the reference, or its base with LoRA."""
+    model: RoleModelConfig
+    """The policy: the model to train. Without `reference`, a frozen copy of it is the reference, or its base with
+    LoRA."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
     reference: RoleModelConfig | None = None
@@ -73,7 +74,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check_tokenizer(self.policy, "policy", self.tokenizer)
+        check_tokenizer(self.model, "model", self.tokenizer)
         check_names(self.reward)
         if self.reward and all(source.weight == 0 for source in self.reward):
             raise ValueError("every reward source has weight 0, so every score would be 0: set another weight")
@@ -95,14 +96,14 @@ class PPORecipe(TrainerRecipe):
             raise ValueError("value.init_from is reward, but no reward source is of kind model")
         if (
             self.ppo.uses_critic
-            and self.policy.config is not None
+            and self.model.config is not None
             and self.value.lora
             and self.value.init_from == "policy"
         ):
             raise ValueError(f"value starts from the policy, which has random weights: {RANDOM_BASE}")
-        if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
+        if self.model.lora is not None and self.ppo.kl.reference_every_steps is not None:
             raise ValueError(
-                "with policy.lora the reference is the base, which cannot move: remove "
+                "with model.lora the reference is the base, which cannot move: remove "
                 "ppo.kl.reference_every_steps, or train without LoRA"
             )
         check_reference(self.reference, self.run)
@@ -170,7 +171,7 @@ class PPORecipe(TrainerRecipe):
                 raise ValueError(
                     f"{name} runs on the policy's own weights, so it is where the policy is: remove {name}.device"
                 )
-        compared = self.policy, self.reference or self.policy
+        compared = self.model, self.reference or self.model
         places = [self.run.device if model.device is None else model.device for model in compared]
         if self.ppo.kl.estimator == "full" and places[0] != places[1]:
             raise ValueError(
@@ -207,7 +208,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _can_be_quantised(self) -> Self:
-        check_quantisation(self.policy, "policy", self.run)
+        check_quantisation(self.model, "model", self.run)
         check_quantisation(self.value, "value", self.run)
         stored = "none" if self.reference is None else self.reference.quantisation
         if stored != "none" and self.ppo.kl.reference_every_steps is not None:
@@ -216,7 +217,7 @@ class PPORecipe(TrainerRecipe):
                 "ppo.kl.reference_every_steps"
             )
         whole = self.ppo.uses_critic and self.value.init_from == "policy" and self.value.lora is None
-        if self.policy.quantisation != "none" and whole:
+        if self.model.quantisation != "none" and whole:
             raise ValueError(
                 "value.init_from is policy, whose quantised base cannot train: set value.lora, or value.path for "
                 "a separate model"
@@ -226,9 +227,9 @@ class PPORecipe(TrainerRecipe):
     @model_validator(mode="after")
     def _base_can_be_shared(self) -> Self:
         scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
-        if any(scorer.share_base for scorer in scorers) and self.policy.lora is None:
+        if any(scorer.share_base for scorer in scorers) and self.model.lora is None:
             raise ValueError(
-                "share_base of a reward model needs policy.lora: full training of the policy would change the "
+                "share_base of a reward model needs model.lora: full training of the policy would change the "
                 "weights of the reward model"
             )
         adapted = self.ppo.uses_critic and self.value.init_from == "reward" and scorers and scorers[0].share_base
@@ -246,11 +247,11 @@ class PPORecipe(TrainerRecipe):
     def placed_roles(self) -> tuple[PlacedRole, ...]:
         optimizers, ppo = self.optimizers(), self.ppo
         trained = {key: each for key, each in optimizers.items() if key == "ppo.policy_optimizer"}
-        roles = [PlacedRole(role="policy", key="policy", model=self.policy, trains=True, optimizers=trained)]
+        roles = [PlacedRole(role="policy", key="model", model=self.model, trains=True, optimizers=trained)]
         if ppo.kl.apply_to != "none":
-            base = "policy" if self.policy.lora is not None and self.reference is None else None
+            base = "policy" if self.model.lora is not None and self.reference is None else None
             leader = "policy" if ppo.kl.reference_every_steps is not None else None
-            common = self.reference is None and (base is not None or self.policy.frozen_layers > 0)
+            common = self.reference is None and (base is not None or self.model.frozen_layers > 0)
             roles.append(
                 PlacedRole(
                     role="reference",
@@ -281,7 +282,7 @@ class PPORecipe(TrainerRecipe):
                 common = source.share_base
                 roles.append(PlacedRole(role="reward", key=f"reward.{index}", shares=base, has_common_tensors=common))
         if ppo.average_decay is not None:
-            common = self.policy.lora is not None or self.policy.frozen_layers > 0
+            common = self.model.lora is not None or self.model.frozen_layers > 0
             roles.append(
                 PlacedRole(role="average", key="ppo.average_decay", follows="policy", has_common_tensors=common)
             )
@@ -290,7 +291,7 @@ class PPORecipe(TrainerRecipe):
     def _shares_weights(self, value: RoleScalarModelConfig) -> bool:
         """Whether the critic runs on the policy's weights: as a head on its trunk, or as an adapter on its base."""
         if value.init_from == "policy":
-            return value.lora is not None and self.policy.lora is not None
+            return value.lora is not None and self.model.lora is not None
         scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
         return value.init_from == "trunk" or (
             value.init_from == "reward" and bool(scorers) and next(iter(scorers)).share_base

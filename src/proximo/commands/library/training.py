@@ -147,7 +147,7 @@ class Training:
         """
         from proximo.commands.pass_rates import run_pass_rates
 
-        if not (hasattr(self.recipe, "policy") and hasattr(self.recipe, "ppo")):
+        if not (hasattr(self.recipe, "model") and hasattr(self.recipe, "ppo")):
             raise ConfigError("pass rates are measured for a recipe of PPO, whose rewards judge the answers")
         with self._ready():
             run_pass_rates(

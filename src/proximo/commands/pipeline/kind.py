@@ -30,7 +30,7 @@ class PipelineKind(RecipeKind):
 
     def recognises(self, tree: "Mapping[str, Any]") -> bool:
         last = tree.get("ppo")
-        return isinstance(last, dict) and not last.keys().isdisjoint(("policy", "data", "reward"))
+        return isinstance(last, dict) and not last.keys().isdisjoint(("model", "data", "reward"))
 
 
 PIPELINE = PipelineKind()

@@ -118,10 +118,10 @@ class PipelineRecipe(StagedRecipe):
         key = f"{path.removeprefix(MARK)}.model"
         if model.lora is None:
             raise ValueError(f"share_base of {path} needs an adapter: give {key}.lora, or remove share_base")
-        if model.path != self.ppo.policy.path:
+        if model.path != self.ppo.model.path:
             raise ValueError(
                 f"share_base of {path} needs one base, but {key}.path is {model.path} and "
-                f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
+                f"ppo.model.path is {self.ppo.model.path}: make them the same, or remove share_base"
             )
 
     def _check_separator(self, source: PRMRewardConfig, key: str, stage: PRMRecipe) -> None:

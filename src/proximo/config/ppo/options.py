@@ -125,7 +125,7 @@ class PPOConfig(Section):
 
     memory_settings: ClassVar[str] = (
         "lower ppo.tokens_per_microbatch or, for a rollout, ppo.rollout.max_num_seqs, or set "
-        "policy.activation_checkpointing and value.activation_checkpointing"
+        "model.activation_checkpointing and value.activation_checkpointing"
     )
     """What to change where memory runs out. None of it changes a result."""
 

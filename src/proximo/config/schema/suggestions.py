@@ -33,7 +33,6 @@ OTHER_TOOLS_KEYS = {
     "max_steps": "num_steps",
     "micro_batch_size": "tokens_per_microbatch",
     "mini_batch_size": "minibatch_responses",
-    "model": "policy",
     "model_name_or_path": "path",
     "num_generations": "responses_per_prompt",
     "num_ppo_epochs": "epochs_per_step",

@@ -27,7 +27,7 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
 
 def model_of(config: Mapping[str, Any] | None) -> str:
     """What the trained model starts from; empty if the configuration does not say."""
-    model = setting(config, "policy") or setting(config, "model")
+    model = setting(config, "model")
     if model is None:
         return ""
     start = model.get("path") or f"a random {setting(model, 'config', 'model_type')}"

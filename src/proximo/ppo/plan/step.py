@@ -89,9 +89,9 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
 
     Call it inside `building()`.
     """
-    num_tokens = configs.num_tokens(recipe.tokenizer, recipe.policy)
-    own = configs.sized(recipe.policy, num_tokens)
-    policy = language_model(own, recipe.policy, precision=precision)
+    num_tokens = configs.num_tokens(recipe.tokenizer, recipe.model)
+    own = configs.sized(recipe.model, num_tokens)
+    policy = language_model(own, recipe.model, precision=precision)
     models: dict[str, Model] = {"policy": policy}
     if recipe.ppo.kl.apply_to != "none":
         models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
@@ -126,7 +126,7 @@ def _value_model(recipe: PPORecipe, configs: ModelConfigs, policy: LanguageModel
             scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
             return _scorer(scorer, configs, policy, section)
         case "path":
-            config = configs.sized(section, configs.num_tokens(recipe.tokenizer, recipe.policy))
+            config = configs.sized(section, configs.num_tokens(recipe.tokenizer, recipe.model))
             return scalar_model(config, section, precision=precision)
 
 

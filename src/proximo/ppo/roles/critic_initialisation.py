@@ -55,7 +55,7 @@ def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
 def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, device_spec: DeviceSpec) -> ScalarModel:
     config = recipe.value
     if config.lora is not None:
-        refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")
+        refuse_second_adapter(ModelSource(path=recipe.model.path, config=recipe.model.config), role="value")
     if config.lora is not None and policy.has_adapter:
         model = value_on_base(
             policy, lora_options(config.lora, seed=device_spec.seed), HeadStart.ZERO, seed=device_spec.seed

@@ -217,7 +217,7 @@ def make_servers(
     if config.kind == "local":
         return None
     if is_quantised(policy.base):
-        raise ConfigError("engine.kind vllm cannot be given a quantised base: set policy.quantisation to null")
+        raise ConfigError("engine.kind vllm cannot be given a quantised base: set model.quantisation to null")
     if config.sleep and policy.device.type == "cpu":
         raise ConfigError("engine.sleep frees the memory of a GPU, but the policy is on the CPU: set it to false")
     dtype = config.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")

@@ -3,12 +3,12 @@
 Heavy imports are inside the methods, so that the command line starts fast.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from proximo.metrics.trainer_metrics import TrainerMetrics
     from proximo.plan.stages import StageContext, StageCosts
@@ -54,6 +54,10 @@ class RewardKind(TrainerKind["RewardRecipe"]):
         from proximo.supervised.reward.metrics import REWARD_METRICS
 
         return REWARD_METRICS
+
+    def recognises(self, tree: "Mapping[str, Any]") -> bool:
+        """The rewards of a recipe of PPO, under the same key, are a list."""
+        return super().recognises(tree) and "ppo" not in tree and not isinstance(tree["reward"], (list, tuple))
 
     def build(self, recipe: "RewardRecipe") -> "RewardTask":
         from proximo.supervised.reward.build import build_task
