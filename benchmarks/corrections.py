@@ -57,8 +57,11 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "token, masked": {"behaviour_weight": "masked", "behaviour_floor": 0.5},
     "response, truncated": {"behaviour_weight": "truncated", **RESPONSES},
     "response, masked": {"behaviour_weight": "masked", "behaviour_floor": 0.25, **RESPONSES},
-    "rejection of responses": {"rejection": {"over": "max", "limit": 1.5}},
-    "rejection, and token, truncated": {"rejection": {"over": "max", "limit": 2.5}, "behaviour_weight": "truncated"},
+    "rejection of responses": {"rejection": {"kind": "divergence", "over": "max", "limit": 1.5}},
+    "rejection, and token, truncated": {
+        "rejection": {"kind": "divergence", "over": "max", "limit": 2.5},
+        "behaviour_weight": "truncated",
+    },
 }
 
 

@@ -170,7 +170,7 @@ SICK = {
             "ppo": {
                 "num_steps": 10,
                 "prompts_per_step": 32,
-                "policy_loss": {"rejection": {"estimator": "k1", "over": "max", "limit": 1e-6}},
+                "policy_loss": {"rejection": {"kind": "divergence", "estimator": "k1", "over": "max", "limit": 1e-6}},
             },
         },
         alarm="Most tokens are excluded from the updates",

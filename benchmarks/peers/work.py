@@ -55,6 +55,9 @@ SIZES = {
     "tiny-qwen": Size(**{**QWEN, "vocabulary": 256}, width=128, layers=2, heads=4, mlp=128),
     "qwen-0.5b": Size(**QWEN, width=896, layers=24, heads=14, mlp=4864),
     "qwen-1.5b": Size(**QWEN, width=1536, layers=28, heads=12, mlp=8960),
+    "qwen-7b": Size(
+        vocabulary=152_064, width=3584, layers=28, heads=28, mlp=18_944, key_value_heads=4, model_type="qwen2"
+    ),
 }
 
 
@@ -186,7 +189,7 @@ def make_models(
         model.save_pretrained(folder / name)
         if size.model_type in ("llama", "qwen2"):  # the others are read by the newest versions alone
             _write_plain_config(folder / name, size, type(model).__name__)
-    _write_tokenizer(folder / "tokenizer", size)
+    write_tokenizer(folder / "tokenizer", size)
 
 
 def _write_plain_config(folder: Path, size: Size, architecture: str) -> None:
@@ -216,7 +219,7 @@ def _write_plain_config(folder: Path, size: Size, architecture: str) -> None:
     (folder / "config.json").write_text(json.dumps(plain, indent=1))
 
 
-def _write_tokenizer(folder: Path, size: Size) -> None:
+def write_tokenizer(folder: Path, size: Size) -> None:
     """One word per token."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler
+from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler, within_ratio_bounds
 from proximo.algorithms.objectives import ppo
 
 LENGTHS = (3, 2, 0, 1)
@@ -20,14 +20,17 @@ def numbers(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_a_ratio_is_that_of_a_token_or_the_product_over_its_response():
+def test_a_ratio_is_that_of_a_token_or_the_product_or_geometric_mean_over_its_response():
     proximal = numbers(*CHANGES).requires_grad_()
-    each = behaviour_ratios(proximal, torch.zeros(6), MASK, LENGTHS, of_responses=False)
+    each = behaviour_ratios(proximal, torch.zeros(6), MASK, LENGTHS, of="token")
     assert each[MASK].tolist() == pytest.approx([math.exp(x) for x in (0.5, -0.2, -1.0, 0.4, 0.1)])
-    whole = behaviour_ratios(proximal, torch.zeros(6), MASK, LENGTHS, of_responses=True)
+    whole = behaviour_ratios(proximal, torch.zeros(6), MASK, LENGTHS, of="response")
     assert whole[MASK].tolist() == pytest.approx([math.exp(x) for x in (0.3, 0.3, -0.6, -0.6, 0.1)])
+    middle = behaviour_ratios(proximal, torch.zeros(6), MASK, LENGTHS, of="geometric_mean")
+    assert middle[MASK].tolist() == pytest.approx([math.exp(x) for x in (0.15, 0.15, -0.3, -0.3, 0.1)])
     assert not each.requires_grad
     assert not whole.requires_grad
+    assert not middle.requires_grad
 
 
 def test_weights_beyond_either_bound_are_cut_to_it_or_dropped():
@@ -50,6 +53,8 @@ def test_weights_beyond_either_bound_are_cut_to_it_or_dropped():
         ("k2", "mean", 0.1, [0, 1, 5]),  # 0.0725, 0.29, 0.005
         ("k3", "sum", 0.2, [0, 1, 5]),  # 0.168, 0.46, 0.005
         ("k3", "max", 0.15, [0, 1, 5]),
+        ("k3_reverse", "token", 0.12, [0, 1, 4, 5]),  # 0.107, 0.021, 0.718, 0.070, 0.005
+        ("k3_reverse", "mean", 0.2, [0, 1, 5]),  # 0.064, 0.394, 0.005
     ],
 )
 def test_what_is_further_than_the_limit_is_left_out_alone_or_with_its_response(estimator, over, limit, kept):
@@ -57,6 +62,41 @@ def test_what_is_further_than_the_limit_is_left_out_alone_or_with_its_response(e
         numbers(*CHANGES), torch.zeros(6), MASK, LENGTHS, estimator=estimator, over=over, limit=limit
     )
     assert found.nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("over", "lower", "upper", "kept"),
+    [
+        ("token", 0, 1.5, [1, 3, 4, 5]),  # 1.649, 0.819, 0.368, 1.492, 1.105
+        ("token", 0.5, 1.5, [1, 4, 5]),
+        ("token", 0.5, 1.7, [0, 1, 4, 5]),
+        ("geometric_mean", 0, 1.15, [3, 4, 5]),  # 1.162, 0.741, 1.105
+        ("geometric_mean", 0.8, 5, [0, 1, 5]),
+        ("geometric_mean", 0.8, 1.15, [5]),
+        ("product", 0.5, 1.2, [3, 4, 5]),  # 1.350, 0.549, 1.105
+        ("product", 0.6, 1.4, [0, 1, 5]),
+        ("max", 0, 1.5, [3, 4, 5]),  # 1.649, 1.492, 1.105
+        ("max", 1.2, 2, [0, 1, 3, 4]),
+    ],
+)
+def test_bounds_on_the_ratio_are_apart_below_and_above(over, lower, upper, kept):
+    found = within_ratio_bounds(numbers(*CHANGES), torch.zeros(6), MASK, LENGTHS, over=over, lower=lower, upper=upper)
+    assert found.nonzero().flatten().tolist() == kept
+
+
+def test_a_symmetric_limit_is_the_bounds_on_the_geometric_mean_that_are_inverse_to_each_other():
+    given = numbers(*CHANGES), torch.zeros(6), MASK, LENGTHS
+    for limit in (0.05, 0.12, 0.2, 0.4):
+        both = near_the_sampler(*given, estimator="k1", over="mean", limit=limit)
+        bounds = {"lower": math.exp(-limit), "upper": math.exp(limit)}
+        assert both.equal(within_ratio_bounds(*given, over="geometric_mean", **bounds)), limit
+
+
+def test_a_ratio_too_large_for_a_float_is_out_of_bounds():
+    changes, mask = numbers(800, -800), torch.tensor([True, True])
+    for over, lengths, kept in (("token", (1, 1), [False, True]), ("product", (2,), [True, True])):
+        found = within_ratio_bounds(changes, torch.zeros(2), mask, lengths, over=over, lower=0, upper=1e300)
+        assert found.tolist() == kept
 
 
 def test_the_mean_of_k1_bounds_the_geometric_mean_of_the_ratios():
@@ -76,10 +116,7 @@ def test_weights_of_responses_make_the_mean_that_of_the_policy_and_those_of_toke
     first, second = numbers(0.5, 0.5, 0.5, 0.5), numbers(1, 1e-9, 0.5, 0.5)  # of each response's tokens
     proximal = torch.stack([first, second], dim=1).flatten().log()
     drawn, every = torch.full((8,), math.log(0.5), dtype=torch.float64), torch.ones(8, dtype=torch.bool)
-    whole, each = (
-        behaviour_ratios(proximal, drawn, every, (2,) * 4, of_responses=of_responses).view(4, 2)
-        for of_responses in (True, False)
-    )
+    whole, each = (behaviour_ratios(proximal, drawn, every, (2,) * 4, of=of).view(4, 2) for of in ("response", "token"))
     assert whole[:, 0].tolist() == pytest.approx([2, 0, 1, 1], abs=1e-8)
     assert (sampled * whole[:, 0] * scores).sum().item() == pytest.approx(
         sum(p * score for p, score in zip(policy.values(), scores.tolist(), strict=True)), abs=1e-8
@@ -104,7 +141,7 @@ def drift(
     loss = ppo(logprobs, logprobs.detach(), numbers(*advantages), clip_low=0.2, clip_high=0.2).loss
     if bounds:
         every = torch.tensor([True, True])
-        ratios = behaviour_ratios(logprobs, sampled, every, (1, 1), of_responses=False)
+        ratios = behaviour_ratios(logprobs, sampled, every, (1, 1), of="token")
         loss = loss * bounded_weights(ratios, **bounds)
     (-sampled.exp() * loss).sum().backward()
     assert logit.grad is not None

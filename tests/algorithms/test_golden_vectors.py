@@ -314,7 +314,7 @@ class TestAReaL:
         logprobs, sampled = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])
         proximal = numbers([-1.1, -1.2, -0.6, -1.5])
         loss = ppo(logprobs, proximal, numbers([1, -1, 2, -1]), clip_low=0.2, clip_high=0.2).loss
-        ratios = behaviour_ratios(proximal, sampled, all_of(proximal), (4,), of_responses=False)
+        ratios = behaviour_ratios(proximal, sampled, all_of(proximal), (4,), of="token")
         weights = bounded_weights(ratios, floor=0, cap=10, masked=False)
         assert_close(weights, [1.105171, 0.818731, 1, 4.481689])
         assert_close(weights * loss, [-1.221403, 0.654985, -2.210342, 7.389056])

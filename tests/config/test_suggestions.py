@@ -84,7 +84,7 @@ def test_a_key_of_an_earlier_version_leads_to_the_one_of_today(former, now):
     prefix = () if former.split(".")[0] in ("value", "model") else within
     path = ".".join((*prefix, former))
     found = ".".join((*prefix, now))
-    tree = {"ppo": {"policy_loss": {"rejection": {}}}}
+    tree = {"ppo": {"policy_loss": {"rejection": {"kind": "divergence"}}}}
     assert best(path, schema, tree) == found
     if schema is PPORecipe:
         assert best(f"ppo.{path}", PipelineRecipe, {"ppo": tree}) == f"ppo.{found}"

@@ -112,7 +112,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', step_seconds: 60}]"),
     ("ppo", "Losses and updates", "ppo.policy_loss.objective=cispo ppo.policy_loss.dual_clip=3"),
     ("ppo", "Losses and updates", "ppo.policy_loss.behaviour_weight=masked"),
-    ("ppo", "Losses and updates", "ppo.policy_loss.rejection.limit=0.1"),
+    ("ppo", "Losses and updates", "ppo.policy_loss.rejection={kind: ratio, upper: 2}"),
     ("ppo", "Losses and updates", "ppo.minibatch_responses=1000"),
     ("ppo", "Losses and updates", "ppo.evaluate_average=true"),
     ("ppo", "Losses and updates", "ppo.policy_optimizer={learning_rate: 1e-6, betas: [0.9, 1.0]}"),

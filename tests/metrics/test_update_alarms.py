@@ -29,19 +29,25 @@ def titles(settings: dict[str, Any], **metrics: float) -> list[str]:
 
 @pytest.mark.parametrize(("share", "found"), [(0.5, []), (0.51, [LEFT_OUT]), (1.0, [LEFT_OUT])])
 def test_a_rejection_of_most_tokens_is_said_in_the_fifth_step(share, found):
-    settings = {"policy_loss": {"rejection": {"estimator": "k1", "over": "sum", "limit": 0.001}}}
+    settings = {"policy_loss": {"rejection": {"kind": "divergence", "estimator": "k1", "over": "sum", "limit": 0.001}}}
     assert titles(settings, policy__rejected_fraction=share) == found
     assert [each.title for each in alarms(settings, num_steps=5, policy__rejected_fraction=share)] == found
     assert alarms(settings, num_steps=4, policy__rejected_fraction=share) == ()
 
 
 def test_it_is_told_with_the_limit():
-    settings = {"policy_loss": {"rejection": {"estimator": "k1", "over": "sum", "limit": 0.001}}}
+    settings = {"policy_loss": {"rejection": {"kind": "divergence", "estimator": "k1", "over": "sum", "limit": 0.001}}}
     (alarm,) = alarms(settings, policy__rejected_fraction=0.973)
     assert alarm.detail == "97% of the counted tokens in the last fifth."
     assert alarm.advice.startswith(
         "ppo.policy_loss.rejection.limit is 0.001. The policy does not learn from excluded tokens."
     )
+
+
+def test_bounds_on_a_ratio_are_told_by_the_upper_one():
+    settings = {"policy_loss": {"rejection": {"kind": "ratio", "lower": 0.5, "upper": 5.0}}}
+    (alarm,) = alarms(settings, policy__rejected_fraction=0.6)
+    assert alarm.advice.startswith("ppo.policy_loss.rejection.upper is 5. ")
 
 
 @pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])

@@ -70,6 +70,10 @@ def product(token: Token) -> float:
     return math.prod(each.weight for each in token.whole)
 
 
+def geometric_mean(token: Token) -> float:
+    return product(token) ** (1 / len(token.whole))
+
+
 def cut(weight: float, low: float, high: float) -> float:
     return min(max(weight, low), high)
 
@@ -138,6 +142,76 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
         },
         lambda t: kept(product(t), 0.55, 1.9) * plain(t),
     ),
+    "geometric means as weights": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "truncated",
+                "behaviour_of": "geometric_mean",
+                "behaviour_cap": 1.1,
+                "behaviour_floor": 0.95,
+            }
+        },
+        lambda t: cut(geometric_mean(t), 0.95, 1.1) * plain(t),
+    ),
+    "weights without a cap": (
+        {"policy_loss": {"behaviour_weight": "truncated", "behaviour_cap": None}},
+        lambda t: t.weight * plain(t),
+    ),
+    "OpenRLHF's seq-mask-tis": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "truncated",
+                "behaviour_cap": None,
+                "rejection": {"kind": "ratio", "lower": 0.95, "upper": 1.1, "denominator": "all"},
+            }
+        },
+        lambda t: (0.95 <= geometric_mean(t) <= 1.1) * t.weight * plain(t),
+    ),
+    "AReaL's mask of sequences": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "masked",
+                "behaviour_of": "geometric_mean",
+                "behaviour_cap": 1.1,
+                "behaviour_floor": 0.95,
+            }
+        },
+        lambda t: kept(geometric_mean(t), 0.95, 1.1) * plain(t),
+    ),
+    "AReaL's mask of sequences by the product": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "truncated",
+                "behaviour_of": "geometric_mean",
+                "behaviour_cap": None,
+                "rejection": {"kind": "ratio", "over": "product", "lower": 0.7, "upper": 1.4, "denominator": "all"},
+            }
+        },
+        lambda t: (0.7 <= product(t) <= 1.4) * geometric_mean(t) * plain(t),
+    ),
+    "AReaL's mask of sequences by kl_k3": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "truncated",
+                "behaviour_cap": None,
+                "rejection": {
+                    "kind": "divergence",
+                    "estimator": "k3_reverse",
+                    "over": "mean",
+                    "limit": 0.04,
+                    "denominator": "all",
+                },
+            }
+        },
+        lambda t: (mean([1 / x.weight - 1 + math.log(x.weight) for x in t.whole]) <= 0.04) * t.weight * plain(t),
+    ),
+    "rejected tokens keep their KL": (
+        {
+            "policy_loss": {"rejection": {"kind": "ratio", "over": "token", "upper": 1.2, "denominator": "all"}},
+            "kl": KL,
+        },
+        lambda t: (t.weight <= 1.2) * plain(t) + COEFFICIENT * (t.now - t.reference) ** 2 / 2,
+    ),
     "k2 in the loss": ({"kl": KL}, lambda t: plain(t) + COEFFICIENT * (t.now - t.reference) ** 2 / 2),
     "weighted k3 in the loss": (
         {"kl": KL | {"estimator": "weighted_k3"}},
@@ -153,7 +227,9 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
 def rejected(token: Token, estimator: str, over: str, limit: float) -> bool:
     def far(each: Token) -> float:
         log_ratio = each.old - each.sampled
-        return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": each.weight - 1 - log_ratio}[estimator]
+        k3_reverse = 1 / each.weight - 1 + log_ratio
+        estimates = {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": each.weight - 1 - log_ratio}
+        return (estimates | {"k3_reverse": k3_reverse})[estimator]
 
     numbers = [far(each) for each in token.whole]
     if over == "token":
@@ -241,10 +317,11 @@ def test_an_average_is_over_what_it_says(
         ("k2", "mean", 0.05),
         ("k3", "sum", 0.2),
         ("k2", "max", 0.12),
+        ("k3_reverse", "token", 0.05),
     ],
 )
 def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(estimator: str, over: str, limit: float) -> None:
-    rejection = {"estimator": estimator, "over": over, "limit": limit}
+    rejection = {"kind": "divergence", "estimator": estimator, "over": over, "limit": limit}
     roles, experience, responses = batch(policy_loss={"rejection": rejection})
     tokens = [token for response in responses for token in response]
     left = [plain(token) for token in tokens if not rejected(token, estimator, over, limit)]
@@ -254,8 +331,30 @@ def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(estimator: 
     assert found["policy/rejected_fraction"] == pytest.approx(1 - len(left) / len(tokens))
 
 
+def out_of_bounds(token: Token, over: str) -> bool:
+    weights = [each.weight for each in token.whole]
+    found = {"token": token.weight, "geometric_mean": geometric_mean(token), "product": product(token)}
+    return not 0.9 <= (found | {"max": max(weights)})[over] <= 1.25
+
+
+@pytest.mark.parametrize("denominator", ["kept", "all"])
+@pytest.mark.parametrize("over", ["token", "geometric_mean", "product", "max"])
+def test_what_is_out_of_the_bounds_of_a_ratio_is_rejected_and_counts_where_it_is_asked_to(
+    over: str, denominator: str
+) -> None:
+    rejection = {"kind": "ratio", "over": over, "lower": 0.9, "upper": 1.25, "denominator": denominator}
+    roles, experience, responses = batch(policy_loss={"rejection": rejection})
+    tokens = [token for response in responses for token in response]
+    left = [plain(token) for token in tokens if not out_of_bounds(token, over)]
+    assert 0 < len(left) < len(tokens)
+    found = policy_line(roles, experience)
+    count = len(left) if denominator == "kept" else len(tokens)
+    assert found["policy/loss"] == pytest.approx(sum(left) / count, rel=1e-9)
+    assert found["policy/rejected_fraction"] == pytest.approx(1 - len(left) / len(tokens))
+
+
 def test_a_step_of_which_all_is_rejected_makes_no_update() -> None:
-    roles, experience, _ = batch(policy_loss={"rejection": {"limit": 1e-9}})
+    roles, experience, _ = batch(policy_loss={"rejection": {"kind": "divergence", "limit": 1e-9}})
     assert policy_line(roles, experience) == {"policy/rejected_fraction": 1.0}
     assert not roles.policy.learner.gradients  # type: ignore[attr-defined]
 

@@ -125,7 +125,7 @@ def test_so_many_responses_grow_at_once_as_the_section_allows() -> None:
         ({"rollout": {"top_p": 0.9}}, False),
         ({"rollout": {"min_new_tokens": 1}}, False),
         ({"policy_loss": {"behaviour_weight": "masked"}}, False),
-        ({"policy_loss": {"rejection": {"limit": 1.0}}}, False),
+        ({"policy_loss": {"rejection": {"kind": "ratio", "upper": 2.0}}}, False),
     ],
 )
 def test_what_was_sampled_serves_as_it_is_only_where_the_policy_alone_shaped_it(options: Any, serve: bool) -> None:

@@ -418,7 +418,13 @@ KNOBS = [
     ),
     Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
-    Knob(ppo.PolicyLossConfig, "rejection", "ppo", {"ppo.policy_loss.rejection": {"limit": 1e-9}}, BF16),
+    Knob(
+        ppo.PolicyLossConfig,
+        "rejection",
+        "ppo",
+        {"ppo.policy_loss.rejection": {"kind": "divergence", "limit": 1e-9}},
+        BF16,
+    ),
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "coefficient", "ppo", {"ppo.value_loss.coefficient": 1.0}, TRUNK),
@@ -710,11 +716,18 @@ SHOWN_ELSEWHERE = {
         "test_a_gradient_that_is_not_finite_can_stop_the_run",
     ),
     **{
-        (losses.RejectionConfig, name): (
+        (losses.DivergenceRejectionConfig, name): (
             "ppo/test_wires_of_losses.py",
             "test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator",
         )
-        for name in losses.RejectionConfig.model_fields
+        for name in losses.DivergenceRejectionConfig.model_fields
+    },
+    **{
+        (losses.RatioRejectionConfig, name): (
+            "ppo/test_wires_of_losses.py",
+            "test_what_is_out_of_the_bounds_of_a_ratio_is_rejected_and_counts_where_it_is_asked_to",
+        )
+        for name in losses.RatioRejectionConfig.model_fields
     },
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.

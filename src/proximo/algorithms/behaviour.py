@@ -4,6 +4,7 @@ Shapes: T tokens of R responses laid end to end. The proximal policy is that of 
 near; the behaviour policy is the one that sampled. Nothing here carries a gradient.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,7 +16,13 @@ from proximo.algorithms import kl
 from proximo.algorithms.kl import bounded_exp
 from proximo.algorithms.segments import segment_ids, segment_sum
 
-ESTIMATES = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+ESTIMATES = {
+    "k1": kl.k1,
+    "k2": kl.k2,
+    "k3": kl.k3,
+    "k3_reverse": lambda sampled_logprobs, proximal_logprobs: kl.k3(proximal_logprobs, sampled_logprobs),
+}
+"""Of the divergence of the sampler from the proximal policy; `k3_reverse` of the policy from the sampler."""
 
 
 @torch.no_grad()
@@ -25,17 +32,20 @@ def behaviour_ratios(
     mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
-    of_responses: bool,
+    of: Literal["token", "response", "geometric_mean"],
 ) -> Float[Tensor, "tokens"]:
-    """[T] w = exp(proximal - sampled) of each token; or the product of w over the masked tokens of its response.
+    """[T] w = exp(proximal - sampled) of each token; or over the masked tokens of its response the product of w, or
+    their geometric mean.
 
     w makes the mean over the sampler's tokens that of the proximal policy (arXiv:2110.00641). A token's own leaves out
     how likely its prefix was, which the product over the response has in it, at a variance that grows with its length.
-    Logarithms are cut to +-20 before exp.
+    The geometric mean, exp(mean of proximal - sampled), does not grow with it, and is exact for neither (AReaL's
+    rejection sampling by sequences; for the clipped ratio GSPO, arXiv:2507.18071). Logarithms are cut to +-20 before
+    exp.
     """
     log_ratios = torch.where(mask, proximal_logprobs - sampled_logprobs, 0)
-    if of_responses:
-        log_ratios = segment_sum(log_ratios, lengths)[segment_ids(lengths, device=mask.device)]
+    if of != "token":
+        log_ratios = _over_responses(log_ratios, mask, lengths, "sum" if of == "response" else "mean")
     return bounded_exp(log_ratios)
 
 
@@ -60,13 +70,13 @@ def near_the_sampler(
     mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
-    estimator: Literal["k1", "k2", "k3"],
+    estimator: Literal["k1", "k2", "k3", "k3_reverse"],
     over: Literal["token", "mean", "sum", "max"],
     limit: float,
 ) -> Bool[Tensor, "tokens"]:
     """[T] bool: the masked tokens whose divergence of the sampler from the proximal policy is at most `limit`, in nats.
 
-    The divergence of a token is `kl.k1`, `k2` or `k3` of its two log-probs; k1, which has a sign, counts by its size.
+    The divergence of a token is that of `ESTIMATES` of its two log-probs; k1, which has a sign, counts by its size.
     `over` token judges each by itself; the others judge responses as a whole, by the mean, sum or maximum over their
     masked tokens. The mean of k1 is minus the logarithm of the geometric mean of the ratios: |mean| <= limit keeps
     responses whose geometric mean is within exp(+-limit). False outside the mask, whatever stands there.
@@ -75,12 +85,47 @@ def near_the_sampler(
     divergence = torch.where(mask, divergence, 0)
     if over in ("token", "max"):
         divergence = divergence.abs()
-    owners = segment_ids(lengths, device=mask.device)
-    if over == "max":
-        divergence = divergence.new_zeros(len(lengths)).scatter_reduce(0, owners, divergence, "amax")[owners]
-    elif over != "token":
-        divergence = segment_sum(divergence, lengths)
-        if over == "mean":
-            divergence = divergence / segment_sum(mask.to(divergence.dtype), lengths).clamp(min=1)
-        divergence = divergence[owners]
+    if over != "token":
+        divergence = _over_responses(divergence, mask, lengths, over)
     return mask & (divergence.abs() <= limit)
+
+
+@torch.no_grad()
+def within_ratio_bounds(
+    proximal_logprobs: Float[Tensor, "tokens"],
+    sampled_logprobs: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+    *,
+    over: Literal["token", "geometric_mean", "product", "max"],
+    lower: float,
+    upper: float,
+) -> Bool[Tensor, "tokens"]:
+    """[T] bool: the masked tokens whose ratio w = exp(proximal - sampled) is from `lower`, 0 for no bound, to `upper`.
+
+    `over` token judges each by itself; the others judge responses as a whole, by the geometric mean, the product or the
+    maximum of w over their masked tokens. The two bounds are apart, so that a sampler that was too sure of a response
+    may be treated otherwise than one that was not sure enough (the sequence mask of OpenRLHF's `seq-mask-tis`, and
+    AReaL's rejection sampling by `ratio`, whose `sum` is the product). Compared are logarithms, so nothing overflows.
+    False outside the mask, whatever stands there.
+    """
+    log_ratios = torch.where(mask, proximal_logprobs - sampled_logprobs, 0)
+    if over != "token":
+        how = {"geometric_mean": "mean", "product": "sum", "max": "max"}[over]
+        log_ratios = _over_responses(log_ratios, mask, lengths, how)
+    lowest = math.log(lower) if lower > 0 else -math.inf
+    return mask & (log_ratios >= lowest) & (log_ratios <= math.log(upper))
+
+
+def _over_responses(
+    values: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], how: str
+) -> Float[Tensor, "tokens"]:
+    """[T] for each token the mean, sum or max over its response of `values`, which are 0 outside the mask."""
+    owners = segment_ids(lengths, device=mask.device)
+    if how == "max":
+        masked = torch.where(mask, values, -math.inf)
+        return masked.new_full((len(lengths),), -math.inf).scatter_reduce(0, owners, masked, "amax")[owners]
+    total = segment_sum(values, lengths)
+    if how == "mean":
+        total = total / segment_sum(mask.to(values.dtype), lengths).clamp(min=1)
+    return total[owners]

@@ -1,7 +1,7 @@
 """Config sections of PPO's policy loss, value loss, loss on texts and update guards."""
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,16 +24,40 @@ PAIRWISE = ("online_dpo", "online_ipo")
 
 
 class RejectionConfig(Section):
-    """Excludes tokens or responses from the policy's updates on which sampler and policy (at the step's start) differ
-    too much."""
+    """What all kinds of rejection have in common."""
 
-    estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Divergence of the sampler from the policy at a token, in nats; for k1, the log-ratio, its absolute value."""
+    denominator: Literal["kept", "all"] = "kept"
+    """`kept`: the policy's loss is a mean over the tokens that are kept. `all`: rejected tokens have an objective of 0
+    and go on counting in the mean, and in a KL in the loss and the entropy bonus, as in OpenRLHF and AReaL."""
+
+
+class DivergenceRejectionConfig(RejectionConfig):
+    """Rejects tokens or responses on which sampler and policy (at the step's start) differ too much, in nats."""
+
+    kind: Literal["divergence"]
+    """A limit on an estimate of the divergence, the same in both directions for `k1`."""
+    estimator: Literal["k1", "k2", "k3", "k3_reverse"] = "k1"
+    """Divergence of the sampler from the policy at a token, in nats; for k1, the log-ratio, its absolute value.
+    `k3_reverse` is k3 with the two exchanged, AReaL's `kl_k3`."""
     over: Literal["token", "mean", "sum", "max"] = "token"
-    """Exclude single tokens, or whole responses by the mean, sum or maximum over their tokens. The mean of k1 is the
+    """Reject single tokens, or whole responses by the mean, sum or maximum over their tokens. The mean of k1 is the
     log of the geometric mean of the ratios."""
     limit: float = Field(gt=0)
-    """Exclude above this divergence, in nats."""
+    """Reject above this divergence, in nats."""
+
+
+class RatioRejectionConfig(RejectionConfig):
+    """Rejects tokens or responses whose ratio of the policy (at the step's start) to the sampler is out of bounds."""
+
+    kind: Literal["ratio"]
+    """Two bounds on the ratio, each with its own direction."""
+    over: Literal["token", "geometric_mean", "product", "max"] = "geometric_mean"
+    """Reject single tokens, or whole responses by the geometric mean, the product or the maximum of the ratios of their
+    tokens."""
+    lower: float = Field(0.0, ge=0, le=1)
+    """Reject below this ratio; 0 means no bound."""
+    upper: float = Field(gt=1)
+    """Reject above this ratio."""
 
 
 class PolicyLossConfig(Section):
@@ -72,15 +96,15 @@ class PolicyLossConfig(Section):
     behaviour_weight: Literal["none", "truncated", "masked"] = "none"
     """Weight each token by the ratio of the policy at the step's start to the sampler; a weight outside
     `behaviour_floor` to `behaviour_cap` is clipped (`truncated`) or set to 0 (`masked`)."""
-    behaviour_cap: float = Field(2.0, ge=1)
-    """Upper bound of these weights."""
+    behaviour_cap: float | None = Field(2.0, ge=1)
+    """Upper bound of these weights; null means no bound."""
     behaviour_floor: float = Field(0.0, ge=0, le=1)
     """Lower bound of these weights; 0 means no bound."""
-    behaviour_of: Literal["token", "response"] = "token"
+    behaviour_of: Literal["token", "response", "geometric_mean"] = "token"
     """Use the weight of each single token, or for all tokens the weight of the response, which is the product over its
-    tokens."""
-    rejection: RejectionConfig | None = None
-    """Exclude tokens or responses on which sampler and policy differ too much; null keeps all."""
+    tokens, or their geometric mean."""
+    rejection: Annotated[DivergenceRejectionConfig | RatioRejectionConfig, Field(discriminator="kind")] | None = None
+    """Reject tokens or responses on which sampler and policy differ too much; null keeps all."""
 
     @property
     def is_pairwise(self) -> bool:
@@ -91,6 +115,11 @@ class PolicyLossConfig(Section):
     def needs_sampled_logprobs(self) -> bool:
         """True if the loss needs the sampler's log-probs in addition to the old log-probs."""
         return self.behaviour_weight != "none" or self.rejection is not None
+
+    @property
+    def highest_weight(self) -> float:
+        """`behaviour_cap`, infinite for null."""
+        return math.inf if self.behaviour_cap is None else self.behaviour_cap
 
     @property
     def clips(self) -> tuple[float, float]:

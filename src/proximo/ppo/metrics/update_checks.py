@@ -88,11 +88,12 @@ def hardly_moves(run: Run) -> str | None:
 
 
 def mostly_left_out(run: Run) -> Finding | None:
-    """Most tokens are excluded by `rejection`, or have behaviour weight 0 because they exceed a bound."""
+    """Most tokens are rejected, or have behaviour weight 0 because they exceed a bound."""
     loss = ("ppo", "policy_loss")
     masked = setting(run.config, *loss, "behaviour_weight") == "masked"
+    by_ratio = setting(run.config, *loss, "rejection", "kind") == "ratio"
     for metric, key, holds in (
-        ("policy/rejected_fraction", ("rejection", "limit"), True),
+        ("policy/rejected_fraction", ("rejection", "upper" if by_ratio else "limit"), True),
         ("policy/behaviour_clip_fraction", ("behaviour_cap",), masked),
     ):
         means = fifths(run.series(metric))

@@ -133,8 +133,7 @@ POLICY = (
         name="policy/rejected_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Fraction of the counted tokens that `policy_loss.rejection` excludes from the policy's updates, "
-        "alone or with their response.",
+        definition="Fraction of the counted tokens that `policy_loss.rejection` rejects, alone or with their response.",
         better=Better.DOWN,
     ),
 )

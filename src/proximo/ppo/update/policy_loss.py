@@ -8,11 +8,16 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import kl, objectives
-from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler
+from proximo.algorithms.behaviour import (
+    behaviour_ratios,
+    bounded_weights,
+    near_the_sampler,
+    within_ratio_bounds,
+)
 from proximo.algorithms.losses import PolicyStatistics, policy_statistics
 from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
-from proximo.config.ppo.losses import PolicyLossConfig
+from proximo.config.ppo.losses import DivergenceRejectionConfig, PolicyLossConfig, RatioRejectionConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue
@@ -75,18 +80,34 @@ def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str
         columns["reference_logprobs"] = experience.reference_logprobs
     if config.behaviour_weight != "none":
         columns["behaviour_weights"] = _behaviour_weights(experience, config)
+    if config.rejection is not None and config.rejection.denominator == "all":
+        weights = columns.get("behaviour_weights", torch.ones_like(experience.old_logprobs))
+        columns["behaviour_weights"] = torch.where(_kept(experience, config), weights, 0)
     return columns
 
 
 def learned_part(experience: Experience, config: PolicyLossConfig) -> Experience:
-    """The experience without rejected tokens in its mask, and under a loss over pairs without those of equal scores."""
+    """The experience with what the loss is a mean over in its mask.
+
+    Rejected tokens are not in it, unless the denominator is that of all; nor are pairs of equal scores, under a loss
+    over pairs.
+    """
     if config.is_pairwise:
         return replace(experience, mask=experience.mask & (experience.advantages != 0))
-    if config.rejection is None:
+    if config.rejection is None or config.rejection.denominator == "all":
         return experience
-    old, sampled = experience.old_logprobs, _sampled_logprobs(experience)
-    options = config.rejection.model_dump()
-    return replace(experience, mask=near_the_sampler(old, sampled, experience.mask, experience.lengths, **options))
+    return replace(experience, mask=_kept(experience, config))
+
+
+def _kept(experience: Experience, config: PolicyLossConfig) -> Tensor:
+    """[T] bool: the tokens of the mask that are not rejected."""
+    given = experience.old_logprobs, _sampled_logprobs(experience), experience.mask, experience.lengths
+    match config.rejection:
+        case RatioRejectionConfig() as bounds:
+            return within_ratio_bounds(*given, over=bounds.over, lower=bounds.lower, upper=bounds.upper)
+        case DivergenceRejectionConfig() as bound:
+            return near_the_sampler(*given, estimator=bound.estimator, over=bound.over, limit=bound.limit)
+    return experience.mask
 
 
 def token_losses(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
@@ -116,11 +137,11 @@ def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[
     mask, metrics = experience.mask, dict[str, MetricValue]()
     if config.behaviour_weight != "none":
         weights = _behaviour_ratios(experience, config)[mask].double()
-        beyond = (weights > config.behaviour_cap) | (weights < config.behaviour_floor)
+        beyond = (weights > config.highest_weight) | (weights < config.behaviour_floor)
         metrics["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
         metrics["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
     if config.rejection is not None:
-        kept = int(learned_part(experience, config).mask.sum())
+        kept = int(_kept(experience, config).sum())
         metrics["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))
     return metrics
 
@@ -144,16 +165,12 @@ def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) ->
 
 
 def _behaviour_ratios(experience: Experience, config: PolicyLossConfig) -> Tensor:
-    old, sampled, of_responses = (
-        experience.old_logprobs,
-        _sampled_logprobs(experience),
-        config.behaviour_of == "response",
-    )
-    return behaviour_ratios(old, sampled, experience.mask, experience.lengths, of_responses=of_responses)
+    old, sampled = experience.old_logprobs, _sampled_logprobs(experience)
+    return behaviour_ratios(old, sampled, experience.mask, experience.lengths, of=config.behaviour_of)
 
 
 def _behaviour_weights(experience: Experience, config: PolicyLossConfig) -> Tensor:
-    bounds = {"floor": config.behaviour_floor, "cap": config.behaviour_cap}
+    bounds = {"floor": config.behaviour_floor, "cap": config.highest_weight}
     ratios = _behaviour_ratios(experience, config)
     return bounded_weights(ratios, **bounds, masked=config.behaviour_weight == "masked")
 

@@ -3,6 +3,7 @@
 Two answers are equal if any value of one equals any value of the other.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from proximo.rewards.maths.lexer import Token, has_groups, tokens_of
 from proximo.rewards.maths.rational_functions import Arithmetic, NotEvaluatedError, RationalFunction, UnreadableError
 from proximo.rewards.maths.spelled import as_mixed_number
 from proximo.rewards.maths.units import without_unit
+
+_WRAPPER = re.compile(r"\\(?:boxed|fbox|displaystyle|textstyle)(?![A-Za-z])")
+"""What cleaning drops, and the braces around its argument stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,12 @@ def candidate_parses(text: str, *, percent: bool) -> CandidateParses:
     """Parses a text in every plausible way. With `percent`, 50% may be 0.5 or 50, otherwise it is 50."""
     arithmetic = Arithmetic()  # one budget for all candidates
     values: list[Value] = []
+    has_sets = _WRAPPER.search(text) is None
     try:
         for variant in dict.fromkeys((text, as_mixed_number(text))):
             for tokens, percent_factor in _tokenisations(clean(variant), percent=percent):
                 with suppress(UnreadableError):
-                    values.append(_value(tokens, percent_factor, arithmetic))
+                    values.append(_value(tokens, percent_factor, has_sets, arithmetic))
     except NotEvaluatedError as error:
         return CandidateParses(tuple(values), str(error))
     return CandidateParses(tuple(values))
@@ -54,9 +59,11 @@ def _tokenisations(cleaned: str, *, percent: bool) -> Iterator[tuple[list[Token]
                 yield from ((tokens, factor) for factor in factors)
 
 
-def _value(tokens: list[Token], percent: Fraction, arithmetic: Arithmetic) -> Value:
+def _value(tokens: list[Token], percent: Fraction, has_sets: bool, arithmetic: Arithmetic) -> Value:
     signs = (1, -1) if any(token.text == "\\pm" for token in tokens) else (1,)
-    values = [Parser(tokens, sign=sign, percent=percent, arithmetic=arithmetic).answer() for sign in signs]
+    values = [
+        Parser(tokens, sign=sign, percent=percent, has_sets=has_sets, arithmetic=arithmetic).answer() for sign in signs
+    ]
     return values[0] if len(values) == 1 else _both_signs(*values)
 
 

@@ -36,6 +36,7 @@ _STEPS = tuple(
         (r"\s+", " "),
     )
 )
+_MONEY = re.compile(r"(?:\\\$|[€£¥₹]|(?<=[(\[{])\$(?=[^$]*\Z)) ?\d{1,3}(?:,\d{3})+(?![\d,])")
 _TEXT = re.compile(BARE_TEXT + r"\{([^{}]*)\}(\s*\^\s*(?:\{\d\}|\d))?")
 _SPACES = re.compile(r"\s+")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -77,7 +78,8 @@ _AFTER = tuple(
 
 def clean(text: str) -> str:
     """The answer in a normalised form, without wrappers, spacing and words in the text mode of LaTeX."""
-    text = uniform(unquoted(text))
+    text = _MONEY.sub(lambda match: match[0].replace(",", ""), unquoted(text))  # (€1,000) is no pair
+    text = uniform(text)
     if _RELATION.search(text):
         text = _OR.sub(r" \\cup ", text)
     for pattern, replacement in _STEPS:

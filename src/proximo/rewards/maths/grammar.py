@@ -8,6 +8,8 @@ sum      = [ sign ] product { sign product }
 product  = power { [ "*" | "/" ] power }
 power    = primary [ "^" exponent ] { "!" } [ "%" ]
 primary  = number | letter | "(" answer ")" | \\frac | \\sqrt | \\binom | matrix | set | interval
+
+The comma of (1,000) separates two items where it may, and thousands in arithmetic alone, as in 2(1,000).
 """
 
 from collections.abc import Callable, Sequence
@@ -37,17 +39,28 @@ _FACTORS = _LETTERS | {"\\frac", "\\sqrt", "\\binom"}
 MAX_NESTING = 30
 """Largest nesting of brackets, arguments and exponents."""
 _END = Token("end", "", False)
+_OPENINGS, _CLOSINGS = frozenset(("(", "[", "{", "\\{")), frozenset((")", "]", "}", "\\}"))
 
 
 Parsed = TypeVar("Parsed")
 
 
 class Parser:
-    """Parses the tokens of one answer. `sign` is 1 or -1 for \\pm, and `percent` is the factor that % stands for."""
+    """Parses the tokens of one answer. `sign` is 1 or -1 for \\pm, and `percent` is the factor that % stands for.
 
-    def __init__(self, tokens: Sequence[Token], *, sign: int, percent: Fraction, arithmetic: Arithmetic) -> None:
+    With `has_sets` the braces of {1,234} are those of a set, else they may be LaTeX's, which nobody sees.
+    """
+
+    def __init__(
+        self, tokens: Sequence[Token], *, sign: int, percent: Fraction, has_sets: bool, arithmetic: Arithmetic
+    ) -> None:
         self._tokens = tokens
+        self._has_sets = has_sets
+        self._several: set[tuple[int, int]] = set()
+        """(start, end) of brackets that hold several items if their commas separate no thousands."""
         self._position = self._depth = 0
+        self._arguments = 0
+        """How many arguments and exponents are open: what is in them is a number."""
         self._sign = sign
         self._percent = percent
         self._arithmetic = arithmetic
@@ -128,11 +141,18 @@ class Parser:
         return parts[0] if len(parts) == 1 else union_of(parts)
 
     def _range(self) -> Value:
-        sides, relations = [self._sum()], []
+        sides, relations = [self._side()], []
         while self._next.text in RELATIONS:
             relations.append(self._take().text)
-            sides.append(self._sum())
+            sides.append(self._side())
         return inequality_interval(sides, relations) if relations else sides[0]
+
+    def _side(self) -> Value:
+        start = self._position
+        value = self._sum()
+        if (start, self._position) in self._several and not self._arguments:
+            raise UnreadableError("several items in brackets, whose commas separate no thousands")
+        return value
 
     def _sum(self) -> Value:
         first: Value = rational(0)
@@ -180,7 +200,7 @@ class Parser:
     def _power(self) -> Value:
         value = self._within(self._primary)
         if self._accept("^"):
-            value = self._arithmetic.power(self._number(value), self._within(self._exponent))
+            value = self._arithmetic.power(self._number(value), self._argument_of(self._exponent))
         while self._accept("!"):
             value = rational(factorial(whole_number(self._number(value), MAX_FACTORIAL)))
         if self._accept("%"):
@@ -213,9 +233,7 @@ class Parser:
             case "mark", ("(" | "["):
                 return self._bracketed(token.text)
             case "mark", "{":
-                items = self._items()
-                self._expect("}")
-                return items[0] if len(items) == 1 else Several("{", items, "}")
+                return self._braces()
             case "command", name:
                 return self._command(name)
         raise UnreadableError(f"unexpected {token.text!r}")
@@ -238,16 +256,26 @@ class Parser:
         return rational(comb(above, below))
 
     def _set(self) -> Several:
+        start = self._position - 1
         items = () if self._next.text == "\\}" else self._items()
         self._expect("\\}")
+        self._note_commas(start, items)
         return Several("{", items, "}")
+
+    def _braces(self) -> Value:
+        start = self._position - 1
+        items = self._items()
+        self._expect("}")
+        if self._has_sets:
+            self._note_commas(start, items)
+        return items[0] if len(items) == 1 else Several("{", items, "}")
 
     def _root(self) -> RationalFunction:
         degree = 2
         if self._accept("["):
             degree = whole_number(self._number(self._sum()), 8)
             self._expect("]")
-        return self._arithmetic.root(self._number(self._within(self._primary)), degree)
+        return self._arithmetic.root(self._argument_of(self._primary), degree)
 
     def _argument(self) -> RationalFunction:
         """The argument of a command: in braces, or one token. Of a bare number LaTeX takes the first digit only."""
@@ -258,7 +286,13 @@ class Parser:
             return rational(int(token.text[0]))
         if token.kind == "number":
             return rational(Fraction(self._take().text))
-        return self._number(self._within(self._primary))
+        return self._argument_of(self._primary)
+
+    def _argument_of(self, parse: Callable[[], Value]) -> RationalFunction:
+        self._arguments += 1
+        value = self._number(self._within(parse))
+        self._arguments -= 1
+        return value
 
     def _number_or_mixed(self, token: Token) -> RationalFunction:
         """A number, or a mixed number: an integer followed by a fraction of integers, such as `1 1/2`."""
@@ -286,13 +320,23 @@ class Parser:
         return None
 
     def _bracketed(self, opening: str) -> Value:
+        start = self._position - 1
         items = self._items()
         closing = self._take().text
         if closing not in (")", "]"):
             raise UnreadableError("a bracket that is not closed")
+        self._note_commas(start, items)
         if len(items) == 1:
             return items[0]
         return Several(opening, items, closing)
+
+    def _note_commas(self, start: int, items: Sequence[Value]) -> None:
+        """Note a bracket with one item that has a number with commas, outside all brackets and arguments in it."""
+        depth = 0
+        for token in self._tokens[start + 1 : self._position - 1] if len(items) == 1 else ():
+            depth += (token.text in _OPENINGS) - (token.text in _CLOSINGS)
+            if token.has_commas and depth == 0:
+                self._several.add((start, self._position))
 
     def _matrix(self, end: str) -> Matrix:
         rows = [[self._item()]]

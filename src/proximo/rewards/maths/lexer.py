@@ -33,6 +33,8 @@ class Token:
     text: str
     spaced: bool
     """True if white space precedes it."""
+    has_commas: bool = False
+    """True for a number that was written with commas, such as 1,000."""
 
 
 def has_groups(text: str) -> bool:
@@ -45,8 +47,7 @@ def tokens_of(text: str, *, grouped: bool) -> list[Token]:
 
     Raises UnreadableError for words, NotEvaluatedError for too many digits.
     """
-    if grouped:
-        text = _GROUPED.sub(lambda match: match[0].replace(",", "").replace(" ", ""), text)
+    text, with_commas = _joined(text) if grouped else (text, frozenset())
     tokens: list[Token] = []
     position, spaced = 0, False
     while position < len(text):
@@ -59,20 +60,33 @@ def tokens_of(text: str, *, grouped: bool) -> list[Token]:
         if kind == "word":
             position = _add_letters(tokens, piece, spaced, text, position)
         else:
-            tokens.append(_token(kind, piece, spaced))
+            tokens.append(_token(kind, piece, spaced, match.start() in with_commas))
         spaced = False
     return tokens
 
 
-def _token(kind: str, piece: str, spaced: bool) -> Token:
+def _joined(text: str) -> tuple[str, frozenset[int]]:
+    """The text without separators of thousands, and where the numbers begin in it that had commas."""
+    pieces, starts, end, length = [], set(), 0, 0
+    for match in _GROUPED.finditer(text):
+        digits = match[0].replace(",", "").replace(" ", "")
+        length += match.start() - end
+        if "," in match[0]:
+            starts.add(length)
+        pieces += [text[end : match.start()], digits]
+        end, length = match.end(), length + len(digits)
+    return "".join([*pieces, text[end:]]), frozenset(starts)
+
+
+def _token(kind: str, piece: str, spaced: bool, has_commas: bool) -> Token:
     if kind in ("number", "repeating") and len(piece) > MAX_DIGITS:
         raise NotEvaluatedError(f"a number of more than {MAX_DIGITS} digits")
     exponent = piece.lower().partition("e")[2].partition("_")[0].lstrip("+-") if kind == "number" else ""
     if exponent and int(exponent) > MAX_EXPONENT:
         raise NotEvaluatedError(f"an exponent above {MAX_EXPONENT}")
     if kind == "number" and "_" in piece:
-        return Token("letter", piece.replace("{", "").replace("}", ""), spaced)
-    return Token(kind, piece.replace(" ", ""), spaced)
+        return Token("letter", piece.replace("{", "").replace("}", ""), spaced, has_commas)
+    return Token(kind, piece.replace(" ", ""), spaced, has_commas)
 
 
 def _add_letters(tokens: list[Token], word: str, spaced: bool, text: str, end: int) -> int:
