@@ -1,6 +1,7 @@
 """Responses end where they should, and their text is cut where it should be."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -33,13 +34,13 @@ def rules(tokenizer: PreTrainedTokenizerFast, *stop_strings: str, **options) -> 
     return StopRules(options=chosen, eos_token_ids={tokenizer.convert_tokens_to_ids("<eos>")}, tokenizer=tokenizer)
 
 
-def run(stop: StopRules, token_ids: list[int]) -> tuple[int, Finish | None, str]:
+def run(stop: StopRules, token_ids: list[int], prompt_end: Sequence[int] = ()) -> tuple[int, Finish | None, str]:
     """Feed tokens one by one: how many were taken, why it ended, and the text."""
     for count in range(1, len(token_ids) + 1):
-        finish = stop.finish(token_ids[:count], limit=stop.options.max_new_tokens)
+        finish = stop.finish(token_ids[:count], prompt_end=prompt_end, limit=stop.options.max_new_tokens)
         if finish is not None:
-            return count, finish, stop.text(token_ids[:count], finish)
-    return len(token_ids), None, stop.text(token_ids, Finish.LENGTH)
+            return count, finish, stop.text(token_ids[:count], finish, prompt_end=prompt_end)
+    return len(token_ids), None, stop.text(token_ids, Finish.LENGTH, prompt_end=prompt_end)
 
 
 def characters(text: str) -> list[int]:
@@ -128,7 +129,7 @@ def test_a_stop_string_before_the_minimum_is_let_pass_and_does_not_cut_the_text_
 def test_text_leaves_out_special_tokens() -> None:
     tokenizer = tiny_tokenizer()
     tokens = [*characters("a"), tokenizer.convert_tokens_to_ids("<|user|>"), *characters("b")]
-    assert rules(tokenizer).text(tokens, Finish.LENGTH) == "ab"
+    assert rules(tokenizer).text(tokens, Finish.LENGTH, prompt_end=()) == "ab"
 
 
 @pytest.mark.parametrize("seed", range(30))
