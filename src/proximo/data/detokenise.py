@@ -35,10 +35,16 @@ def decode_behind(
     *,
     skip_special_tokens: bool = True,
 ) -> str:
-    """What the tokens add to the text of those before them; where the two share a character, from that character on."""
+    """What the tokens add to the text of those before them.
+
+    A character that they complete is theirs. Bytes that complete none may spoil characters before them; then the text
+    is that of the tokens alone.
+    """
     first = decode(tokenizer, before, skip_special_tokens=skip_special_tokens)
     whole = decode(tokenizer, (*before, *token_ids), skip_special_tokens=skip_special_tokens)
-    return whole[common_length(first, whole) :]
+    if whole.startswith(first) or first.endswith(UNFINISHED):
+        return whole[common_length(first, whole) :]
+    return decode(tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
 
 def end_of_prompt(tokenizer: "PreTrainedTokenizerBase", prompt_ids: Sequence[int]) -> tuple[int, ...]:

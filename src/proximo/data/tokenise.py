@@ -231,12 +231,15 @@ class TextEncoder:
     @cached_property
     def _misread(self) -> str | None:
         """What reads wrongly of two texts behind one another, in words; None where nothing does."""
-        candidates = ("a", "b", *islice(self.tokenizer.get_vocab(), _MOST_CANDIDATES))
-        known = (text for text in dict.fromkeys(candidates) if self._writes(text))
-        one, other = next(known, ""), next(known, "")
+        known = [text for text in ("a", "b") if self._writes(text)]
+        if len(known) < 2:
+            known = [text for text in islice(self.tokenizer.get_vocab(), _MOST_CANDIDATES) if self._writes(text)][:2]
+        if len(known) < 2:
+            return None
+        one, other = known
         for text in (other, f" {other}"):
             read = self.text((*self._call([one])[0], *self._call_within([text])[0])).removeprefix(" ")
-            if one and other and read != one + text:
+            if read != one + text:
                 return f"{one!r} and then {text!r} read {read!r}"
         return None
 
