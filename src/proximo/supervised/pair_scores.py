@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preference import pair_accuracy
-from proximo.data.detokenise import decode, response_text
+from proximo.data.parts.decoding import decode, response_text
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 

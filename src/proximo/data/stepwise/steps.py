@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from proximo.data.detokenise import UNFINISHED, decode, response_text
 from proximo.data.formats.prompt_response import Exchange, Messages, said
+from proximo.data.parts.decoding import UNFINISHED, decode, response_text
 from proximo.data.rendering import render
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError

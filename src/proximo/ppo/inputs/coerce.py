@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from proximo.data.detokenise import decode, response_text
 from proximo.data.formats.prompt_response import Exchange
+from proximo.data.parts.decoding import decode, response_text
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.detokenise import decode, response_text
 from proximo.data.labelled import LabelledResponse
+from proximo.data.parts.decoding import decode, response_text
 from proximo.metrics.values import Mean, MetricValue
 
 

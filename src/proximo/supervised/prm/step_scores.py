@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.special import entr
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.detokenise import decode, response_text
+from proximo.data.parts.decoding import decode, response_text
 from proximo.data.stepwise.examples import StepExample, first_wrong, is_right
 from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum

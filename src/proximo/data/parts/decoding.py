@@ -1,4 +1,4 @@
-"""Token ids to text: the one place where they are decoded. Not text to ids (`tokenise.py`).
+"""Token ids to text: the one place where they are decoded. Not text to ids (`encoding.py`, `tokenise.py`).
 
 The text of a response is decode(prompt + response) without decode(prompt), whatever the tokenizer. Decoded alone, a
 response would lose what a decoder does to the beginning of a text: those of sentencepiece models take a space away, so
