@@ -97,7 +97,8 @@ class ProcessReward(ModelReward):
             )
         if not steps:
             return Reading()
-        solution = Solution(origin=f"prompt '{prompt.id}'", prompt="" if asked is None else asked, steps=steps)
+        text = self._own.text(prompt.token_ids) if asked is None else asked
+        solution = Solution(origin=f"prompt '{prompt.id}'", prompt=text, steps=steps)
         try:
             (encoded,) = encode_steps(self._own, [solution], self._own_finder)
         except (RenderingError, TemplateLimitError) as error:
