@@ -1,5 +1,6 @@
 """Rows to `TextExample`, the input of supervised fine-tuning: token ids, and which of them count in the loss."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import TextForm, text_exchanges
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
+from proximo.data.load_report import LoadReport, Remark
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.token_cache import TokenCache
@@ -93,12 +94,14 @@ class _Loader:
 
     def examples(self, rows: Sequence[Row]) -> Iterator[TextExample]:
         check_row_ids(rows)
-        exchanges = text_exchanges(rows, self.options.form)
+        remarks: Counter[Remark] = Counter()
+        exchanges = text_exchanges(rows, remarks, self.options.form)
         paired = ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
         for portion in portions(paired, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
             yield from self._portion(portion)
         if self.options.layout == "blocks":
             yield from self._counted(self._blocks.rest(), LoadReport(num_rows=0, num_kept_rows=0))
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
     def _portion(self, portion: Sequence[tuple[str, Exchange | None]]) -> Sequence[TextExample]:
         options, encoder = self.options, self.encoder
@@ -112,14 +115,14 @@ class _Loader:
         merges, checked = encoder.count_merges(rendered, encoded)
         report = LoadReport(
             num_rows=len(portion),
+            num_kept_rows=0,
             num_ties=len(portion) - len(paired),
             num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
             num_merged_boundaries=merges,
             unwritable=encoder.unwritable(rendered),
             num_checked_boundaries=checked,
-            **counts,
         )
-        return self._counted(examples, report)
+        return self._counted(examples, report + counts)
 
     def _counted(self, examples: Sequence[TextExample], report: LoadReport) -> Sequence[TextExample]:
         num_tokens = sum(len(example.token_ids) for example in examples)
@@ -133,7 +136,7 @@ def _one_per_row(
     rendered: Sequence[Rendered],
     encoded: Sequence[Encoded],
     options: ExampleOptions,
-) -> tuple[list[TextExample], dict[str, int]]:
+) -> tuple[list[TextExample], LoadReport]:
     examples: list[TextExample] = []
     num_characters = num_too_long = num_truncated = num_without_targets = 0
     for identity, segments, item in zip(identities, rendered, encoded, strict=True):
@@ -150,13 +153,14 @@ def _one_per_row(
             examples.append(example)
             num_truncated += is_long
             num_characters += _num_characters(encoder, segments, example, options, is_long=is_long)
-    return examples, {
-        "num_kept_rows": len(examples),
-        "num_characters": num_characters,
-        "num_too_long": num_too_long,
-        "num_truncated": num_truncated,
-        "num_without_targets": num_without_targets,
-    }
+    return examples, LoadReport(
+        num_rows=0,
+        num_kept_rows=len(examples),
+        num_characters=num_characters,
+        num_too_long=num_too_long,
+        num_truncated=num_truncated,
+        num_without_targets=num_without_targets,
+    )
 
 
 def _marked(item: Encoded, train_on: TrainOn) -> Tokens:
@@ -192,9 +196,7 @@ class _Blocks:
         self._stream: list[int] = []
         self._number = 0
 
-    def added(
-        self, exchanges: Sequence[Exchange], encoded: Sequence[Encoded]
-    ) -> tuple[list[TextExample], dict[str, int]]:
+    def added(self, exchanges: Sequence[Exchange], encoded: Sequence[Encoded]) -> tuple[list[TextExample], LoadReport]:
         """The blocks that are full with these texts, and what became of their rows. Raises ConfigError for a prompt."""
         if any(exchange.prompt != "" for exchange in exchanges):
             raise ConfigError("the layout blocks is for plain text; prompts with responses keep one example per row")
@@ -203,7 +205,7 @@ class _Blocks:
         blocks = [self._block(stream[start : start + self._length]) for start in starts]
         self._stream = stream[len(blocks) * (self._length - 1) :]
         num_characters = sum(len(str(exchange.responses[0])) for exchange in exchanges)
-        return blocks, {"num_kept_rows": len(exchanges), "num_characters": num_characters}
+        return blocks, LoadReport(num_rows=0, num_kept_rows=len(exchanges), num_characters=num_characters)
 
     def rest(self) -> list[TextExample]:
         """The last block, which is shorter; none if only the token is left that ended the one before."""

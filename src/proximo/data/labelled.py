@@ -1,5 +1,6 @@
 """Rows to `LabelledResponse`, the input of KTO: a prompt, a response, and whether it is desirable. Not the loss."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import LabelledForm, labelled_exchanges
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
+from proximo.data.load_report import LoadReport, Remark
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.token_cache import TokenCache
@@ -79,11 +80,13 @@ class _Loader:
 
     def responses(self, rows: Sequence[Row]) -> Iterator[LabelledResponse]:
         check_row_ids(rows)
-        read = zip(rows, labelled_exchanges(rows, self.options.form), strict=True)
+        remarks: Counter[Remark] = Counter()
+        read = zip(rows, labelled_exchanges(rows, remarks, self.options.form), strict=True)
         for portion in portions(read, lambda pair: sum(each.num_characters for each in pair[1].values())):
             responses, report = _portion(self.encoder, portion, self.options)
             self.report += report
             yield from responses
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(

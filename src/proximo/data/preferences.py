@@ -1,6 +1,7 @@
 """Rows to `PreferencePair`, the input of reward-model training. Not the loss."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from proximo.data.formats.prompt_response import Exchange, Messages, in_form
 from proximo.data.formats.row_formats import preference_exchanges
 from proximo.data.formats.typed_columns import number_cell
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
+from proximo.data.load_report import LoadReport, Remark
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
@@ -97,7 +98,8 @@ class _Loader:
 
     def pairs(self, rows: Sequence[Row]) -> Iterator[PreferencePair]:
         check_row_ids(rows)
-        read = zip(rows, preference_exchanges(rows, self.options.form), strict=True)
+        remarks: Counter[Remark] = Counter()
+        read = zip(rows, preference_exchanges(rows, remarks, self.options.form), strict=True)
         for portion in portions(read, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
             pairs, report = _portion(self.encoder, portion, self.options)
             self.report += report
@@ -105,6 +107,7 @@ class _Loader:
                 hash((pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids)) for pair in pairs
             )
             yield from pairs
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(

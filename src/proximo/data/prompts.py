@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import prompt_exchanges
 from proximo.data.formats.typed_columns import answer_cell, mean_cell
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
+from proximo.data.load_report import LoadReport, Remark
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
@@ -84,11 +85,15 @@ class _Loader:
 
     def prompts(self, rows: Sequence[Row]) -> Iterator[Prompt]:
         check_row_ids(rows)
-        for portion in portions(zip(rows, prompt_exchanges(rows), strict=True), lambda pair: pair[1].num_characters):
+        remarks: Counter[Remark] = Counter()
+        for portion in portions(
+            zip(rows, prompt_exchanges(rows, remarks), strict=True), lambda pair: pair[1].num_characters
+        ):
             prompts, report = _portion(self.encoder, portion, self.options)
             self.report += report
             self.hashes.extend(hash(prompt.token_ids) for prompt in prompts)
             yield from prompts
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(

@@ -1,12 +1,13 @@
 """Rows to `StepExample`, the input of a process reward model in training: a solution in steps, each with a label."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from proximo.data.formats.prompt_response import in_form
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
+from proximo.data.load_report import LoadReport, Remark
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.stepwise.labelled_rows import LabelledSolution, labelled_solutions
 from proximo.data.stepwise.steps import (
@@ -101,10 +102,14 @@ class _Loader:
 
     def examples(self, rows: Sequence[Row]) -> Iterator[StepExample]:
         check_row_ids(rows)
-        for portion in portions(labelled_solutions(rows), lambda item: item[1].num_characters + sum(map(len, item[2]))):
+        remarks: Counter[Remark] = Counter()
+        for portion in portions(
+            labelled_solutions(rows, remarks), lambda item: item[1].num_characters + sum(map(len, item[2]))
+        ):
             examples, report = _portion(self.encoder, portion, self.options, self.finder)
             self.report += report
             yield from examples
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(
