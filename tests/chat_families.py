@@ -74,6 +74,41 @@ QWEN_3 = (
     "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
+LLAMA_2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}{% set rule = messages[0]['content'] %}"
+    "{% else %}{% set turns = messages %}{% set rule = false %}{% endif %}{% for m in turns %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must take turns') }}{% endif %}"
+    "{% if loop.first and rule %}{% set content = '<<SYS>>\n' + rule + '\n<</SYS>>\n\n' + m['content'] %}"
+    "{% else %}{% set content = m['content'] %}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+COMMAND_A = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{{ '<|START_OF_TURN|><|CHATBOT|><|START_RESPONSE|>' + m['content'] + '<|END_RESPONSE|><|END_OF_TURN|>' }}"
+    "{% else %}{{ '<|START_OF_TURN|><|' + m['role'] | upper + '|>' + m['content'] + '<|END_OF_TURN|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|START_OF_TURN|><|CHATBOT|>' }}{% endif %}"
+)
+GPT_OSS = (
+    "{{- '<|start|>system<|message|>Current date: ' + strftime_now('%Y-%m-%d') + '<|end|>' }}"
+    "{%- for m in messages %}{%- if m.role == 'assistant' %}"
+    "{%- if m.thinking and loop.last %}"
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{%- endif %}"
+    "{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
+    "{%- if loop.last and not add_generation_prompt %}{{- '<|return|>' }}{%- else %}{{- '<|end|>' }}{%- endif %}"
+    "{%- else %}{{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
+)
+PHI_4 = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+SMOLLM_3 = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
+    "{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +123,8 @@ class Family:
     has_system: bool = True
     rewrites: bool = False
     """An answer reads otherwise once another question follows."""
+    trims: bool = False
+    """The white space around an answer is left out."""
     learned: str = "yes"
     """What is learned of the answer "yes" in its turn, without the EOS that is put behind it where no mark ends it."""
 
@@ -111,15 +148,17 @@ FAMILIES = {
         marks=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         bos="<|begin_of_text|>",
         eos="<|end_of_text|>",
+        trims=True,
         learned="yes<|eot_id|>",
     ),
-    "mistral": Family(template=MISTRAL, bos="<s>", eos="</s>", learned=" yes</s>"),
+    "mistral": Family(template=MISTRAL, bos="<s>", eos="</s>", trims=True, learned=" yes</s>"),
     "gemma": Family(
         template=GEMMA,
         marks=("<start_of_turn>", "<end_of_turn>"),
         bos="<bos>",
         eos="<eos>",
         has_system=False,
+        trims=True,
         learned="yes<end_of_turn>",
     ),
     "zephyr": Family(template=ZEPHYR, bos="<s>", eos="</s>", learned="yes</s>"),
@@ -142,6 +181,25 @@ FAMILIES = {
         rewrites=True,
         learned="<think>\n\n</think>\n\nyes<|im_end|>",
     ),
+    "llama 2": Family(template=LLAMA_2, bos="<s>", eos="</s>", trims=True, learned=" yes </s>"),
+    "command a": Family(
+        template=COMMAND_A,
+        marks=("<|START_OF_TURN|>", "<|CHATBOT|>", "<|USER|>", "<|SYSTEM|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        bos="<BOS>",
+        eos="<|END_OF_TURN|>",
+        learned="<|START_RESPONSE|>yes<|END_RESPONSE|><|END_OF_TURN|>",
+    ),
+    "gpt-oss": Family(
+        template=GPT_OSS,
+        marks=("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+        eos="<|return|>",
+        rewrites=True,
+        learned="<|channel|>final<|message|>yes<|return|>",
+    ),
+    "phi 4 mini": Family(
+        template=PHI_4, marks=("<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>", learned="yes<|end|>"
+    ),
+    "smollm 3": Family(template=SMOLLM_3, marks=("<|im_start|>",), eos="<|im_end|>", learned="yes<|im_end|>"),
     "plain": Family(template=PLAIN_CHAT_TEMPLATE, eos="</s>", learned=" yes</s>"),
     "plain, no end": Family(template=PLAIN_CHAT_TEMPLATE.replace(" + eos_token", ""), eos="</s>", learned=" yes"),
 }

@@ -1,20 +1,26 @@
-"""Templates in the manner of twelve families, through every use: prompts, pairs, fine-tuning, a reward model's reading.
+"""Templates in the manner of many families, through every use: prompts, pairs, fine-tuning, a reward model's reading.
 
 The oracle is `apply_chat_template` of transformers.
 """
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
-from chat_families import FAMILIES, Family
+from chat_families import FAMILIES, QWEN_3, Family
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import render_for
 from proximo.data.rows import Row
-from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.templates.renderer import RENDERER
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
+from proximo.records import Finish
+from proximo.rollout.sampling import SamplingOptions
+from proximo.rollout.stopping import StopRules
+from proximo.run.build.stop_token_ids import ending_ids
 
 ASK = {"role": "user", "content": "is it?"}
 YES, NO = ({"role": "assistant", "content": text} for text in ("yes", "no"))
@@ -107,8 +113,76 @@ def test_of_several_turns_each_is_learned_or_the_last_alone(family: Family) -> N
     assert learned(family, messages, "everything")[0] == whole
 
 
-def test_a_rollout_stops_at_the_mark_that_fine_tuning_taught(family: Family) -> None:
+def test_a_rollout_stops_where_fine_tuning_taught_a_turn_to_end(family: Family) -> None:
     tokenizer = family.tokenizer()
-    ids = {*end_of_turn_ids(TextEncoder(tokenizer)), tokenizer.eos_token_id}
     example = load_text_examples(row(messages=[ASK, YES]), tokenizer, ExampleOptions())[0][0]
-    assert example.token_ids[-1] in ids
+    learned = [token for token, counts in zip(example.token_ids, example.loss_mask, strict=True) if counts]
+    ends = ending_ids(SimpleNamespace(generation_config=None), tokenizer)
+    assert [token in ends for token in learned] == [False] * (len(learned) - 1) + [True]
+    stop = StopRules(options=SamplingOptions(max_new_tokens=99), eos_token_ids=ends, tokenizer=tokenizer)
+    assert [stop.finish(learned[:n], limit=99) for n in (len(learned) - 1, len(learned))] == [None, Finish.EOS]
+
+
+def test_a_token_inside_a_turns_end_stops_no_rollout() -> None:
+    """Even where the model's generation config lists it: the template says that the turn goes on."""
+    tokenizer = FAMILIES["command a"].tokenizer()
+    inner, last = tokenizer.convert_tokens_to_ids(["<|END_RESPONSE|>", "<|END_OF_TURN|>"])
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[inner, last]))
+    assert ending_ids(model, tokenizer) == (last,)
+
+
+def own_words(family: Family) -> list[str]:
+    """Answers of up to three characters, and longer words, that the template says itself; and the oddest of others."""
+    tokenizer = family.tokenizer()
+    text = tokenizer.apply_chat_template([ASK, YES, ASK, YES], tokenize=False) if not family.rewrites else ""
+    text += asked(family, [ASK]) + family.learned + "".join(family.marks) + family.eos
+    pieces = {text[start : start + size] for start in range(len(text)) for size in (1, 2, 3)}
+    return sorted(
+        {*pieces, *re.findall(r"\w+", text), "", " ", "\n\n", " a ", "kvxqz", "kvxqzz", "yes kvxqz", "</think>"}
+    )
+
+
+def in_its_turn(family: Family, answer: str) -> str:
+    """What is to be learned of an answer."""
+    if family.template == QWEN_3 and answer == "</think>":  # it would be taken for the end of an empty thought
+        return answer + family.eos
+    return ended(family, family.learned.replace("yes", answer.strip() if family.trims else answer))
+
+
+def test_of_an_answer_of_the_templates_own_words_all_is_learned(family: Family) -> None:
+    tokenizer, answers = family.tokenizer(), own_words(family)
+    assert len(answers) > 70
+    turns = [{"role": "assistant", "content": answer} for answer in answers]
+    rows = [Row(source="made", number=n, values={"messages": [ASK, turn]}) for n, turn in enumerate(turns, 1)]
+    examples, _ = load_text_examples(rows, tokenizer, ExampleOptions())
+    pairs, _ = load_preference_pairs(
+        [
+            Row(source="made", number=n, values={"prompt": [ASK], "chosen": [turn], "rejected": [YES]})
+            for n, turn in enumerate(turns, 1)
+            if turn != YES
+        ],
+        tokenizer,
+        PairOptions(),
+    )
+    (given,), _ = load_prompts(row(messages=[ASK]), tokenizer, PromptOptions())
+    chosen = iter(pairs)
+    for answer, example in zip(answers, examples, strict=True):
+        counted = [token for token, counts in zip(example.token_ids, example.loss_mask, strict=True) if counts]
+        assert tokenizer.decode(counted) == in_its_turn(family, answer), repr(answer)
+        assert example.token_ids == (*given.token_ids, *counted), repr(answer)
+        # A word that only white space parts from "yes" makes no pair.
+        if answer.strip() != "yes":
+            assert next(chosen).chosen_token_ids == tuple(counted), repr(answer)
+        assert render_for(TextEncoder(tokenizer), given, answer) == (given.token_ids, tuple(counted)), repr(answer)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.rewrites])
+def test_of_earlier_answers_of_the_templates_own_words_all_is_learned(name: str) -> None:
+    family = FAMILIES[name]
+    tokenizer, answers = family.tokenizer(), [answer for answer in own_words(family) if len(answer) < 2]
+    turns = [{"role": "assistant", "content": answer} for answer in answers]
+    rows = [Row(source="made", number=n, values={"messages": [ASK, turn, ASK, NO]}) for n, turn in enumerate(turns, 1)]
+    for answer, example in zip(answers, load_text_examples(rows, tokenizer, ExampleOptions())[0], strict=True):
+        counted = [token for token, counts in zip(example.token_ids, example.loss_mask, strict=True) if counts]
+        earlier = family.learned.replace("yes", answer.strip() if family.trims else answer)
+        assert tokenizer.decode(counted) == earlier + ended(family, family.learned.replace("yes", "no")), repr(answer)

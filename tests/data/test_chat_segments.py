@@ -6,6 +6,7 @@ from builders import tiny_tokenizer
 from proximo.data.templates import chat
 from proximo.data.templates import renderer as templates
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
+from proximo.data.templates.turn_ends import end_of_turn
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError
 
@@ -216,3 +217,52 @@ def test_the_template_of_qwen_gives_the_ids_of_its_own_rendering(real_tokenizers
     newline = tokenizer("\n")["input_ids"]
     assert [*encoded.prompt.ids, *encoded.responses[0].ids, *newline] == whole
     assert end_of_turn_ids(encoder) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+
+
+COUNTED = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' (' + m['content'] + ')<eos>' }}{% endfor %}"
+CALLING = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + (m['content'] or '') }}{% if m['tool_calls'] %}"
+    "{{ '<|user|>' + m['tool_calls'] | tojson }}{% endif %}{{ '<eos>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("answer", ["kvxqz", "kvxqzz kvxqz", "a", "(", ""])
+def test_what_a_template_writes_twice_stands_once_as_it_is(answer: str) -> None:
+    said = [{"role": "assistant", "content": answer}]
+    opened = COUNTED + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    assert "".join(text for text, _ in parts(opened, [ASK], said)[1]) == answer
+
+
+def test_an_unfinished_response_has_nothing_that_the_template_puts_behind_it() -> None:
+    assert parts(TEMPLATES["trimming"], [ASK], [REPLY], finished=False)[1] == [(" two", True)]
+
+
+def test_calls_of_tools_are_learned_with_their_turn_even_behind_special_tokens() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    written = [('<|user|>[{"name": "add"}]', True), ("<eos>", True)]
+    assert parts(CALLING, [ASK], [call])[1] == written
+    assert parts(CALLING, [ASK], [{**call, "content": "so"}])[1] == [("so" + written[0][0], True), written[1]]
+    with pytest.raises(ModelError, match="here: .*'the/tokenizer' does not write the answer in one piece"):
+        parts(CALLING.replace("'<|assistant|>'", "'<|assistant|>hm'"), [ASK], [call])
+
+
+@pytest.mark.parametrize(
+    ("last", "inner", "end"),
+    [
+        ("<a>", "<a><c>user", "<a>"),
+        ("<a><eos>", "<a><eos><c>user", "<a><eos>"),
+        ("<a><b>\n", "<a><b>\n<c>", "<a><b>"),
+        ("<a><eos>", "<a><c>user", "<a>"),  # the EOS ends the conversation
+        ("<a>\n<eos>", "<a>\n<c>user", "<a>"),
+        ("<a>\n<eos>\n", "<a>\n<eos>\n<c>user", "<a>\n<eos>"),
+        ("<a>\n<b>\n", "<a>\n<b>\n<c>user", "<a>"),
+        ("<b>", "<a><c>user", "<b>"),
+        ("<a><eos><b>", None, "<a><eos>"),
+        (" <a>", None, "<a>"),
+        (" (end)\n", "(end)\nuser", "(end)"),
+        ("", None, ""),
+    ],
+)
+def test_what_ends_a_turn(last: str, inner: str | None, end: str) -> None:
+    assert end_of_turn(last, inner, ("<eos>", "<a>", "<b>", "<c>"), "<eos>") == end

@@ -27,6 +27,8 @@ class Segment:
     written: bool
     """True where the assistant wrote it: the tokens that fine-tuning learns by default."""
     token_ids: tuple[int, ...] | None = None
+    ends_turn: bool = False
+    """True where a chat template ends a turn of the assistant with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,19 +1,23 @@
 """Conversations to segments, by the tokenizer's own chat template. Not the rendering (`renderer.py`).
 
 What the assistant wrote is found by rendering the conversation turn by turn: the beginning of a conversation should be
-rendered as the beginning of the whole. Some templates rewrite earlier turns, or open a turn in words that they do not
-put there later. That matters only where a loss learns several turns, and is refused there alone. Markers inside
-templates (`{% generation %}`) are not needed. The template decides on the BOS; nothing is put before its text.
+rendered as the beginning of the whole. Where the words of a turn stand is seen from a second rendering, in which words
+that are nowhere else stand in their place; nothing is searched for, since an answer may be a piece of the template.
+Some templates rewrite earlier turns, or open a turn in words that they do not put there later. That matters only where
+a loss learns several turns, and is refused there alone. Markers inside templates (`{% generation %}`) are not needed.
+The template decides on the BOS; nothing is put before its text.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
+from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Message
@@ -28,8 +32,8 @@ PLAIN_CHAT_TEMPLATE = (
 )
 """A template in plain words for tokenizers that have none; needs an EOS token, which ends each assistant's turn."""
 
-_SAID = "kvxqz"
-"""Stands for an assistant's text where only what follows it is of interest."""
+_DUMMY = "kvxqz"
+"""Stands for the words of an assistant where only what surrounds them is of interest."""
 
 
 def render_conversation(
@@ -43,10 +47,10 @@ def render_conversation(
 ) -> Rendered:
     """Segments of a prompt (up to where the assistant begins) and of responses to it (lists of messages).
 
-    A response ends with what the template puts after the assistant's text to end its turn: a special token, or plain
-    words and then the EOS, or the EOS alone; with none of these where it is not `finished`. Template text behind that
-    is left out: a policy stops before it. A response that the template would write in another way stands as it is,
-    behind the words that open its turn: so a policy would write it.
+    A response ends with what the template puts after the assistant's text to end its turn (`end_of_turn`): special
+    tokens, or plain words and then the EOS, or the EOS alone; with none of these where it is not `finished`. Template
+    text behind that is left out: a policy stops before it. A response that the template would write in another way
+    stands as it is, behind the words that open its turn: so a policy would write it.
 
     Raises DataError where the template refuses the messages, ModelError where there is no template, it exceeds its
     limits, or it rewrites turns of the assistant and `every_turn` is to be told from the rest.
@@ -61,28 +65,45 @@ def render_conversation(
         segments = [Segment(text=asked, written=False)]
     answered = []
     for response in responses:
-        reply = _answer(template, prompt, asked, response, every_turn=every_turn)
+        reply = _answer(template, prompt, asked, response, finished=finished, every_turn=every_turn)
         while reply and not reply[-1].written:
             reply.pop()
-        if not finished and reply and reply[-1].text in (*encoder.marks, template.ending):
-            reply.pop()
-        elif finished and not (reply and reply[-1].text in encoder.marks):
+        if finished and not (reply and reply[-1].ends_turn and reply[-1].text.endswith(encoder.marks)):
             reply += encoder.end(reply[-1].text if reply else "")
         answered.append(tuple(reply))
     return Rendered(prompt=tuple(segments), responses=tuple(answered))
 
 
 def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
-    """Ids of the special token that the chat template puts after an assistant's text: a rollout must stop there.
+    """Ids of the special tokens that the chat template puts after an assistant's text to end its turn (`end_of_turn`).
 
-    Empty where there is no template, it puts no special token there, or it refuses a question with its answer: a policy
-    that only continues plain text needs no template, and data in messages is refused where it is rendered. Raises
-    ModelError for a template beyond its limits.
+    A rollout must stop at the last of them. Empty where there is no template, it puts no special token there, or it
+    refuses a question with its answer: a policy that only continues plain text needs no template, and data in messages
+    is refused where it is rendered. Raises ModelError for a template beyond its limits.
     """
     if not encoder.tokenizer.chat_template:
         return ()
     ending = _Template(encoder, "end of turn").ending
-    return encoder.texts([ending])[0] if ending in encoder.marks else ()
+    return encoder.texts([ending])[0] if ending.endswith(encoder.marks) else ()
+
+
+class _Reply(NamedTuple):
+    """A turn of the assistant as text, from where it was opened."""
+
+    words: str
+    gap: str
+    """What the template puts between the words and the end, such as a space."""
+    end: str
+    """What ends the turn; "" for nothing."""
+
+    def segments(self, *, finished: bool) -> list[Segment]:
+        if not finished:
+            return [Segment(text=self.words, written=True)] if self.words else []
+        segments = [
+            Segment(text=self.words + self.gap, written=True),
+            Segment(text=self.end, written=True, ends_turn=True),
+        ]
+        return [segment for segment in segments if segment.text]
 
 
 class _RewrittenError(Exception):
@@ -110,12 +131,13 @@ class _Template:
         except ValueError as error:  # several by name, and none of them the default
             raise ModelError(f"{origin}: the tokenizer '{encoder.name}': {error}") from error
         self.tokens = json.dumps(tokenizer.special_tokens_map)
+        self.eos = str(tokenizer.eos_token)
 
     @property
     def ending(self) -> str:
-        """What ends an assistant's turn: a special token, or plain text; "" where it is neither."""
+        """What ends an assistant's turn: special tokens, or plain text; "" where it is neither."""
         try:
-            return _ending(self.source, self.tokens, self.encoder.marks)
+            return _ending(self.source, self.tokens, self.encoder.marks, self.eos)
         except TemplateLimitError as error:
             raise self._beyond(error) from error
 
@@ -136,6 +158,32 @@ class _Template:
                 f"{self.origin}: the chat template of '{self.encoder.name}' refuses the messages (roles: {roles}): "
                 f"{error}"
             ) from error
+
+    def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
+        """What stands before and behind the content of the last message; None where that has no one place."""
+        try:
+            return _around(lambda given: self.text(given, open_reply=False), messages, self.source + self.tokens)
+        except RenderingError:
+            return None
+
+    def end(self, behind: str, message: Message) -> tuple[int, str]:
+        """(place, text) of the end of a turn in what stands behind its content; the text is "" where there is none."""
+        if (ending := self.ending) and ending in behind:
+            return behind.find(ending), ending
+        runs = runs_of_marks(behind, self.encoder.marks, self.eos)
+        if "tool_calls" not in message:
+            return runs[0] if runs else (0, "")
+        return runs[-1] if runs else (len(behind.rstrip()), "")
+
+    def as_it_is(self, message: Message) -> _Reply:
+        """A turn without what the template would make of its words."""
+        if not isinstance(message["content"], str) or message.get("tool_calls"):
+            raise ModelError(
+                f"{self.origin}: the chat template of '{self.encoder.name}' does not write the answer in one piece "
+                "behind the words that open its turn, and its calls of tools have no other form; leave the row out, or "
+                "give another template as tokenizer.chat_template"
+            )
+        return _Reply(message["content"], "", self.ending)
 
     def refuse(self, turn: int) -> ModelError:
         """The error for a template under which the turns that a loss learns cannot be told from the rest."""
@@ -182,20 +230,38 @@ def _render(source: str, tokens: str, messages: Sequence[Message], *, open_reply
     return RENDERER.render(source, context)
 
 
+def _around(
+    render: Callable[[Sequence[Message]], str], messages: Sequence[Message], words: str
+) -> tuple[str, str] | None:
+    """What `render` puts before and behind the content of the last message; None where that has no one place.
+
+    `words`: of the template itself.
+    """
+    dummy, words = _DUMMY, words + json.dumps(messages, default=str)
+    while dummy in words:
+        dummy += _DUMMY[-1]
+    before, found, behind = render([*messages[:-1], {**messages[-1], "content": dummy}]).partition(dummy)
+    return (before, behind) if found and dummy not in behind else None
+
+
 @lru_cache(maxsize=64)
-def _ending(source: str, tokens: str, marks: tuple[str, ...]) -> str:
-    toy: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _SAID}]
-    try:
-        _, said, rest = _render(source, tokens, toy, open_reply=False).partition(_SAID)
-    except TemplateError:
-        return ""
-    return _first_mark(rest, 0, marks)[1] or (rest.strip() if said else "")
+def _ending(source: str, tokens: str, marks: tuple[str, ...], eos: str) -> str:
+    """What ends a turn of the assistant wherever it stands: see `end_of_turn`."""
+    asked: Message = {"role": "user", "content": "a"}
+    toy = [asked, {"role": "assistant", "content": _DUMMY}]
 
+    def behind(*following: Message) -> str | None:
+        def render(given: Sequence[Message]) -> str:
+            return _render(source, tokens, [*given, *following], open_reply=False)
 
-def _first_mark(text: str, start: int, marks: Sequence[str]) -> tuple[int, str]:
-    """(place, special token) of the first one from `start` on; (-1, "") where there is none."""
-    candidates = [(position, mark) for mark in marks if (position := text.find(mark, start)) >= 0]
-    return min(candidates, key=lambda item: (item[0], -len(item[1])), default=(-1, ""))
+        try:
+            place = _around(render, toy, source + tokens)
+        except TemplateError:
+            return None
+        return place and place[1]
+
+    last = behind()
+    return "" if last is None else end_of_turn(last, behind(asked), marks, eos)
 
 
 def _segments(
@@ -205,9 +271,11 @@ def _segments(
     *,
     open_reply: bool,
     done: tuple[int, str] = (0, ""),
+    finished: bool = True,
 ) -> list[Segment]:
     """Segments of a conversation behind what is done: (number of messages, their rendering with an open reply).
 
+    `finished`: whether the last turn has its end.
     Raises _RewrittenError for a turn of the assistant that `whole` does not have as it was rendered at the end.
     """
     num_done, done_text = done
@@ -218,11 +286,11 @@ def _segments(
             before = done_text if turn == num_done > 0 else _before(template, messages, turn)
             is_last = turn + 1 == len(messages) and not open_reply
             through = whole if is_last else template.text(messages[: turn + 1], open_reply=False)
-            reply = _split_reply(template, before, through, messages[turn]["content"])
+            reply = _split_reply(template, before, through, messages[: turn + 1])
             if reply is None or position > len(before) or not whole.startswith(before + "".join(reply)):
                 raise _RewrittenError(turn)
             segments.append(Segment(text=whole[position : len(before)], written=False))
-            segments += [Segment(text=part, written=True) for part in reply]
+            segments += reply.segments(finished=finished or not is_last)
             position = len(before) + len("".join(reply))
     segments.append(Segment(text=whole[position:], written=False))
     return [segment for segment in segments if segment.text]
@@ -238,12 +306,18 @@ def _before(template: _Template, messages: Sequence[Message], turn: int) -> str:
 
 
 def _answer(
-    template: _Template, prompt: Sequence[Message], asked: str, response: Sequence[Message], *, every_turn: bool
+    template: _Template,
+    prompt: Sequence[Message],
+    asked: str,
+    response: Sequence[Message],
+    *,
+    finished: bool,
+    every_turn: bool,
 ) -> list[Segment]:
     messages = [*prompt, *response]
     whole = template.text(messages, open_reply=False)
     try:
-        return _segments(template, messages, whole, open_reply=False, done=(len(prompt), asked))
+        return _segments(template, messages, whole, open_reply=False, done=(len(prompt), asked), finished=finished)
     except _RewrittenError as rewritten:
         if every_turn and len(response) > 1:
             raise template.refuse(rewritten.turn) from None
@@ -253,22 +327,24 @@ def _answer(
             f"{template.origin}: the chat template of '{template.encoder.name}' renders the prompt in another way once "
             "the first turn of the response follows; give responses of one turn"
         )
-    reply = _split_reply(template, before, whole, response[-1]["content"]) or (
-        response[-1]["content"],
-        template.ending,
-    )
-    parts = [(before[len(asked) :], False), *((part, True) for part in reply)]
-    return [Segment(text=text, written=written) for text, written in parts if text]
+    reply = _split_reply(template, before, whole, messages) or template.as_it_is(response[-1])
+    opening = before[len(asked) :]
+    return [*([Segment(text=opening, written=False)] if opening else []), *reply.segments(finished=finished)]
 
 
-def _split_reply(template: _Template, before: str, through: str, content: str) -> tuple[str, str] | None:
-    """(what the assistant wrote, what ends its turn or "") of a turn opened by `before`; None where it is rewritten."""
-    text = through.removeprefix(before)
-    start = text.find(content.strip())
-    if not through.startswith(before) or start < 0:
+def _split_reply(template: _Template, before: str, through: str, messages: Sequence[Message]) -> _Reply | None:
+    """The last turn, opened by `before`; None where the template writes it in another way.
+
+    `through`: the rendering up to and including the turn.
+    """
+    place = template.around(messages)
+    if place is None or not (place[0].startswith(before) and through.startswith(before)):
         return None
-    end = start + len(content.strip())
-    position, mark = _first_mark(text, end, template.encoder.marks)
-    if not mark and (ending := template.ending):
-        position, mark = text.find(ending, end), ending
-    return (text[:end], "") if position < 0 else (text[:position], mark)
+    opening, behind = place[0][len(before) :], place[1]
+    text, content = through[len(before) :], messages[-1].get("content") or ""
+    # Many templates strip; some write what the words themselves say of a thought in place of one that they add.
+    spelled = (content, content.strip(), content.lstrip(), content.rstrip())
+    if not any(text in (opening + words + behind, words + behind) for words in spelled):
+        return None
+    position, ending = template.end(behind, messages[-1])
+    return _Reply(text[: len(text) - len(behind)], behind[:position], ending)

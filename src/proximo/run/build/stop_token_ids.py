@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 def ending_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """The ids in ascending order. A chat template's end-of-turn token is often not the EOS token.
 
-    Raises ModelError if neither model nor tokenizer defines an EOS token.
+    Where a turn ends in several special tokens, the last of them ends a response, and none of the others does: training
+    teaches them all. Raises ModelError if neither model nor tokenizer defines an EOS token.
     """
-    return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *end_of_turn_ids(TextEncoder(tokenizer))}))
+    turn = end_of_turn_ids(TextEncoder(tokenizer))
+    return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *turn[-1:]} - set(turn[:-1])))
