@@ -10,7 +10,7 @@ from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import TextForm, text_exchanges
 from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import encode_exchanges
+from proximo.data.rendering import count_unread, encode_exchanges
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Rendered, TextEncoder, Tokens
@@ -107,7 +107,10 @@ class _Loader:
         options, encoder = self.options, self.encoder
         paired = [(identity, exchange) for identity, exchange in portion if exchange is not None]
         exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
-        rendered, encoded = encode_exchanges(encoder, exchanges, every_turn=options.train_on == "responses")
+        if options.train_on == "everything":
+            _refuse_weights(exchanges)
+        learned = "all" if options.train_on == "responses" else "last"
+        rendered, encoded = encode_exchanges(encoder, exchanges, learned=learned)
         if options.layout == "blocks":
             examples, counts = self._blocks.added(exchanges, encoded)
         else:
@@ -120,6 +123,7 @@ class _Loader:
             num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
             num_merged_boundaries=merges,
             unwritable=encoder.unwritable(rendered),
+            unread=count_unread(rendered),
             num_checked_boundaries=checked,
         )
         return self._counted(examples, report + counts)
@@ -128,6 +132,16 @@ class _Loader:
         num_tokens = sum(len(example.token_ids) for example in examples)
         self.report += replace(report, num_tokens=num_tokens)
         return examples
+
+
+def _refuse_weights(exchanges: Sequence[Exchange]) -> None:
+    for exchange in exchanges:
+        turns = [*exchange.prompt, *exchange.responses[0]] if not isinstance(exchange.prompt, str) else []
+        if any(turn.get("weight") == 0 for turn in turns if not isinstance(turn, str)):
+            raise DataError(
+                f"{exchange.origin}: a message has weight 0, so it is not to be learned, but data.train_on is "
+                "everything: set it to responses, or take the weight out"
+            )
 
 
 def _one_per_row(

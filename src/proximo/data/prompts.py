@@ -12,7 +12,7 @@ from proximo.data.formats.row_formats import prompt_exchanges
 from proximo.data.formats.typed_columns import answer_cell, mean_cell
 from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import encode_exchanges
+from proximo.data.rendering import count_unread, encode_exchanges
 from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
@@ -23,7 +23,7 @@ from proximo.records import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "answer", "base_scores"})
+_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "system", "history", "answer", "base_scores"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +118,7 @@ def _portion(
         num_too_long=len(portion) - len(prompts),
         num_truncated=sum(is_truncated for _, is_truncated in kept),
         unwritable=encoder.unwritable(rendered),
+        unread=count_unread(rendered),
         num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
     return prompts, report
@@ -146,6 +147,7 @@ def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
         token_ids=(*ids[-1:] * missing, *ids),
         text=prompt if isinstance(prompt, str) else None,
         messages=None if isinstance(prompt, str) else prompt,
+        template_variables=fitted.exchange.template_variables,
         answer=answer_cell(row, "answer"),
         base_score=mean_cell(row, "base_scores"),
         metadata=metadata,

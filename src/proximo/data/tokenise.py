@@ -29,6 +29,8 @@ class Segment:
     token_ids: tuple[int, ...] | None = None
     ends_turn: bool = False
     """True where a chat template ends a turn of the assistant with it."""
+    is_context: bool = False
+    """True where the data says that it is not to be learned, whoever wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +39,13 @@ class Rendered:
 
     prompt: tuple[Segment, ...]
     responses: tuple[tuple[Segment, ...], ...] = ()
+    unread: tuple[str, ...] = ()
+    """What the messages hold and the chat template makes nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids, each with whether the assistant wrote it."""
+    """Token ids, each with whether the assistant wrote it and the data do not make it context."""
 
     ids: tuple[int, ...]
     written: tuple[bool, ...]
@@ -53,6 +57,11 @@ class Tokens:
     def __len__(self) -> int:
         """The number of token ids, special ones included."""
         return len(self.ids)
+
+    @property
+    def mask(self) -> tuple[bool, ...] | None:
+        """Which of the tokens a loss learns; None where it learns all of them."""
+        return None if all(self.written) else self.written
 
     def first(self, count: int) -> "Tokens":
         """The first `count` tokens."""
@@ -198,5 +207,5 @@ def _joined(segments: Sequence[Segment], ids: dict[str, tuple[int, ...]]) -> Tok
     for segment in segments:
         added = ids[segment.text] if segment.token_ids is None else segment.token_ids
         tokens += added
-        written += [segment.written] * len(added)
+        written += [segment.written and not segment.is_context] * len(added)
     return Tokens(tuple(tokens), tuple(written))

@@ -97,7 +97,12 @@ class ProcessReward(ModelReward):
             )
         if not steps:
             return Reading()
-        solution = Solution(origin=f"prompt '{prompt.id}'", prompt="" if asked is None else asked, steps=steps)
+        solution = Solution(
+            origin=f"prompt '{prompt.id}'",
+            prompt="" if asked is None else asked,
+            steps=steps,
+            template_variables=prompt.template_variables,
+        )
         try:
             (encoded,) = encode_steps(self._own, [solution], self._own_finder)
         except (RenderingError, TemplateLimitError) as error:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.data import PreferenceDataConfig
 from proximo.data.load_report import LoadReport
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
+from proximo.data.templates.chat import Learned
 from proximo.data.token_cache import TokenCache
 from proximo.run.build.data import SplitRows
 
@@ -37,9 +38,17 @@ class SplitPairs:
 
 
 def load_pairs(
-    data: PreferenceDataConfig, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, *, cache: TokenCache | None = None
+    data: PreferenceDataConfig,
+    rows: SplitRows,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    learned: Learned,
+    cache: TokenCache | None = None,
 ) -> SplitPairs:
-    """Tokenise rows into pairs. Raises DataError for a malformed row, and if no pair is left."""
+    """Tokenise rows into pairs. Raises DataError for a malformed row, and if no pair is left.
+
+    `learned`: `responses` if a policy learns their tokens, `last` if a reward model reads them.
+    """
     options = PairOptions(
         form=data.form,
         min_response_words=data.min_response_words,
@@ -47,6 +56,7 @@ def load_pairs(
         too_long=data.too_long,
         as_messages=data.as_messages,
         system=data.system,
+        learned=learned,
     )
     training, report = load_preference_pairs(rows.training, tokenizer, options, cache=cache)
     held_out = load_preference_pairs(rows.held_out, tokenizer, options, cache=cache)[0] if rows.held_out else []

@@ -19,7 +19,7 @@ def build_task(recipe: DPORecipe) -> DPOTask:
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model, "reference": recipe.reference})
-    pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
+    pairs = load_pairs(recipe.data, rows, tokenizer, learned="responses", cache=cache)
     check_prompts(chain(pairs.training, pairs.held_out), "pairs")
     models = build_policy_and_reference(recipe, tokenizer, rows, longest=pairs.longest, device_spec=device_spec)
     inputs = TaskInputs(

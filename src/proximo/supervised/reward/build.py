@@ -26,7 +26,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     check_readers(recipe.tokenizer, tokenizer, {"reward": recipe.model})
-    pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
+    pairs = load_pairs(recipe.data, rows, tokenizer, learned="last", cache=cache)
     model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
     check_lengths(model.base.config, role="reward", max_prompt_tokens=pairs.longest, max_response_tokens=0)
     if not recipe.reward.dropout:
