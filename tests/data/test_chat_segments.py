@@ -3,7 +3,7 @@
 import pytest
 
 from builders import tiny_tokenizer
-from proximo.data.templates import chat
+from proximo.data.templates import conversation_text
 from proximo.data.templates import renderer as templates
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
 from proximo.data.templates.turn_ends import end_of_turn
@@ -168,7 +168,7 @@ def test_a_conversation_may_begin_with_the_assistant() -> None:
 def test_a_template_that_would_never_end_is_one_message(harm: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "CPU_SECONDS", 1)
     renderer = templates.TemplateRenderer()
-    monkeypatch.setattr(chat, "RENDERER", renderer)
+    monkeypatch.setattr(conversation_text, "RENDERER", renderer)
     encoder = encoder_with(harm + TEMPLATES["chatml"])
     with pytest.raises(
         ModelError, match=f"here: the chat template of 'the/tokenizer' could not be.*more than.*{limit}"

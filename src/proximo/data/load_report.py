@@ -19,11 +19,12 @@ class Remark:
 def remark_lines(remarks: Mapping[Remark, int]) -> Iterator[str]:
     """One line for each source and kind of remark, with the number of rows of each column."""
     for (source, what), group in groupby(sorted(remarks), lambda remark: (remark.source, remark.what)):
-        yield f"{source}: {what}: {_counted((remark.column, remarks[remark]) for remark in group)}"
+        columns = _counted((f"'{remark.column}'", remarks[remark]) for remark in group)
+        yield f"{source}: {what}: {columns}"
 
 
 def _counted(names: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"'{name}' ({count:,} {'row' if count == 1 else 'rows'})" for name, count in names)
+    return ", ".join(f"{name} ({count:,} {'row' if count == 1 else 'rows'})" for name, count in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
-from proximo.records import Prompt
+from proximo.records import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,9 +146,14 @@ def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
         id=row_id(row),
         token_ids=(*ids[-1:] * missing, *ids),
         text=prompt if isinstance(prompt, str) else None,
-        messages=None if isinstance(prompt, str) else prompt,
+        messages=None if isinstance(prompt, str) else tuple(map(_without_weight, prompt)),
         template_variables=fitted.exchange.template_variables,
         answer=answer_cell(row, "answer"),
         base_score=mean_cell(row, "base_scores"),
         metadata=metadata,
     )
+
+
+def _without_weight(message: Message) -> Message:
+    """Nothing of a prompt is learned."""
+    return {key: value for key, value in message.items() if key != "weight"}

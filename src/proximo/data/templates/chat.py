@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from proximo.data.templates.conversation_text import conversation_text
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
-from proximo.data.templates.tool_forms import FORMS, CallForm, call_form, writes_results
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
 from proximo.data.templates.unread import unread
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
@@ -157,7 +157,7 @@ class _Template:
         """
         given = self.variables if variables is None else variables
         try:
-            return _render(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
+            return conversation_text(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
         except TemplateLimitError as error:
             raise self._beyond(error) from error
         except TemplateSyntaxError as error:
@@ -254,41 +254,6 @@ def _place(name: str) -> str:
     return next((str(file) for file in files if file.is_file()), f"the tokenizer '{name}'")
 
 
-def _render(
-    source: str,
-    tokens: str,
-    messages: Sequence[Message],
-    *,
-    open_reply: bool,
-    variables: Mapping[str, Any] | None = None,
-) -> str:
-    form: CallForm | None = FORMS[0]
-    if any("tool_calls" in message for message in messages):
-        form = _call_form(source, tokens)
-    if form is None:
-        raise TemplateError("it leaves out calls of tools")
-    if any(message["role"] == "tool" for message in messages) and not _writes_results(source, tokens):
-        raise TemplateError("it leaves out what tools return")
-    return _rendered(source, tokens, form.messages(messages), variables or {}, open_reply=open_reply)
-
-
-def _rendered(
-    source: str, tokens: str, messages: list[dict[str, Any]], variables: Mapping[str, Any], *, open_reply: bool
-) -> str:
-    context = {"tools": None, "documents": None, **json.loads(tokens), **variables}
-    return RENDERER.render(source, {**context, "messages": messages, "add_generation_prompt": open_reply})
-
-
-@lru_cache(maxsize=64)
-def _call_form(source: str, tokens: str) -> CallForm | None:
-    return call_form(partial(_rendered, source, tokens, open_reply=False))
-
-
-@lru_cache(maxsize=64)
-def _writes_results(source: str, tokens: str) -> bool:
-    return writes_results(partial(_rendered, source, tokens, open_reply=True), _call_form(source, tokens))
-
-
 def _around(
     render: Callable[[Sequence[Message]], str], messages: Sequence[Message], words: str
 ) -> tuple[str, str] | None:
@@ -311,7 +276,7 @@ def _ending(source: str, tokens: str, marks: tuple[str, ...], eos: str) -> str:
 
     def behind(*following: Message) -> str | None:
         def render(given: Sequence[Message]) -> str:
-            return _render(source, tokens, [*given, *following], open_reply=False)
+            return conversation_text(source, tokens, [*given, *following], open_reply=False)
 
         try:
             place = _around(render, toy, source + tokens)

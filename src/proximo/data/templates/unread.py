@@ -41,8 +41,8 @@ def unread(
             f"{origin}: the chat template of '{name}' does not write tools, so a model would learn without having seen "
             "them: give a template that does as tokenizer.chat_template, or leave them out: `columns: {tools: ''}`"
         )
-    found = [f"message key {key}" for key in keys if is_unread(key)]
-    found += ["chat_template_kwargs"] if options and is_unread(None, options) else []
+    found = [f"message key '{key}'" for key in keys if is_unread(key)]
+    found += ["column 'chat_template_kwargs'"] if options and is_unread(None, options) else []
     return (*found, *_weights(views))
 
 
