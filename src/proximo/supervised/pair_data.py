@@ -22,6 +22,8 @@ class SplitPairs:
     held_out: Sequence[PreferencePair]
     report: LoadReport
     """What was loaded and dropped among the training rows."""
+    held_out_report: LoadReport | None = None
+    """The same of the held-out rows; None without any."""
 
     @property
     def longest(self) -> int:
@@ -59,5 +61,7 @@ def load_pairs(
         learned=learned,
     )
     training, report = load_preference_pairs(rows.training, tokenizer, options, cache=cache)
-    held_out = load_preference_pairs(rows.held_out, tokenizer, options, cache=cache)[0] if rows.held_out else []
-    return SplitPairs(training=training, held_out=held_out, report=report)
+    if not rows.held_out:
+        return SplitPairs(training=training, held_out=[], report=report)
+    held_out, held_out_report = load_preference_pairs(rows.held_out, tokenizer, options, cache=cache)
+    return SplitPairs(training=training, held_out=held_out, report=report, held_out_report=held_out_report)

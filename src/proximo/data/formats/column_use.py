@@ -28,9 +28,10 @@ def read_by_source(
     readers: dict[str, Callable[[Row], Made]] = {}
     for given in rows:
         refuse_media(given)
-        messages = written_messages(given)
-        row = replace(given, values={**given.values, **messages}) if messages else given
-        remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in messages)
+        row = given
+        if messages := written_messages(given):
+            row = replace(given, values={**given.values, **messages})
+            remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in messages)
         key = row.name or row.source
         if key not in readers:
             readers[key] = reader_of(row)
@@ -38,8 +39,9 @@ def read_by_source(
         made = readers[key](replace(row, values=watched))
         if others_used is not None:
             used = {*watched.asked, *others_used, *row.used}
-            unused = [name for name, value in row.values.items() if name not in used and _has_content(value)]
-            remarks.update(Remark(row.source, "columns not used", name) for name in unused)
+            for name in row.values:
+                if name not in used and _has_content(row.values[name]):
+                    remarks[Remark(row.source, "columns not used", name)] += 1
         yield made
 
 

@@ -11,8 +11,8 @@ from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
 from proximo.errors import DataError
 
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_CONTEXT = ("system", "history", "tools", "chat_template_kwargs")
+_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
+_CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
 _OURS = ("messages", "tools", "add_generation_prompt")
 """Variables of a template that `chat_template_kwargs` may not set."""
 
@@ -22,7 +22,10 @@ def in_context(row: Row, exchange: Exchange) -> Exchange:
 
     Raises DataError naming the row for a malformed one, and for a second system message.
     """
-    row = replace(row, values={name: row.values.get(name) for name in _CONTEXT if name not in row.used})
+    given = _CONTEXT.intersection(row.values).difference(row.used)
+    if not given:
+        return exchange
+    row = replace(row, values={name: row.values[name] for name in given})
     tools = tools_cell(row)
     variables = _variables(row) | ({"tools": tools} if tools else {})
     exchange = replace(exchange, before=(*_system(row), *_history(row)), template_variables=variables)
@@ -31,8 +34,8 @@ def in_context(row: Row, exchange: Exchange) -> Exchange:
 
 def refuse_media(row: Row) -> None:
     """Raises DataError for a row with pictures, sounds or films, which would be learned without them."""
-    for field in _MEDIA:
-        if field not in row.used and row.values.get(field) not in (None, "", [], {}):
+    for field in sorted(_MEDIA.intersection(row.values).difference(row.used)):
+        if row.values[field] not in (None, "", [], {}):
             raise DataError(
                 f"{row.origin}: column '{field}' holds {describe(row.values[field])}, but models here read text alone, "
                 f"and its text would be learned without it. Leave such rows out, or the column: "

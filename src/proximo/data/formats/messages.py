@@ -17,7 +17,9 @@ if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
 
 ROLES = ("system", "user", "assistant", "tool")
 """Roles of messages that are understood."""
-MESSAGE_COLUMNS = ("prompt", "messages", "conversations", "chosen", "rejected", "response", "completion", "output")
+MESSAGE_COLUMNS = frozenset(
+    {"prompt", "messages", "conversations", "chosen", "rejected", "response", "completion", "output"}
+)
 """Columns whose cells may be messages."""
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
 """What ShareGPT, and the older function calls of OpenAI, call the roles."""
@@ -25,6 +27,7 @@ _CALLING = "function_call"
 """ShareGPT's role for a turn of the assistant whose text is a call of a tool, or a list of calls."""
 _WEIGHTS = ("weight", "train", "loss_mask")
 """Keys that say whether a turn is learned: OpenAI's, axolotl's and verl's."""
+_OPENING = re.compile(r"\s*[\[{]")
 _LITERAL = re.compile(r"\[\s*\{\s*'(role|from|content|value)'\s*:.*\}\s*\]", re.DOTALL)
 """What Python writes for a list of messages, as in a table that pandas saved."""
 
@@ -49,9 +52,10 @@ def written_messages(row: Row) -> dict[str, Any]:
     Raises DataError for a list of messages in Python's own notation, which is no JSON.
     """
     found: dict[str, Any] = {}
-    for field in MESSAGE_COLUMNS:
-        text = row.values.get(field)
-        if not isinstance(text, str) or not text.lstrip().startswith(("[", "{")):
+    for field, text in row.values.items():
+        if field not in MESSAGE_COLUMNS:
+            continue
+        if not isinstance(text, str) or not _OPENING.match(text):
             continue
         if _LITERAL.fullmatch(text.strip()):
             raise DataError(

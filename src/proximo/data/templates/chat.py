@@ -179,7 +179,7 @@ class _Template:
         def render(messages: Sequence[Message], is_open: bool, variables: Mapping[str, Any]) -> str:
             return self.text(messages, open_reply=is_open, variables=variables)
 
-        return unread(render, views, self.variables, origin=self.origin, name=self.encoder.name)
+        return unread(render, views, self.variables, source=self.source, origin=self.origin, name=self.encoder.name)
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
         """What stands before and behind the content of the last message; None where that has no one place."""

@@ -16,23 +16,27 @@ _READ_OF_TOOLS = {"name", "tool_call_id"}
 
 
 def unread(
-    render: Render, views: Sequence[View], variables: Mapping[str, Any], *, origin: str, name: str
+    render: Render, views: Sequence[View], variables: Mapping[str, Any], *, source: str, origin: str, name: str
 ) -> tuple[str, ...]:
     """The keys of messages, and the variables, that make no difference to any view.
 
-    `name`: of the tokenizer. Raises DataError for tools that make none: a model would learn to call what it was not
-    shown.
+    `source`: the template; a word that is not in it is not tried. `name`: of the tokenizer. Raises DataError for tools
+    that make no difference: a model would learn to call what it was not shown.
     """
     keys = sorted({key for messages, _ in views for message in messages for key in _others(message)})
     options = variables.keys() - {"tools"}
     if not (keys or variables):
         return _weights(views)
-    texts = [render(*view, variables) for view in views]
 
     def is_unread(key: str | None, names: Set[str] = frozenset()) -> bool:
+        if not any(word in source for word in (names if key is None else {key})):
+            return True
         kept = {name: value for name, value in variables.items() if name not in names}
         try:
-            return texts == [render(_without(key, messages), is_open, kept) for messages, is_open in views]
+            return all(
+                render(messages, is_open, variables) == render(_without(key, messages), is_open, kept)
+                for messages, is_open in views
+            )
         except RenderingError:
             return False
 

@@ -5,7 +5,7 @@ from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.models.scalar import HeadStart
 from proximo.run.build.conversion import check_optimizer
-from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.data import evaluation_notes, read_split, token_cache
 from proximo.run.build.models import build_scalar_model, build_tokenizer, check_readers, prepare_device
 from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
@@ -44,7 +44,8 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
             fingerprint=fingerprint,
             notes=(
                 *(f"data: {rows.description}", f"training pairs: {pairs.report}"),
-                *(*_unused_margins(recipe, pairs), *cache.notes),
+                *_unused_margins(recipe, pairs),
+                *(*evaluation_notes(recipe.data, pairs.held_out_report), *cache.notes),
             ),
         )
     )
