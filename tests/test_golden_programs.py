@@ -52,7 +52,7 @@ def test_a_stop_token_ends_a_response_and_stays(written: list[int], num_tokens: 
     """torchtune's rows, which are written in full there and cut afterwards: its last indices are [2, 1, 2, 0]."""
     options = SamplingOptions(max_new_tokens=3, stop_token_ids=(2,))
     rules = StopRules(options=options, eos_token_ids=(), tokenizer=tiny_tokenizer())
-    ends = [rules.finish(written[:length], limit=3) for length in range(1, 4)]
+    ends = [rules.finish(written[:length], prompt_end=(), limit=3) for length in range(1, 4)]
     first = next(index for index, end in enumerate(ends) if end is not None)
     assert (first + 1, ends[first]) == (num_tokens, finish)
 

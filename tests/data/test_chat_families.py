@@ -120,7 +120,10 @@ def test_a_rollout_stops_where_fine_tuning_taught_a_turn_to_end(family: Family) 
     ends = ending_ids(SimpleNamespace(generation_config=None), tokenizer)
     assert [token in ends for token in learned] == [False] * (len(learned) - 1) + [True]
     stop = StopRules(options=SamplingOptions(max_new_tokens=99), eos_token_ids=ends, tokenizer=tokenizer)
-    assert [stop.finish(learned[:n], limit=99) for n in (len(learned) - 1, len(learned))] == [None, Finish.EOS]
+    assert [stop.finish(learned[:n], prompt_end=(), limit=99) for n in (len(learned) - 1, len(learned))] == [
+        None,
+        Finish.EOS,
+    ]
 
 
 def test_a_token_inside_a_turns_end_stops_no_rollout() -> None:

@@ -21,6 +21,7 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm.engine import VLLMEngine
 from proximo.rollout.vllm.server import VLLMServer
+from tokenizer_kinds import KINDS
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(4)]
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
@@ -226,3 +227,28 @@ def test_a_fingerprint_is_of_names_shapes_types_and_numbers() -> None:
         {"a": given["a"]},
     ):
         assert fingerprint(other) != found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on_servers", [False, True], ids=["built-in", "vLLM servers"])
+def test_the_text_of_a_response_is_what_it_adds_to_its_prompt(kind: str, on_servers: bool) -> None:
+    tokenizer = KINDS[kind]()
+    model = LanguageModel(tiny_language_model(vocab_size=len(tokenizer), **LIVELY))
+    if on_servers:
+        servers = OPEN.enter_context(fake_servers(model, 1))
+        engine: Engine = VLLMEngine([VLLMServer(servers[0].url)], model, tokenizer, eos_token_ids=[2])
+        OPEN.callback(engine.close)
+    else:
+        engine = LocalEngine(model, tokenizer, eos_token_ids=[2])
+    engine.load_weights(1, weights(model))
+    # They end in a character of one token, which no byte of a response can be a part of.
+    texts = ("Once upon", "a:", "\u20aca")
+    prompts = [Prompt(id=text, token_ids=tuple(tokenizer(text)["input_ids"])) for text in texts]
+    for response in engine.generate(prompts, num_samples=4, options=OPTIONS, key=KEY):
+        asked = list(response.prompt.token_ids)
+        ended = len(response.token_ids) - (response.finish is Finish.EOS)
+        before, after = (
+            tokenizer.decode(each, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for each in (asked, [*asked, *response.token_ids[:ended]])
+        )
+        assert before + response.text == after

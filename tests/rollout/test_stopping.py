@@ -1,15 +1,18 @@
 """Responses end where they should, and their text is cut where it should be."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from builders import tiny_tokenizer
+from proximo.data.detokenise import decode_behind, end_of_prompt
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules
+from tokenizer_kinds import KINDS, legacy
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -33,13 +36,13 @@ def rules(tokenizer: PreTrainedTokenizerFast, *stop_strings: str, **options) -> 
     return StopRules(options=chosen, eos_token_ids={tokenizer.convert_tokens_to_ids("<eos>")}, tokenizer=tokenizer)
 
 
-def run(stop: StopRules, token_ids: list[int]) -> tuple[int, Finish | None, str]:
+def run(stop: StopRules, token_ids: list[int], prompt_end: Sequence[int] = ()) -> tuple[int, Finish | None, str]:
     """Feed tokens one by one: how many were taken, why it ended, and the text."""
     for count in range(1, len(token_ids) + 1):
-        finish = stop.finish(token_ids[:count], limit=stop.options.max_new_tokens)
+        finish = stop.finish(token_ids[:count], prompt_end=prompt_end, limit=stop.options.max_new_tokens)
         if finish is not None:
-            return count, finish, stop.text(token_ids[:count], finish)
-    return len(token_ids), None, stop.text(token_ids, Finish.LENGTH)
+            return count, finish, stop.text(token_ids[:count], finish, prompt_end=prompt_end)
+    return len(token_ids), None, stop.text(token_ids, Finish.LENGTH, prompt_end=prompt_end)
 
 
 def characters(text: str) -> list[int]:
@@ -128,7 +131,7 @@ def test_a_stop_string_before_the_minimum_is_let_pass_and_does_not_cut_the_text_
 def test_text_leaves_out_special_tokens() -> None:
     tokenizer = tiny_tokenizer()
     tokens = [*characters("a"), tokenizer.convert_tokens_to_ids("<|user|>"), *characters("b")]
-    assert rules(tokenizer).text(tokens, Finish.LENGTH) == "ab"
+    assert rules(tokenizer).text(tokens, Finish.LENGTH, prompt_end=()) == "ab"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -150,3 +153,50 @@ def test_stop_strings_end_a_response_at_the_first_token_after_which_the_text_hol
     if finish is Finish.STOP:
         whole = texts[expected - 1]
         assert text == whole[: min(whole.find(string) for string in strings if string in whole)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_every_tokenizer_a_response_ends_where_what_it_adds_to_its_prompt_holds_a_stop_string(
+    kind: str, seed: int
+) -> None:
+    """Against the definition: decode the prompt and all that follows, after every token."""
+    draw, tokenizer = random.Random(seed), KINDS[kind]()
+    prompt_ids = tuple(tokenizer(draw.choice(["Once upon", "a\n", "", "\U0001f642" * 9]))["input_ids"])
+    words = [" a", "\n", "a", "\U0001f642", "  ", "t", "\u00e9", "\n\n", "return"]
+    alphabet = sorted({token for word in words for token in tokenizer(word, add_special_tokens=False)["input_ids"]})
+    tokens = [draw.choice(alphabet) for _ in range(40)]
+    strings = draw.sample([" a", "\n\n", "   ", "\U0001f642", "a a", " ta", "\u00e9\n"], k=2)
+    whole = [decode_behind(tokenizer, prompt_ids, tokens[:count], skip_special_tokens=False) for count in range(1, 41)]
+    holds = [any(string in each for string in strings) for each in whole]
+    expected = holds.index(True) + 1 if True in holds else 40
+    taken, finish, text = run(rules(tokenizer, *strings), tokens, end_of_prompt(tokenizer, prompt_ids))
+    assert (taken, finish is Finish.STOP) == (expected, True in holds)
+    added = whole[expected - 1]
+    if True in holds and prompt_ids != (1,):  # a lone BOS is no text, and the space behind it begins the text
+        added = added[: min(added.find(string) for string in strings if string in added)]
+        assert text == added
+
+
+def test_a_stop_string_may_begin_with_the_space_of_the_first_token() -> None:
+    tokenizer = legacy()
+    prompt_ids = tokenizer("Once upon")["input_ids"]
+    tokens = tokenizer.convert_tokens_to_ids(["\u2581", "m", "e"])
+    assert run(rules(tokenizer, " m"), tokens, prompt_ids) == (2, Finish.STOP, "")
+
+
+def test_an_end_of_sequence_leaves_the_first_space_of_a_response() -> None:
+    tokenizer = legacy()
+    tokens = [*tokenizer.convert_tokens_to_ids(["\u2581\u2581\u2581\u2581", "\u2581return"]), tokenizer.eos_token_id]
+    stop = StopRules(
+        options=SamplingOptions(max_new_tokens=9), eos_token_ids={tokenizer.eos_token_id}, tokenizer=tokenizer
+    )
+    assert run(stop, tokens, tokenizer("a:\n")["input_ids"]) == (3, Finish.EOS, "     return")
+
+
+@pytest.mark.parametrize("filler", ["\u20ac\U0001f642", "\u20ac\u20ac", "\U0001f642\U0001f642\u00e9"])
+def test_a_stop_string_behind_characters_of_many_tokens_is_found(filler: str) -> None:
+    """Bytes that begin within a character would spoil those that follow them."""
+    tokenizer = legacy()
+    stop, tokens = rules(tokenizer, "\n\n"), tokenizer(filler * 9 + "\n\n", add_special_tokens=False)["input_ids"]
+    assert run(stop, tokens, tokenizer("a")["input_ids"]) == (len(tokens), Finish.STOP, f" {filler * 9}")

@@ -39,8 +39,10 @@ class TokenCache:
         self.notes: list[str] = []
         self._read_texts = self._read_files = 0
 
-    def ids(self, tokenizer: "PreTrainedTokenizerBase", texts: list[str], tokenise: Tokenise) -> list[list[int]]:
-        """What `tokenise` returns for the texts, from the folder or into it.
+    def ids(
+        self, tokenizer: "PreTrainedTokenizerBase", texts: list[str], tokenise: Tokenise, *, within: bool
+    ) -> list[list[int]]:
+        """What `tokenise` returns for the texts, from the folder or into it. `within`: for texts behind other text.
 
         A file that is damaged, or whose ids are not those of the tokenizer, is replaced. A folder that cannot be used
         costs a note and the time of tokenising, not the run. Several processes may share it: each writes a file of
@@ -50,7 +52,7 @@ class TokenCache:
         # A tokenizer without a backend is Python code, which no digest covers.
         if self.folder is None or backend is None or len(texts) < MIN_TEXTS:
             return tokenise(texts)
-        key = _key(tokenizer, backend.to_str(), texts)
+        key = _key(tokenizer, backend.to_str(), texts, within=within)
         path = self.folder / f"{key}.safetensors"
         try:
             cached_ids = _read(path, len(texts))
@@ -90,10 +92,11 @@ class TokenCache:
             partial.unlink(missing_ok=True)
 
 
-def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str]) -> str:
+def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str], *, within: bool) -> str:
     """All that the ids are made of: normaliser, splits, vocabulary, merges and special tokens stand in `backend`."""
     tokenizer_type = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__} {tokenizer.split_special_tokens}"
-    digest = hashlib.sha256(f"{LAYOUT} {version('transformers')} {version('tokenizers')} {tokenizer_type}\n".encode())
+    versions = f"{LAYOUT} {version('transformers')} {version('tokenizers')}"
+    digest = hashlib.sha256(f"{versions} {tokenizer_type}{' within' * within}\n".encode())
     for text in (backend, *texts):
         content = text.encode(errors="surrogatepass")
         digest.update(len(content).to_bytes(8, "little"))

@@ -1,22 +1,32 @@
 """Text to token ids, always segment by segment: the one place where data is tokenised. Not chat templates
-(`templates/chat.py`).
+(`templates/chat.py`), not ids to text (`detokenise.py`).
 
 A prompt and its response are separate segments wherever they are met (fine-tuning, reward training, rollouts, scoring
 by a reward model with a tokenizer of its own), so the same text gives the same ids everywhere, and what a policy was
-asked is a prefix of what it was trained on. Tokenising the joined text could merge characters across the boundary;
-`count_merges` says for how many examples it would.
+asked is a prefix of what it was trained on. Each segment has the ids of its place in the text: what a tokenizer puts
+before a whole text (`part_encoding.py`) stands at its beginning and before no other part of it. Tokenising the joined
+text could merge characters across the boundary; `count_merges` says for how many examples it would.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from proximo.data.token_cache import TokenCache
+from proximo.data.detokenise import decode
+from proximo.data.part_encoding import PartEncoder
+from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Place = str | None
+"""What a text stands behind: "" for nothing, since it begins the whole; a special token; None for other text."""
+
+_MOST_CANDIDATES = 1000
+"""Tokens among which two texts are looked for that the tokenizer can write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,31 +139,32 @@ class TextEncoder:
         return (Segment(written=True, token_ids=(self.end_id,)),)
 
     def texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Ids of each text without start or end, in one call of the tokenizer; equal texts are tokenised once."""
-        distinct = list(dict.fromkeys(texts))
-        if not distinct:
-            return []
-        distinct_ids = (
-            self._call(distinct) if self.cache is None else self.cache.ids(self.tokenizer, distinct, self._call)
-        )
-        ids = dict(zip(distinct, distinct_ids, strict=True))
-        return [tuple(ids[text]) for text in texts]
+        """Ids of whole texts without start or end, in one call of the tokenizer; equal texts are tokenised once."""
+        return self._each(texts, self._call, within=False)
 
     def rendered(self, batch: Sequence[Rendered]) -> list[Encoded]:
         """Tokens of each prompt and response, segment by segment."""
-        segments = [segment for item in batch for part in (item.prompt, *item.responses) for segment in part]
-        spelled = [segment.text for segment in segments if segment.token_ids is None]
-        ids = dict(zip(spelled, self.texts(spelled), strict=True))
-        return [
-            Encoded(
-                prompt=_joined(item.prompt, ids), responses=tuple(_joined(response, ids) for response in item.responses)
-            )
-            for item in batch
-        ]
+        parts = [part for item in batch for part in self._parts(item)]
+        spelled = [(segment.text, place) for part in parts for segment, place in part if segment.token_ids is None]
+        ids = dict(zip(spelled, self.placed(spelled), strict=True))
+        tokens = iter([_joined(part, ids) for part in parts])
+        return [Encoded(prompt=next(tokens), responses=tuple(next(tokens) for _ in item.responses)) for item in batch]
+
+    def placed(self, parts: Sequence[tuple[str, Place]]) -> list[tuple[int, ...]]:
+        """Ids of each text at its place."""
+        within = [text for text, place in parts if place is None]
+        whole = [(text, place) for text, place in parts if place is not None]
+        ids: dict[tuple[str, Place], tuple[int, ...]] = {
+            (text, None): found for text, found in zip(within, self._within(within), strict=True)
+        }
+        for (text, mark), found in zip(whole, self.texts([mark + text for text, mark in whole]), strict=True):
+            is_apart = bool(mark) and found[:1] == (self.tokenizer.convert_tokens_to_ids(mark),)
+            ids[text, mark] = found[1:] if is_apart else found if not mark else self.texts([text])[0]
+        return [ids[part] for part in parts]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included, nothing tidied."""
-        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+        """The text of token ids, special tokens included."""
+        return decode(self.tokenizer, ids, skip_special_tokens=False)
 
     def count_merges(
         self, batch: Sequence[Rendered], encoded: Sequence[Encoded], *, limit: int = 500
@@ -185,10 +196,80 @@ class TextEncoder:
                 holder[character] = text
         alone = [character for character in sorted(holder) if not character.isspace()]
         unknown = {self.tokenizer.unk_token_id} - {self.end_id, self.tokenizer.bos_token_id}
-        suspects = [c for c, ids in zip(alone, self.texts(alone), strict=True) if not set(ids) - unknown]
+        found = self._each(alone, self._call_within, within=True)
+        suspects = [c for c, ids in zip(alone, found, strict=True) if not set(ids) - unknown]
         # A vocabulary of whole words may know a letter within its word only.
         lost = {c for c in suspects if c not in self.text(self.texts([holder[c]])[0])}
         return {c: sum(text.count(c) for text in texts) for c in suspects if c in lost}
+
+    def _parts(self, item: Rendered) -> Iterator[list[tuple[Segment, Place]]]:
+        """Prompt and responses, each segment with its place."""
+        prompt = list(self._with_places(item.prompt, ""))
+        yield prompt
+        end = self._behind(*prompt[-1]) if prompt else ""
+        for response in item.responses:
+            yield list(self._with_places(response, end))
+
+    def _with_places(self, segments: Sequence[Segment], place: Place) -> Iterator[tuple[Segment, Place]]:
+        for segment in segments:
+            yield segment, place
+            place = self._behind(segment, place)
+
+    def _behind(self, segment: Segment, place: Place) -> Place:
+        """The place of what comes next. Ids without a text stand before the whole, or at its end."""
+        if not segment.text:
+            return place
+        return next((mark for mark in self._dividing if segment.text.endswith(mark)), None)
+
+    @cached_property
+    def _dividing(self) -> tuple[str, ...]:
+        """The texts of all tokens that are found before the rest of a text is tokenised, longest first."""
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        return tuple(sorted(added, key=lambda text: (-len(text), text)))
+
+    def _within(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Ids of texts behind other text. Raises ModelError for a tokenizer that cannot write them there."""
+        if texts and self._misread is not None:
+            raise ModelError(
+                f"the tokenizer '{self.name}' cannot write a text behind another: {self._misread}; it would be learned "
+                "in another form than the text has. Take one that keeps the white space of a text, such as byte-level "
+                "BPE or sentencepiece"
+            )
+        return self._each(texts, self._call_within, within=True)
+
+    @cached_property
+    def _misread(self) -> str | None:
+        """What reads wrongly of two texts behind one another, in words; None where nothing does."""
+        known = [text for text in ("a", "b") if self._writes(text)]
+        if len(known) < 2:
+            known = [text for text in islice(self.tokenizer.get_vocab(), _MOST_CANDIDATES) if self._writes(text)][:2]
+        if len(known) < 2:
+            return None
+        one, other = known
+        for text in (other, f" {other}"):
+            read = self.text((*self._call([one])[0], *self._call_within([text])[0])).removeprefix(" ")
+            if read != one + text:
+                return f"{one!r} and then {text!r} read {read!r}"
+        return None
+
+    def _writes(self, text: str) -> bool:
+        return text.isalnum() and self.text(self._call([text])[0]).strip() == text
+
+    @cached_property
+    def _part_encoder(self) -> PartEncoder | None:
+        return PartEncoder.of(self.tokenizer)
+
+    def _call_within(self, texts: list[str]) -> list[list[int]]:
+        return self._call(texts) if self._part_encoder is None else self._part_encoder.encode(texts)
+
+    def _each(self, texts: Sequence[str], call: Tokenise, *, within: bool) -> list[tuple[int, ...]]:
+        distinct = list(dict.fromkeys(texts))
+        if not distinct:
+            return []
+        cached = self.cache is not None
+        found = self.cache.ids(self.tokenizer, distinct, call, within=within) if cached else call(distinct)
+        ids = dict(zip(distinct, map(tuple, found), strict=True))
+        return [ids[text] for text in texts]
 
     def _call(self, texts: list[str]) -> list[list[int]]:
         # verbose=False: a text longer than the model's positions is counted in the report, not warned about here.
@@ -201,11 +282,11 @@ def _spelled(segments: Sequence[Segment], ids: tuple[int, ...]) -> tuple[int, ..
     return ids[len(first.token_ids or ()) : len(ids) - (len(last.token_ids or ()) if last is not first else 0)]
 
 
-def _joined(segments: Sequence[Segment], ids: dict[str, tuple[int, ...]]) -> Tokens:
+def _joined(segments: Sequence[tuple[Segment, Place]], ids: Mapping[tuple[str, Place], tuple[int, ...]]) -> Tokens:
     tokens: list[int] = []
     written: list[bool] = []
-    for segment in segments:
-        added = ids[segment.text] if segment.token_ids is None else segment.token_ids
+    for segment, place in segments:
+        added = ids[segment.text, place] if segment.token_ids is None else segment.token_ids
         tokens += added
         written += [segment.written and not segment.is_context] * len(added)
     return Tokens(tuple(tokens), tuple(written))

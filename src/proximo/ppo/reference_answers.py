@@ -37,8 +37,9 @@ def answer_responses(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerB
 
 
 def _response(prompt: Prompt, answer: str, encoder: TextEncoder) -> Response:
-    # A prompt that has only token ids gets an empty text: only the answer's tokens are used.
-    readable = prompt if prompt.messages is not None or prompt.text is not None else replace(prompt, text="")
+    is_readable = prompt.messages is not None or prompt.text is not None
+    # Only the answer's tokens are used; what they are depends on what they stand behind.
+    readable = prompt if is_readable else replace(prompt, text=encoder.text(prompt.token_ids))
     _, token_ids = render_for(encoder, readable, answer)
     return Response(
         prompt=prompt,

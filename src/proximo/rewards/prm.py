@@ -99,7 +99,7 @@ class ProcessReward(ModelReward):
             return Reading()
         solution = Solution(
             origin=f"prompt '{prompt.id}'",
-            prompt="" if asked is None else asked,
+            prompt=self._own.text(prompt.token_ids) if asked is None else asked,
             steps=steps,
             template_variables=prompt.template_variables,
         )

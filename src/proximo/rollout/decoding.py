@@ -33,6 +33,8 @@ class Growing:
     """A response that is being decoded."""
 
     prompt: Prompt
+    prompt_end: Sequence[int]
+    """`end_of_prompt` of its tokens."""
     sample_index: int
     stream: int
     limit: int
@@ -55,7 +57,7 @@ class Growing:
             response_mask=torch.ones(len(self.token_ids), dtype=torch.bool),
             finish=self.finish,
             policy_version=token_versions[0],
-            text=stop.text(self.token_ids, self.finish),
+            text=stop.text(self.token_ids, self.finish, prompt_end=self.prompt_end),
             token_versions=token_versions if len(set(token_versions)) > 1 else None,
         )
 
@@ -220,7 +222,9 @@ class DecodingCall:
                     raise _broken_logits(response)
                 response.token_ids.append(token)
                 response.logprobs.append(logprob)
-                response.finish = self._stop.finish(response.token_ids, limit=response.limit)
+                response.finish = self._stop.finish(
+                    response.token_ids, prompt_end=response.prompt_end, limit=response.limit
+                )
                 if response.finish is not None:
                     break
         self._scheduler.release(row for row, response in zip(rows, growing, strict=True) if response.finish is not None)

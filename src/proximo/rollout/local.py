@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from proximo.data.detokenise import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.dropout import evaluating
 from proximo.models.language import LanguageModel
@@ -149,12 +150,19 @@ class LocalEngine:
         """
         check_request(prompts, num_samples, options, max_positions=self._model.position_limit)
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
+        ends = [end_of_prompt(self._tokenizer, prompt.token_ids) for prompt in prompts]
         samples = [
             [
-                Growing(prompt=prompt, sample_index=s, stream=key.stream(index, s), limit=key.limit(index, options))
+                Growing(
+                    prompt=prompt,
+                    prompt_end=end,
+                    sample_index=s,
+                    stream=key.stream(index, s),
+                    limit=key.limit(index, options),
+                )
                 for s in range(num_samples)
             ]
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, end) in enumerate(zip(prompts, ends, strict=True))
         ]
         num_stops = self._num_stops
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)

@@ -7,9 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preference import pair_accuracy
+from proximo.data.detokenise import decode, response_text
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
-from proximo.models.pretrained.vocabulary import decode_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +75,9 @@ def pair_sample(
     return {
         "kind": "pair",
         "prompt_id": pair.id,
-        "prompt": decode_text(tokenizer, pair.prompt_token_ids),
-        "chosen": decode_text(tokenizer, pair.chosen_token_ids),
-        "rejected": decode_text(tokenizer, pair.rejected_token_ids),
+        "prompt": decode(tokenizer, pair.prompt_token_ids),
+        "chosen": response_text(tokenizer, pair.prompt_token_ids, pair.chosen_token_ids),
+        "rejected": response_text(tokenizer, pair.prompt_token_ids, pair.rejected_token_ids),
         "score_chosen": scores[0],
         "score_rejected": scores[1],
     }

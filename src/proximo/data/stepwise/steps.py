@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from proximo.data.detokenise import UNFINISHED, decode, response_text
 from proximo.data.formats.prompt_response import Exchange, Messages, said
 from proximo.data.rendering import render
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_SEPARATOR = "\n"
-_UNFINISHED = "\ufffd"
-"""The replacement character, which decoding writes for an incomplete UTF-8 sequence."""
+_CONTEXT_TOKENS = 16
+"""Tokens that others are decoded behind; `end_of_prompt` takes a few of them."""
 _MOST_UNFINISHED = 3
 """Tokens in a row that may end within one character, which has at most 4 bytes."""
 
@@ -47,33 +48,27 @@ class StepFinder:
         for index, token in enumerate(token_ids):
             if not self._may_complete(token):
                 continue
-            text = before + self._decode_behind(token_ids, start, index + 1)
+            text = before + self._behind(token_ids, start, index + 1)
             *steps, rest = text.split(self.separator)
             ends += [index for step in steps if step.strip()]
-            if not steps and text.endswith(_UNFINISHED) and num_unfinished < _MOST_UNFINISHED:
+            if not steps and text.endswith(UNFINISHED) and num_unfinished < _MOST_UNFINISHED:
                 num_unfinished += 1  # the next token completes a character, which may be of the separator
                 continue
             start, before, num_unfinished = index + 1, rest, 0
         return ends
 
+    def _behind(self, token_ids: Sequence[int], start: int, end: int) -> str:
+        """The text of the tokens from `start` to `end`, as it is behind those before them."""
+        before = token_ids[max(0, start - _CONTEXT_TOKENS) : start]
+        return response_text(self.tokenizer, before, token_ids[start:end])
+
     def _may_complete(self, token: int) -> bool:
         """False if the text of the token excludes that a separator ends in it."""
         if token not in self._candidates:
             # Decoding may strip the space of the first token, so the second copy shows the full text.
-            piece = self._decode([token, token])
-            self._candidates[token] = self.separator[-1] in piece or _UNFINISHED in piece
+            piece = decode(self.tokenizer, [token, token])
+            self._candidates[token] = self.separator[-1] in piece or UNFINISHED in piece
         return self._candidates[token]
-
-    def _decode_behind(self, token_ids: Sequence[int], start: int, end: int) -> str:
-        """The text of the tokens from `start` to `end`, with the space of the first one if it is not the very first."""
-        if start == 0:
-            return self._decode(token_ids[:end])
-        return self._decode(token_ids[start - 1 : end])[len(self._decode([token_ids[start - 1]])) :]
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,17 +98,29 @@ def encode_steps(
 ) -> list[EncodedSolution | None]:
     """Tokens of prompts and solutions, and where the steps end; tokenised in one call.
 
-    None for a solution whose steps share a token, so that one cannot be judged before the next.
+    None for a solution whose steps share a token, so that one cannot be judged before the next, or have other text in
+    the tokens (special tokens are none).
     """
     rendered = [rendered_solution(encoder, solution, finder.separator) for solution in solutions]
     encoded = []
-    for solution, item in zip(solutions, encoder.rendered(rendered), strict=True):
+    for solution, segments, item in zip(solutions, rendered, encoder.rendered(rendered), strict=True):
         prompt, response = item.prompt.ids, item.responses[0].ids
+        ends = finder.ends(response)
+        found = _steps_in(encoder, segments, finder.separator)
         # A chat template may write something in front of the steps, such as an empty thought.
-        ends = finder.ends(response)[-len(solution.steps) :]
-        apart = len(set(ends)) == len(solution.steps)
-        encoded.append(EncodedSolution(prompt_ids=prompt, response_ids=response, ends=tuple(ends)) if apart else None)
+        as_given = all(map(str.endswith, found[-len(solution.steps) :], solution.steps))
+        apart = as_given and len(set(ends)) == len(ends) == len(found)
+        ends = tuple(ends[-len(solution.steps) :])
+        encoded.append(EncodedSolution(prompt_ids=prompt, response_ids=response, ends=ends) if apart else None)
     return encoded
+
+
+def _steps_in(encoder: TextEncoder, rendered: Rendered, separator: str) -> list[str]:
+    """The steps that `StepFinder` should find in the tokens of a response."""
+    text = "".join(segment.text for segment in rendered.responses[0])
+    for mark in encoder.marks:
+        text = text.replace(mark, "")
+    return [step for part in text.split(separator)[:-1] if (step := part.strip())]
 
 
 def check_separator(encoder: TextEncoder, separator: str) -> None:

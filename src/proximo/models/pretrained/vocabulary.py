@@ -1,6 +1,6 @@
 """Tokenizers and the vocabularies of models: reading, comparing, growing. Not the tokenising of data."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,13 +45,6 @@ def _why_unread(path: str, error: Exception) -> str:
     if not is_local(path) or why != first_part(error) or (Path(path) / TOKENIZER_FILES[0]).exists():
         return why
     return f"there is no {TOKENIZER_FILES[0]} in it, and of what is there none can be made ({why})"
-
-
-def decode_text(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:
-    """The text of one sequence, without special tokens."""
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text
 
 
 def vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from proximo.data.detokenise import decode, response_text
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
@@ -14,7 +15,7 @@ from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.adapted import base_of, is_adapted
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
-from proximo.models.pretrained.vocabulary import check_vocabulary, decode_text, embedding_rows
+from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_rows
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import refuse_half_shared
 from proximo.ppo.inputs.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
@@ -199,7 +200,7 @@ def _prompt_of_ids(tokenizer: "PreTrainedTokenizerBase", index: int, given: Toke
     if num_tokens is not None:
         check_range(token_ids, num_tokens=num_tokens, what="prompt")
     # The text, with special tokens, is what reward functions and samples show for this prompt.
-    return Prompt(id=str(index), token_ids=token_ids, text=str(tokenizer.decode(list(token_ids))))
+    return Prompt(id=str(index), token_ids=token_ids, text=decode(tokenizer, token_ids, skip_special_tokens=False))
 
 
 def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
@@ -290,7 +291,7 @@ def as_responses(
             response_mask=torch.ones(len(token_ids), dtype=torch.bool),
             finish=Finish.EOS if token_ids and token_ids[-1] in endings else Finish.LENGTH,
             policy_version=policy_version,
-            text=decode_text(tokenizer, token_ids),
+            text=response_text(tokenizer, prompts[index // group_size].token_ids, token_ids),
         )
 
     records = [

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from proximo.data.detokenise import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue, Sum
@@ -245,6 +246,7 @@ class VLLMEngine:
         """Asks a server for one response: its place in the batch, and the response."""
         index, key = place
         limit = key.limit(index, stop.options)
+        prompt_end = end_of_prompt(self._tokenizer, prompt.token_ids)
 
         def body(*, with_stop_strings: bool) -> bytes:
             return generate_body(
@@ -259,11 +261,11 @@ class VLLMEngine:
 
         def ask(server: VLLMServer) -> tuple[tuple[int, int], Response]:
             choice = self._choice(server, push, body(with_stop_strings=bool(stop.options.stop_strings)), limit)
-            ended = _ended(stop, choice, limit)
+            ended = _ended(stop, choice, prompt_end, limit)
             if ended is None and stop.options.stop_strings:
                 # The server reads another text from the tokens than we do. Its draws are those of the seed.
                 choice = self._choice(server, push, body(with_stop_strings=False), limit)
-                ended = _ended(stop, choice, limit)
+                ended = _ended(stop, choice, prompt_end, limit)
             if ended is None:
                 raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
             length, finish = ended
@@ -277,7 +279,7 @@ class VLLMEngine:
                 response_mask=torch.ones(length, dtype=torch.bool),
                 finish=finish,
                 policy_version=versions[0],
-                text=stop.text(choice.token_ids[:length], finish),
+                text=stop.text(choice.token_ids[:length], finish, prompt_end=prompt_end),
                 token_versions=versions if len(set(versions)) > 1 else None,
             )
             return (index, sample), response
@@ -351,10 +353,11 @@ def _other_weights(names: Sequence[str]) -> str:
     return f"it sampled with the weights {', '.join(names)}{whose}"
 
 
-def _ended(stop: StopRules, choice: Choice, limit: int) -> tuple[int, Finish] | None:
+def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: int) -> tuple[int, Finish] | None:
     """Number of tokens up to the end of the response, and why it ends; None if none of the tokens ends it."""
     for length in range(1, len(choice.token_ids) + 1):
-        if (finish := stop.finish(choice.token_ids[:length], limit=limit)) is not None:
+        finish = stop.finish(choice.token_ids[:length], prompt_end=prompt_end, limit=limit)
+        if finish is not None:
             return length, finish
     return None
 

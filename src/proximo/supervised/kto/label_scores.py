@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.data.detokenise import decode, response_text
 from proximo.data.labelled import LabelledResponse
 from proximo.metrics.values import Mean, MetricValue
-from proximo.models.pretrained.vocabulary import decode_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +71,8 @@ def label_sample(tokenizer: PreTrainedTokenizerBase, example: LabelledResponse, 
     return {
         "kind": "labelled",
         "prompt_id": example.id,
-        "prompt": decode_text(tokenizer, example.prompt_token_ids),
-        "response": decode_text(tokenizer, example.response_token_ids),
+        "prompt": decode(tokenizer, example.prompt_token_ids),
+        "response": response_text(tokenizer, example.prompt_token_ids, example.response_token_ids),
         "desirable": example.desirable,
         "score": reward,
     }

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.special import entr
 from transformers import PreTrainedTokenizerBase
 
+from proximo.data.detokenise import decode, response_text
 from proximo.data.stepwise.examples import StepExample, first_wrong, is_right
 from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
-from proximo.models.pretrained.vocabulary import decode_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +98,8 @@ def solution_sample(
     return {
         "kind": "evaluation",
         "prompt_id": example.id,
-        "prompt": decode_text(tokenizer, asked),
-        "response": decode_text(tokenizer, answered),
+        "prompt": decode(tokenizer, asked),
+        "response": response_text(tokenizer, asked, answered),
         "score": min(probabilities),
         "labels": list(example.labels),
         "probabilities": probabilities,
