@@ -329,6 +329,15 @@ def test_keys_of_messages_that_the_template_does_not_read_are_named() -> None:
     assert str(report).endswith("; not read by the chat template: message key 'date' (1 row)")
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_is_read_under_each_of_its_names(key: str) -> None:
+    thinking = CHATML.replace("m.content +", "(m.reasoning_content or '') + m.content +")
+    examples, report = report_with(thinking, USER, {**REPLY, key: "hm "})
+    assert text_of(examples[0]).endswith("hm re<|im_end|>")
+    assert not report.unread
+    assert report_with(CHATML, USER, {**REPLY, key: "hm "})[1].unread == {f"message key '{key}'": 1}
+
+
 @pytest.mark.parametrize("given", [{"think": False}, '{"think": false}'])
 def test_options_of_a_row_are_given_to_its_template_or_named(given: Any) -> None:
     examples, report = report_with(NAMING, USER, REPLY, chat_template_kwargs=given)

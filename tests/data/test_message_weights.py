@@ -45,6 +45,13 @@ def test_a_turn_of_weight_0_is_context_under_every_template(name: str, key: dict
     assert counted != both
 
 
+def test_characters_that_are_not_learned_are_not_counted() -> None:
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    for key, wanted in (({}, "no<|im_end|>yes<|im_end|>"), ({"weight": 0}, "yes<|im_end|>")):
+        _, report = load_text_examples(rows({"messages": [ASK, {**NO, **key}, ASK, YES]}), tokenizer, ExampleOptions())
+        assert report.num_characters == len(wanted)
+
+
 def test_the_last_turn_may_be_the_one_of_weight_0() -> None:
     tokenizer = FAMILIES["chatml"].tokenizer()
     talk = {"messages": [ASK, YES, ASK, {**NO, "weight": 0}]}

@@ -197,9 +197,9 @@ def _num_characters(
         return len(encoder.text(targets))
     learned = [*segments.prompt, *segments.responses[0]]
     if options.train_on == "last_response":
-        learned = list(takewhile(lambda segment: segment.written, reversed(learned)))
+        learned = list(takewhile(lambda segment: segment.is_learned, reversed(learned)))
     everything = options.train_on == "everything"
-    return sum(len(segment.text) for segment in learned if segment.written or everything)
+    return sum(len(segment.text) for segment in learned if segment.is_learned or everything)
 
 
 class _Blocks:

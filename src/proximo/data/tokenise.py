@@ -35,12 +35,17 @@ class Segment:
 
     text: str = ""
     written: bool
-    """True where the assistant wrote it: the tokens that fine-tuning learns by default."""
+    """True where the assistant wrote it."""
     token_ids: tuple[int, ...] | None = None
     ends_turn: bool = False
     """True where a chat template ends a turn of the assistant with it."""
     is_context: bool = False
     """True where the data says that it is not to be learned, whoever wrote it."""
+
+    @property
+    def is_learned(self) -> bool:
+        """True where fine-tuning learns it by default."""
+        return self.written and not self.is_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +60,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids, each with whether the assistant wrote it and the data do not make it context."""
+    """Token ids, each with whether the assistant wrote it and it is learned (`Segment.is_learned`)."""
 
     ids: tuple[int, ...]
     written: tuple[bool, ...]
@@ -288,5 +293,5 @@ def _joined(segments: Sequence[tuple[Segment, Place]], ids: Mapping[tuple[str, P
     for segment, place in segments:
         added = ids[segment.text, place] if segment.token_ids is None else segment.token_ids
         tokens += added
-        written += [segment.written and not segment.is_context] * len(added)
+        written += [segment.is_learned] * len(added)
     return Tokens(tuple(tokens), tuple(written))

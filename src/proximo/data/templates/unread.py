@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from proximo.data.templates.renderer import RenderingError
-from proximo.errors import DataError
+from proximo.data.templates.template_child import REASONING
 from proximo.records import Message
 
 View = tuple[Sequence[Message], bool]
@@ -20,8 +20,9 @@ def unread(
 ) -> tuple[str, ...]:
     """The keys of messages, and the variables, that make no difference to any view.
 
-    `source`: the template; a word that is not in it is not tried. `name`: of the tokenizer. Raises DataError for tools
-    that make no difference: a model would learn to call what it was not shown.
+    `source`: the template; a word that is not in it is not tried, unless it is rendered under another name. `name`: of
+    the tokenizer. Raises RenderingError for tools that make no difference: a model would learn to call what it was not
+    shown.
     """
     keys = sorted({key for messages, _ in views for message in messages for key in _others(message)})
     options = variables.keys() - {"tools"}
@@ -29,7 +30,7 @@ def unread(
         return _weights(views)
 
     def is_unread(key: str | None, names: Set[str] = frozenset()) -> bool:
-        if not any(word in source for word in (names if key is None else {key})):
+        if not any(word in source or word in REASONING for word in (names if key is None else {key})):
             return True
         kept = {name: value for name, value in variables.items() if name not in names}
         try:
@@ -41,7 +42,7 @@ def unread(
             return False
 
     if "tools" in variables and is_unread(None, {"tools"}):
-        raise DataError(
+        raise RenderingError(
             f"{origin}: the chat template of '{name}' does not write tools, so a model would learn without having seen "
             "them: give a template that does as tokenizer.chat_template, or leave them out: `columns: {tools: ''}`"
         )
