@@ -24,6 +24,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     text: str | None = None
     messages: tuple[Message, ...] | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """What a chat template reads besides the messages, such as `tools`."""
     answer: str | None = None
     base_score: float | None = None
     """Mean score of earlier responses to it, where the data says; read by the filter of prompts."""

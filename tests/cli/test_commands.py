@@ -168,6 +168,29 @@ def test_a_dry_run_finds_columns_that_are_not_mapped(kind, recipe, wanted, folde
     assert f"`columns: {{{wanted}: <column>}}`" in said
 
 
+ROWS = {
+    "sft": (SFT, {"prompt": "2 + 2?", "response": "4"}),
+    "reward": (REWARD, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}),
+    "kto": (KTO, {"prompt": "2 + 2?", "response": "4", "label": True}),
+    "prm": (PRM, {"prompt": "2 + 2?", "steps": ["4"], "labels": [1]}),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_dry_run_names_the_columns_that_are_not_used(kind, folder, capsys):
+    recipe, row = ROWS[kind]
+    row |= {"prompt": json.dumps([{"role": "user", "content": "2 + 2?"}]), "level": 3}
+    (folder / "mine.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | {'hint': 'even'})}\n")
+    asked = [kind, write_recipe(folder, recipe), "data.sources=[{path: mine.jsonl}]", "data.held_out_rows=1"]
+    assert main([*asked, "--dry-run"]) == 0
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "mine.jsonl: columns not used: 'hint' (1 row), 'level' (2 rows)" in said
+    assert "mine.jsonl: messages read from JSON text in: 'prompt' (2 rows)" in said
+    (folder / "mine.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | {'images': ['a.png']})}\n")
+    assert main([*asked, "--dry-run"]) == 2
+    assert "mine.jsonl, row 2: column 'images'" in capsys.readouterr().err
+
+
 def test_a_dry_run_reads_steps_with_labels_without_torch(folder):
     (folder / "mine.jsonl").write_text('{"prompt": "2 + 2?", "steps": ["2 + 2 = 4"], "labels": [true]}\n' * 2)
     given = ["prm", write_recipe(folder, PRM), "data.sources=[{path: mine.jsonl}]", "--dry-run"]

@@ -8,8 +8,12 @@ import yaml
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.commands.pass_rates import sampling_only
+from proximo.commands.pass_rates import rated_row, sampling_only
+from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row
 from proximo.ppo.recipe import PPORecipe
+from records_made import response, scored
+from tool_templates import TOOL_FAMILIES
 
 RECIPE = {
     "run": {"folder": "run", "device": "cpu", "num_threads": 1, "tensorboard": False},
@@ -110,3 +114,22 @@ def test_rating_asks_for_no_model_but_the_policy() -> None:
     assert (recipe.ppo.kl.apply_to, recipe.ppo.uses_critic, recipe.gold) == ("none", False, None)
     greedy = PPORecipe.model_validate(RECIPE).ppo.rollout
     assert recipe.ppo.rollout == greedy.model_copy(update={"greedy": False}), "equal responses would rate nothing"
+
+
+def test_a_prompt_with_tools_and_earlier_turns_is_written_as_it_is_read():
+    tokenizer = TOOL_FAMILIES["llama 3.1"].tokenizer()
+    tool = {"name": "weather", "parameters": {"type": "object", "required": None}}
+    values = {
+        "prompt": [{"role": "user", "content": "Rain?"}],
+        "system": "Be brief.",
+        "history": [["Hi!", "Hello."]],
+        "tools": [tool],
+        "chat_template_kwargs": {"date": "today"},
+        "level": 3,
+    }
+    (prompt,), _ = load_prompts([Row(source="a", number=1, values=values, from_table=True)], tokenizer, PromptOptions())
+    written = json.loads(json.dumps(rated_row([scored(1.0, of=response(to=prompt))], None)))
+    (again,), _ = load_prompts([Row(source="b", number=1, values=written)], tokenizer, PromptOptions())
+    assert (again.token_ids, again.messages) == (prompt.token_ids, prompt.messages)
+    assert again.template_variables == prompt.template_variables
+    assert (again.base_score, again.metadata["level"]) == (1.0, 3)

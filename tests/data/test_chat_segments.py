@@ -3,7 +3,7 @@
 import pytest
 
 from builders import tiny_tokenizer
-from proximo.data.templates import chat
+from proximo.data.templates import conversation_text
 from proximo.data.templates import renderer as templates
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
 from proximo.data.templates.turn_ends import end_of_turn
@@ -44,7 +44,7 @@ def encoder_with(template: str | None) -> TextEncoder:
     return TextEncoder(tokenizer)
 
 
-def parts(template: str, prompt: list, *responses: list, **options: bool) -> list[list[tuple[str, bool]]]:
+def parts(template: str, prompt: list, *responses: list, **options) -> list[list[tuple[str, bool]]]:
     rendered = render_conversation(encoder_with(template), prompt, responses, origin="here", **options)
     return [
         [(segment.text, segment.written) for segment in segments] for segments in (rendered.prompt, *rendered.responses)
@@ -106,8 +106,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_only_where_each_of_th
         with pytest.raises(
             ModelError, match=r"here: the chat template of 'the/tokenizer' renders message 2.*train_on: last_response"
         ):
-            parts(LAST_ONLY, prompt, response, every_turn=True)
-    assert len(parts(LAST_ONLY, [ASK], [REPLY], every_turn=True)) == 2
+            parts(LAST_ONLY, prompt, response, learned="all")
+    assert len(parts(LAST_ONLY, [ASK], [REPLY], learned="all")) == 2
 
 
 def test_a_response_of_several_turns_to_a_prompt_that_it_rewrites_is_refused() -> None:
@@ -155,7 +155,7 @@ def test_a_conversation_may_begin_with_the_assistant() -> None:
         ("<|assistant|>\ntwo<eos>\n<|user|>\none<eos>\n<|assistant|>\n", False)
     ]
     with pytest.raises(ModelError, match="message 1, with which the assistant begins.*or leave that turn out"):
-        parts(indexing, [REPLY, ASK], [REPLY], every_turn=True)
+        parts(indexing, [REPLY, ASK], [REPLY], learned="all")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_conversation_may_begin_with_the_assistant() -> None:
 def test_a_template_that_would_never_end_is_one_message(harm: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "CPU_SECONDS", 1)
     renderer = templates.TemplateRenderer()
-    monkeypatch.setattr(chat, "RENDERER", renderer)
+    monkeypatch.setattr(conversation_text, "RENDERER", renderer)
     encoder = encoder_with(harm + TEMPLATES["chatml"])
     with pytest.raises(
         ModelError, match=f"here: the chat template of 'the/tokenizer' could not be.*more than.*{limit}"

@@ -16,10 +16,11 @@ from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
 from proximo.data.stepwise.examples import StepOptions, load_step_examples
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
+from tool_templates import TOOL_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(
-    r"<!-- (prompts|problems|texts|pairs|labelled|steps) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL
+    r"<!-- (prompts|problems|texts|pairs|labelled|steps|chat|tools) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL
 )
 
 
@@ -36,6 +37,10 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
                 assert loaded[0].answer == "7"
             case "texts":
                 loaded, _ = load_text_examples(rows, tiny_tokenizer(), ExampleOptions())
+            case "chat":
+                loaded, _ = load_text_examples(rows, tiny_tokenizer(), ExampleOptions(as_messages=True))
+            case "tools":
+                loaded, _ = load_text_examples(rows, TOOL_FAMILIES["llama 3.1"].tokenizer(), ExampleOptions())
             case "labelled":
                 loaded, _ = load_labelled_responses(rows, tiny_tokenizer(), LabelledOptions(max_tokens=64))
             case "steps":
@@ -47,7 +52,7 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    wanted = {"prompts": 4, "problems": 1, "texts": 5, "pairs": 6, "labelled": 2, "steps": 1}
+    wanted = {"prompts": 4, "problems": 1, "texts": 6, "pairs": 6, "labelled": 2, "steps": 1, "chat": 1, "tools": 1}
     assert {kind: kinds.count(kind) for kind in set(kinds)} == wanted
 
 

@@ -130,10 +130,10 @@ CONTENTS = [
     ("text as messages", "prompts", [{"messages": "hi"}], ["row 1", "list of messages", "'hi'"]),
     ("message without role", "prompts", [{"messages": [{"content": "hi"}]}], ["row 1", "message 1", "role"]),
     (
-        "role of a tool",
+        "unknown role",
         "prompts",
-        [{"messages": [USER, {"role": "tool", "content": "5"}]}],
-        ["message 2", "tools are not supported"],
+        [{"messages": [USER, {"role": "developer", "content": "5"}]}],
+        ["message 2", "system, user, assistant, tool", "'developer'"],
     ),
     (
         "null content",

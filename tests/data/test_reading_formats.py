@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proximo.data.formats.typed_columns import messages_cell
+from proximo.data.formats.messages import messages_cell
 from proximo.data.readers import reading
 from proximo.data.readers.file_text import file_lines
 from proximo.data.readers.reading import load_rows, mixture_counts, read_source

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,14 @@ def gradients(made: DPOTask) -> dict[str, torch.Tensor]:
     return gathered.gradients[0]
 
 
-def plain_logprob(model: PreTrainedModel, sequence: tuple[int, ...], num_prompt: int) -> torch.Tensor:
-    """Of an answer, token by token from transformers' own logits."""
+def plain_logprob(
+    model: PreTrainedModel, sequence: tuple[int, ...], num_prompt: int, mask: tuple[bool, ...] | None = None
+) -> torch.Tensor:
+    """Of an answer, token by token from transformers' own logits; of those that `mask` counts."""
     logprobs = model(torch.tensor([sequence])).logits[0].log_softmax(-1)
+    counted = [position for position in range(num_prompt, len(sequence)) if mask is None or mask[position - num_prompt]]
     return sum(
-        (logprobs[position - 1, sequence[position]] for position in range(num_prompt, len(sequence))),
+        (logprobs[position - 1, sequence[position]] for position in counted),
         start=torch.zeros((), dtype=logprobs.dtype),
     )
 
@@ -140,6 +144,38 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing
     assert record.metrics["evaluation/logprob_chosen"].value == pytest.approx(metrics["dpo/logprob_chosen"], rel=1e-9)
     for sample, (rewards, _) in zip(record.samples, seen, strict=True):
         assert [sample["score_chosen"], sample["score_rejected"]] == pytest.approx(rewards, rel=1e-9)
+
+
+def masked_pairs() -> list[PreferencePair]:
+    """Some answers count whole, of others the first and the last token do not, or the second."""
+    made = pairs()
+    for number in (0, 3):
+        ids = made[number].chosen_token_ids
+        made[number] = replace(made[number], chosen_mask=(False, *[True] * (len(ids) - 2), False))
+    ids = made[3].rejected_token_ids
+    made[3] = replace(made[3], rejected_mask=(True, False, *[True] * (len(ids) - 2)))
+    return made
+
+
+@pytest.mark.parametrize("budget", [20, 8192])
+def test_tokens_that_no_assistant_wrote_are_read_and_not_learned(budget: int) -> None:
+    plain, plain_reference = (tiny_language_model(seed=seed, dtype=torch.float64) for seed in (1, 2))
+    losses = []
+    for pair in masked_pairs():
+        start, rewards = len(pair.prompt_token_ids), []
+        for ids, mask in zip(pair_sequences(pair), (pair.chosen_mask, pair.rejected_mask), strict=True):
+            wanted = plain_logprob(plain_reference, ids, start, mask).detach()
+            rewards.append(BETA * (plain_logprob(plain, ids, start, mask) - wanted))
+        losses.append(-torch.nn.functional.logsigmoid(rewards[0] - rewards[1]))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    made = task(*two_models(), masked_pairs(), tokens_per_microbatch=budget)
+    found = gradients(made)
+    expected = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
+    assert worst_difference(expected, found) < 1e-9
+    record = made.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/loss"].value == pytest.approx(loss.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])

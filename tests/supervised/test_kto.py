@@ -96,21 +96,20 @@ def plain_step(
 ) -> dict[str, Any]:
     """TRL's formula over one batch, one sequence at a time: z0 from shifted answers, clamped, without a gradient."""
 
-    def log_ratio(prompt: tuple[int, ...], answer: tuple[int, ...]) -> torch.Tensor:
-        ids = prompt + answer
+    def log_ratio(prompt: tuple[int, ...], other: LabelledResponse, room: int | None = None) -> torch.Tensor:
+        ids, mask = prompt + other.response_token_ids[:room], other.response_mask
         with torch.no_grad():
-            wanted = plain_logprob(reference, ids, len(prompt))
-        return plain_logprob(policy, ids, len(prompt)) - wanted
+            wanted = plain_logprob(reference, ids, len(prompt), mask)
+        return plain_logprob(policy, ids, len(prompt), mask) - wanted
 
     shifted = []
     for number, row in enumerate(rows):
-        other = rows[(number + shift) % len(rows)].response_token_ids
-        room = max_tokens - len(row.prompt_token_ids)
-        shifted.append(log_ratio(row.prompt_token_ids, other[:room]).item())
+        other = rows[(number + shift) % len(rows)]
+        shifted.append(log_ratio(row.prompt_token_ids, other, max_tokens - len(row.prompt_token_ids)).item())
     point = max(0.0, sum(shifted) / len(shifted))
     losses, rewards = [], {True: [], False: []}
     for row in rows:
-        ratio = log_ratio(row.prompt_token_ids, row.response_token_ids)
+        ratio = log_ratio(row.prompt_token_ids, row)
         if row.desirable:
             losses.append(WEIGHTS["desirable_weight"] * (1 - torch.sigmoid(BETA * (ratio - point))))
         else:
@@ -159,6 +158,34 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(
     pairs = [good > bad for good in expected["rewards"][True] for bad in expected["rewards"][False]]
     assert metrics["kto/auc"] == pytest.approx(sum(pairs) / len(pairs), rel=1e-12)
     assert (metrics["kto/examples"], metrics["kto/desirable_fraction"]) == (7, pytest.approx(4 / 7))
+
+
+def masked(answers: list[LabelledResponse]) -> list[LabelledResponse]:
+    """Of every other answer the second token does not count."""
+    masks = [tuple(index != 1 for index in range(len(each.response_token_ids))) for each in answers]
+    return [
+        replace(each, response_mask=mask) if number % 2 else each
+        for number, (each, mask) in enumerate(zip(answers, masks, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("max_tokens", [64, 5])
+def test_tokens_that_no_assistant_wrote_are_read_and_not_learned(
+    max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_float64(monkeypatch)
+    data = masked(labelled())
+    order = step_order(task(*two_models(), data))
+    plain, plain_reference = plain_models()
+    expected = plain_step(plain, plain_reference, order, max_tokens)
+    expected["loss"].backward()
+    metrics, found = gradients(task(*two_models(), data, max_tokens=max_tokens, **WEIGHTS))
+    assert metrics["kto/loss"] == pytest.approx(expected["loss"].item(), rel=1e-9)
+    assert metrics["kto/reference_point"] == pytest.approx(expected["point"], rel=1e-9)
+    wanted = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
+    assert worst_difference(wanted, found) < 1e-9
+    whole, _ = gradients(task(*two_models(), max_tokens=max_tokens, **WEIGHTS))
+    assert whole["kto/loss"] != pytest.approx(metrics["kto/loss"], rel=1e-6)
 
 
 def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:

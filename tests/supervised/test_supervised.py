@@ -23,7 +23,8 @@ from proximo.supervised.reward.task import RewardTask, pair_sequences
 from proximo.supervised.sft.recipe import SFTConfig
 from proximo.supervised.sft.task import SFTTask
 from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
-from tiny_runs import changed, make_inputs, recipe_of
+from proximo.trainer_kinds import trainer_kinds
+from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
 LORA = LoRAOptions(rank=2, seed=3)
@@ -237,3 +238,21 @@ def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_
     assert task.state()["num_skipped_in_a_row"] == MAX_CONSECUTIVE_SKIPS - 1
     with pytest.raises(TrainingError, match=r"8 updates in a row were skipped.*learning rate .* may be too high"):
         task.step(1 + MAX_CONSECUTIVE_SKIPS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_are_not_used_are_named_for_all_sources(kind: Kind, tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    recipe = recipe_of(kind, place)
+    (source,) = recipe["data"]["sources"]
+    rows = [json.loads(line) for line in Path(source["path"]).read_text().splitlines()]
+    other = place / "other.jsonl"
+    other.write_text("".join(json.dumps(row | {"level": 3}) + "\n" for row in rows))
+    sources = [{"path": str(other)}]
+    changes = {"data.sources": sources, "data.evaluation_sources": sources, "data.held_out_rows": 0}
+    (trainer,) = [each for each in trainer_kinds() if each.name == kind]
+    made = trainer.build(trainer.schema.model_validate(changed(recipe, changes)))
+    unused = f"{other}: columns not used: 'level' ({len(rows)} rows)"
+    named = [note for note in made.notes if unused in note]
+    assert len(named) == (0 if kind == "ppo" else 2)
+    assert any(note.startswith("evaluation rows: ") for note in made.notes)

@@ -117,11 +117,15 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
 def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any]:
     """The prompt as a data row, with the outcomes of its scored responses."""
     prompt = group[0].response.prompt
+    variables = dict(prompt.template_variables)
+    tools = {"tools": variables.pop("tools")} if "tools" in variables else {}
     return {
         "id": prompt.id,
         "prompt": prompt.messages if prompt.text is None else prompt.text,
         **({} if prompt.answer is None else {"answer": prompt.answer}),
         **prompt.metadata,
+        **tools,
+        **({"chat_template_kwargs": variables} if variables else {}),
         "base_scores": [task_reward_of(each, task_reward) for each in group if each.valid],
     }
 

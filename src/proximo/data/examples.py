@@ -1,5 +1,6 @@
 """Rows to `TextExample`, the input of supervised fine-tuning: token ids, and which of them count in the loss."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import TextForm, text_exchanges
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
-from proximo.data.rendering import encode_exchanges
+from proximo.data.load_report import LoadReport, Remark
+from proximo.data.rendering import count_unread, encode_exchanges
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Rendered, TextEncoder, Tokens
@@ -93,18 +94,23 @@ class _Loader:
 
     def examples(self, rows: Sequence[Row]) -> Iterator[TextExample]:
         check_row_ids(rows)
-        exchanges = text_exchanges(rows, self.options.form)
+        remarks: Counter[Remark] = Counter()
+        exchanges = text_exchanges(rows, remarks, self.options.form)
         paired = ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
         for portion in portions(paired, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
             yield from self._portion(portion)
         if self.options.layout == "blocks":
             yield from self._counted(self._blocks.rest(), LoadReport(num_rows=0, num_kept_rows=0))
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
     def _portion(self, portion: Sequence[tuple[str, Exchange | None]]) -> Sequence[TextExample]:
         options, encoder = self.options, self.encoder
         paired = [(identity, exchange) for identity, exchange in portion if exchange is not None]
         exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
-        rendered, encoded = encode_exchanges(encoder, exchanges, every_turn=options.train_on == "responses")
+        if options.train_on == "everything":
+            _refuse_weights(exchanges)
+        learned = "all" if options.train_on == "responses" else "last"
+        rendered, encoded = encode_exchanges(encoder, exchanges, learned=learned)
         if options.layout == "blocks":
             examples, counts = self._blocks.added(exchanges, encoded)
         else:
@@ -112,19 +118,30 @@ class _Loader:
         merges, checked = encoder.count_merges(rendered, encoded)
         report = LoadReport(
             num_rows=len(portion),
+            num_kept_rows=0,
             num_ties=len(portion) - len(paired),
             num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
             num_merged_boundaries=merges,
             unwritable=encoder.unwritable(rendered),
+            unread=count_unread(rendered),
             num_checked_boundaries=checked,
-            **counts,
         )
-        return self._counted(examples, report)
+        return self._counted(examples, report + counts)
 
     def _counted(self, examples: Sequence[TextExample], report: LoadReport) -> Sequence[TextExample]:
         num_tokens = sum(len(example.token_ids) for example in examples)
         self.report += replace(report, num_tokens=num_tokens)
         return examples
+
+
+def _refuse_weights(exchanges: Sequence[Exchange]) -> None:
+    for exchange in exchanges:
+        turns = [*exchange.prompt, *exchange.responses[0]] if not isinstance(exchange.prompt, str) else []
+        if any(turn.get("weight") == 0 for turn in turns if not isinstance(turn, str)):
+            raise DataError(
+                f"{exchange.origin}: a message has weight 0, so it is not to be learned, but data.train_on is "
+                "everything: set it to responses, or take the weight out"
+            )
 
 
 def _one_per_row(
@@ -133,7 +150,7 @@ def _one_per_row(
     rendered: Sequence[Rendered],
     encoded: Sequence[Encoded],
     options: ExampleOptions,
-) -> tuple[list[TextExample], dict[str, int]]:
+) -> tuple[list[TextExample], LoadReport]:
     examples: list[TextExample] = []
     num_characters = num_too_long = num_truncated = num_without_targets = 0
     for identity, segments, item in zip(identities, rendered, encoded, strict=True):
@@ -150,13 +167,14 @@ def _one_per_row(
             examples.append(example)
             num_truncated += is_long
             num_characters += _num_characters(encoder, segments, example, options, is_long=is_long)
-    return examples, {
-        "num_kept_rows": len(examples),
-        "num_characters": num_characters,
-        "num_too_long": num_too_long,
-        "num_truncated": num_truncated,
-        "num_without_targets": num_without_targets,
-    }
+    return examples, LoadReport(
+        num_rows=0,
+        num_kept_rows=len(examples),
+        num_characters=num_characters,
+        num_too_long=num_too_long,
+        num_truncated=num_truncated,
+        num_without_targets=num_without_targets,
+    )
 
 
 def _marked(item: Encoded, train_on: TrainOn) -> Tokens:
@@ -179,9 +197,9 @@ def _num_characters(
         return len(encoder.text(targets))
     learned = [*segments.prompt, *segments.responses[0]]
     if options.train_on == "last_response":
-        learned = list(takewhile(lambda segment: segment.written, reversed(learned)))
+        learned = list(takewhile(lambda segment: segment.is_learned, reversed(learned)))
     everything = options.train_on == "everything"
-    return sum(len(segment.text) for segment in learned if segment.written or everything)
+    return sum(len(segment.text) for segment in learned if segment.is_learned or everything)
 
 
 class _Blocks:
@@ -192,9 +210,7 @@ class _Blocks:
         self._stream: list[int] = []
         self._number = 0
 
-    def added(
-        self, exchanges: Sequence[Exchange], encoded: Sequence[Encoded]
-    ) -> tuple[list[TextExample], dict[str, int]]:
+    def added(self, exchanges: Sequence[Exchange], encoded: Sequence[Encoded]) -> tuple[list[TextExample], LoadReport]:
         """The blocks that are full with these texts, and what became of their rows. Raises ConfigError for a prompt."""
         if any(exchange.prompt != "" for exchange in exchanges):
             raise ConfigError("the layout blocks is for plain text; prompts with responses keep one example per row")
@@ -203,7 +219,7 @@ class _Blocks:
         blocks = [self._block(stream[start : start + self._length]) for start in starts]
         self._stream = stream[len(blocks) * (self._length - 1) :]
         num_characters = sum(len(str(exchange.responses[0])) for exchange in exchanges)
-        return blocks, {"num_kept_rows": len(exchanges), "num_characters": num_characters}
+        return blocks, LoadReport(num_rows=0, num_kept_rows=len(exchanges), num_characters=num_characters)
 
     def rest(self) -> list[TextExample]:
         """The last block, which is shorter; none if only the token is left that ended the one before."""

@@ -1,18 +1,20 @@
 """Rows to `LabelledResponse`, the input of KTO: a prompt, a response, and whether it is desirable. Not the loss."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import LabelledForm, labelled_exchanges
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
-from proximo.data.rendering import encode_exchanges
+from proximo.data.load_report import LoadReport, Remark
+from proximo.data.rendering import count_unread, encode_exchanges
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.data.truncation import TooLong, fit
+from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ class LabelledResponse:
     """Empty where there is neither a prompt nor a BOS."""
     response_token_ids: tuple[int, ...]
     desirable: bool
+    response_mask: tuple[bool, ...] | None = None
+    """True for the tokens that the policy learns: not those of the user, of tools, and of turns with weight 0. None
+    where it learns them all."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,11 +84,13 @@ class _Loader:
 
     def responses(self, rows: Sequence[Row]) -> Iterator[LabelledResponse]:
         check_row_ids(rows)
-        read = zip(rows, labelled_exchanges(rows, self.options.form), strict=True)
+        remarks: Counter[Remark] = Counter()
+        read = zip(rows, labelled_exchanges(rows, remarks, self.options.form), strict=True)
         for portion in portions(read, lambda pair: sum(each.num_characters for each in pair[1].values())):
             responses, report = _portion(self.encoder, portion, self.options)
             self.report += report
             yield from responses
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(
@@ -96,32 +103,39 @@ def _portion(
     ]
     num_ties = sum(not of_row for _, of_row in portion)
     exchanges = in_form([each for _, _, each in found], to_messages=options.as_messages, system=options.system)
-    rendered, encoded = encode_exchanges(encoder, exchanges)
-    fitted = [
-        fit(encoder, exchange, item, max_tokens=options.max_tokens, too_long=options.too_long)
-        for exchange, item in zip(exchanges, encoded, strict=True)
+    rendered, encoded = encode_exchanges(encoder, exchanges, learned="responses")
+    learnable = [
+        (identity, label, exchange, item)
+        for (identity, label, _), exchange, item in zip(found, exchanges, encoded, strict=True)
+        if any(item.responses[0].written)
     ]
-    kept = [
-        LabelledResponse(
-            id=identity,
-            prompt_token_ids=fitting.encoded.prompt.ids,
-            response_token_ids=fitting.encoded.responses[0].ids,
-            desirable=label,
-        )
-        for (identity, label, _), fitting in zip(found, fitted, strict=True)
-        if fitting is not None
-    ]
+    shorten = partial(fit, encoder, max_tokens=options.max_tokens, too_long=options.too_long, learned="responses")
+    fitted = [(identity, label, shorten(exchange, item)) for identity, label, exchange, item in learnable]
+    kept = [_labelled(identity, label, fitting) for identity, label, fitting in fitted if fitting is not None]
     merges, checked = encoder.count_merges(rendered, encoded)
     report = LoadReport(
         num_rows=len(found) + num_ties,
         num_kept_rows=len(kept),
         num_ties=num_ties,
-        num_too_long=len(found) - len(kept),
-        num_truncated=sum(fitting is not None and fitting.is_truncated for fitting in fitted),
+        num_without_targets=len(found) - len(learnable),
+        num_too_long=len(fitted) - len(kept),
+        num_truncated=sum(fitting is not None and fitting.is_truncated for _, _, fitting in fitted),
         num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
         num_merged_boundaries=merges,
         unwritable=encoder.unwritable(rendered),
+        unread=count_unread(rendered),
         num_checked_boundaries=checked,
         num_tokens=sum(response.num_tokens for response in kept),
     )
     return kept, report
+
+
+def _labelled(identity: str, label: bool, fitted: Fitted) -> LabelledResponse:
+    response = fitted.encoded.responses[0]
+    return LabelledResponse(
+        id=identity,
+        prompt_token_ids=fitted.encoded.prompt.ids,
+        response_token_ids=response.ids,
+        desirable=label,
+        response_mask=response.mask,
+    )

@@ -1,8 +1,30 @@
-"""What became of the rows of a load: kept, dropped, cut. Numbers only."""
+"""What became of the rows of a load: kept, dropped, cut, not used. Numbers only."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import groupby
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Remark:
+    """Something that a source holds and that its rows do not show of themselves: what is not used, or read as other."""
+
+    source: str
+    what: Literal["columns not used", "messages read from JSON text in"]
+    column: str
+
+
+def remark_lines(remarks: Mapping[Remark, int]) -> Iterator[str]:
+    """One line for each source and kind of remark, with the number of rows of each column."""
+    for (source, what), group in groupby(sorted(remarks), lambda remark: (remark.source, remark.what)):
+        columns = _counted((f"'{remark.column}'", remarks[remark]) for remark in group)
+        yield f"{source}: {what}: {columns}"
+
+
+def _counted(names: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({count:,} {'row' if count == 1 else 'rows'})" for name, count in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +59,10 @@ class LoadReport:
     num_checked_boundaries: int = 0
     unwritable: Mapping[str, int] = field(default_factory=dict)
     """Characters that the tokenizer has no token for, with how often they stand in distinct texts."""
+    remarks: Mapping[Remark, int] = field(default_factory=dict)
+    """What the readers of rows remark, with the number of rows."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """What messages hold and the chat template makes nothing of, with the number of rows."""
     num_tokens: int = 0
     """Number of tokens of all kept rows."""
     num_characters: int = 0
@@ -44,9 +70,12 @@ class LoadReport:
 
     def __add__(self, other: "LoadReport") -> "LoadReport":
         """The counts of two portions of a load together."""
-        names = [each.name for each in fields(self) if each.name != "unwritable"]
-        counts = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return LoadReport(**counts, unwritable=dict(Counter(self.unwritable) + Counter(other.unwritable)))
+        sums: dict[str, Any] = {
+            each.name: dict(Counter(mine) + Counter(others)) if isinstance(mine, Mapping) else mine + others
+            for each in fields(self)
+            for mine, others in [(getattr(self, each.name), getattr(other, each.name))]
+        }
+        return LoadReport(**sums)
 
     def __str__(self) -> str:
         """One line: rows, what was lost, what to look at."""
@@ -76,4 +105,7 @@ class LoadReport:
                 f"({' '.join(map(repr, most))}{' ...' if len(self.unwritable) > len(most) else ''}), "
                 f"which stand {sum(self.unwritable.values()):,} times in the texts and are lost"
             )
-        return f"{', '.join(parts)}; {self.num_tokens:,} tokens"
+        notes = list(remark_lines(self.remarks))
+        if self.unread:
+            notes.append(f"not read by the chat template: {_counted(sorted(self.unread.items()))}")
+        return "; ".join([", ".join(parts), f"{self.num_tokens:,} tokens", *notes])

@@ -1,8 +1,10 @@
 """Rows to `PreferencePair`, the input of reward-model training. Not the loss."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proximo.data.formats.preference_formats import PreferenceForm
@@ -10,9 +12,10 @@ from proximo.data.formats.prompt_response import Exchange, Messages, in_form
 from proximo.data.formats.row_formats import preference_exchanges
 from proximo.data.formats.typed_columns import number_cell
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
-from proximo.data.rendering import encode_exchanges
+from proximo.data.load_report import LoadReport, Remark
+from proximo.data.rendering import count_unread, encode_exchanges
 from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
+from proximo.data.templates.chat import Learned
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
@@ -31,6 +34,10 @@ class PreferencePair:
     """Empty where there is neither a prompt nor a BOS."""
     chosen_token_ids: tuple[int, ...]
     rejected_token_ids: tuple[int, ...]
+    chosen_mask: tuple[bool, ...] | None = None
+    """True for the tokens that a policy learns: not those of the user, of tools, and of turns with weight 0. None where
+    it learns them all."""
+    rejected_mask: tuple[bool, ...] | None = None
     margin: float | None = None
     """By how much the chosen one is better, in units of the score; None where the data does not say."""
     prompt: str | Messages = ""
@@ -58,6 +65,9 @@ class PairOptions:
     as_messages: bool = False
     """Text becomes messages, rendered with the chat template."""
     system: str | None = None
+    learned: Learned = "last"
+    """`responses` for a policy, which learns each turn of the assistant in a response. A reward model reads responses
+    whole."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a limit below 2."""
@@ -97,7 +107,8 @@ class _Loader:
 
     def pairs(self, rows: Sequence[Row]) -> Iterator[PreferencePair]:
         check_row_ids(rows)
-        read = zip(rows, preference_exchanges(rows, self.options.form), strict=True)
+        remarks: Counter[Remark] = Counter()
+        read = zip(rows, preference_exchanges(rows, remarks, self.options.form), strict=True)
         for portion in portions(read, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
             pairs, report = _portion(self.encoder, portion, self.options)
             self.report += report
@@ -105,6 +116,7 @@ class _Loader:
                 hash((pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids)) for pair in pairs
             )
             yield from pairs
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(
@@ -114,14 +126,19 @@ def _portion(
     num_with_preference = len(comparable)
     comparable = [pair for pair in comparable if min(map(_num_words, pair[2].responses)) >= options.min_response_words]
     exchanges = in_form([pair for _, _, pair in comparable], to_messages=options.as_messages, system=options.system)
-    rendered, encoded = encode_exchanges(encoder, exchanges)
+    rendered, encoded = encode_exchanges(encoder, exchanges, learned=options.learned)
     differing = [
-        (row, identity, fit(encoder, exchange, item, max_tokens=options.max_tokens, too_long=options.too_long))
+        (row, identity, exchange, item)
         for (row, identity, _), exchange, item in zip(comparable, exchanges, encoded, strict=True)
         if item.responses[0].ids != item.responses[1].ids
     ]
-    kept = [(row, identity, fitted) for row, identity, fitted in differing if fitted is not None]
-    pairs = [_pair(row, identity, fitted) for row, identity, fitted in kept]
+    learnable = [
+        pair for pair in differing if options.learned == "last" or all(any(each.written) for each in pair[3].responses)
+    ]
+    shorten = partial(fit, encoder, max_tokens=options.max_tokens, too_long=options.too_long, learned=options.learned)
+    fitted = [(row, identity, shorten(exchange, item)) for row, identity, exchange, item in learnable]
+    kept = [(row, identity, found) for row, identity, found in fitted if found is not None]
+    pairs = [_pair(row, identity, found) for row, identity, found in kept]
     merges, checked = encoder.count_merges(rendered, encoded)
     report = LoadReport(
         num_rows=len(portion),
@@ -129,11 +146,13 @@ def _portion(
         num_ties=len(portion) - num_with_preference,
         num_too_short=num_with_preference - len(comparable),
         num_identical_pairs=len(comparable) - len(differing),
-        num_too_long=len(differing) - len(kept),
-        num_truncated=sum(fitted.is_truncated for _, _, fitted in kept),
-        num_empty_responses=sum(not text for _, _, fitted in kept for text in fitted.exchange.responses),
+        num_without_targets=len(differing) - len(learnable),
+        num_too_long=len(fitted) - len(kept),
+        num_truncated=sum(found.is_truncated for _, _, found in kept),
+        num_empty_responses=sum(not text for _, _, found in kept for text in found.exchange.responses),
         num_merged_boundaries=merges,
         unwritable=encoder.unwritable(rendered),
+        unread=count_unread(rendered),
         num_checked_boundaries=checked,
         num_tokens=sum(pair.num_tokens for pair in pairs),
     )
@@ -157,6 +176,8 @@ def _pair(row: Row, identity: str, fitted: Fitted) -> PreferencePair:
         prompt_token_ids=prompt_ids,
         chosen_token_ids=chosen.ids,
         rejected_token_ids=rejected.ids,
+        chosen_mask=chosen.mask,
+        rejected_mask=rejected.mask,
         margin=number_cell(row, "margin"),
         prompt=fitted.exchange.prompt,
         chosen=fitted.exchange.responses[0],

@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,19 +11,19 @@ from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import prompt_exchanges
 from proximo.data.formats.typed_columns import answer_cell, mean_cell
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
-from proximo.data.rendering import encode_exchanges
+from proximo.data.load_report import LoadReport, Remark
+from proximo.data.rendering import count_unread, encode_exchanges
 from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
-from proximo.records import Prompt
+from proximo.records import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "answer", "base_scores"})
+_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "system", "history", "answer", "base_scores"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +85,15 @@ class _Loader:
 
     def prompts(self, rows: Sequence[Row]) -> Iterator[Prompt]:
         check_row_ids(rows)
-        for portion in portions(zip(rows, prompt_exchanges(rows), strict=True), lambda pair: pair[1].num_characters):
+        remarks: Counter[Remark] = Counter()
+        for portion in portions(
+            zip(rows, prompt_exchanges(rows, remarks), strict=True), lambda pair: pair[1].num_characters
+        ):
             prompts, report = _portion(self.encoder, portion, self.options)
             self.report += report
             self.hashes.extend(hash(prompt.token_ids) for prompt in prompts)
             yield from prompts
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(
@@ -113,6 +118,7 @@ def _portion(
         num_too_long=len(portion) - len(prompts),
         num_truncated=sum(is_truncated for _, is_truncated in kept),
         unwritable=encoder.unwritable(rendered),
+        unread=count_unread(rendered),
         num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
     return prompts, report
@@ -140,8 +146,14 @@ def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
         id=row_id(row),
         token_ids=(*ids[-1:] * missing, *ids),
         text=prompt if isinstance(prompt, str) else None,
-        messages=None if isinstance(prompt, str) else prompt,
+        messages=None if isinstance(prompt, str) else tuple(map(_without_weight, prompt)),
+        template_variables=fitted.exchange.template_variables,
         answer=answer_cell(row, "answer"),
         base_score=mean_cell(row, "base_scores"),
         metadata=metadata,
     )
+
+
+def _without_weight(message: Message) -> Message:
+    """Nothing of a prompt is learned."""
+    return {key: value for key, value in message.items() if key != "weight"}

@@ -1,24 +1,30 @@
 """Exchanges to segments to tokens: of data at load, and of responses for a reward model with its own tokenizer."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from proximo.data.formats.prompt_response import Exchange, said
-from proximo.data.templates.chat import render_conversation
+from proximo.data.templates.chat import Learned, render_conversation
 from proximo.data.tokenise import Encoded, Rendered, Segment, TextEncoder
 from proximo.errors import DataError
 from proximo.records import Prompt
 
 
-def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, every_turn: bool = False) -> Rendered:
+def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, learned: Learned = "last") -> Rendered:
     """Segments of an exchange: text as it is with BOS and EOS by id, messages by the tokenizer's chat template.
 
-    Responses that are not `finished` have no end. `every_turn` is for a loss that learns several turns of the assistant
-    (`render_conversation`).
+    Responses that are not `finished` have no end. `learned`: the turns of the assistant that a loss learns.
     """
     if not isinstance(exchange.prompt, str):
         responses = [response for response in exchange.responses if not isinstance(response, str)]
         return render_conversation(
-            encoder, exchange.prompt, responses, origin=exchange.origin, finished=finished, every_turn=every_turn
+            encoder,
+            exchange.prompt,
+            responses,
+            origin=exchange.origin,
+            finished=finished,
+            learned=learned,
+            variables=exchange.template_variables,
         )
     texts = [str(response) for response in exchange.responses]
     # A text without a prompt may bring its own BOS.
@@ -30,11 +36,16 @@ def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, e
 
 
 def encode_exchanges(
-    encoder: TextEncoder, exchanges: Sequence[Exchange], *, every_turn: bool = False
+    encoder: TextEncoder, exchanges: Sequence[Exchange], *, learned: Learned = "last"
 ) -> tuple[list[Rendered], list[Encoded]]:
     """Segments and tokens of each exchange, tokenised in one call."""
-    rendered = [render(encoder, exchange, every_turn=every_turn) for exchange in exchanges]
+    rendered = [render(encoder, exchange, learned=learned) for exchange in exchanges]
     return rendered, encoder.rendered(rendered)
+
+
+def count_unread(rendered: Iterable[Rendered]) -> dict[str, int]:
+    """What the chat template made nothing of, with the number of conversations."""
+    return Counter(name for each in rendered for name in each.unread)
 
 
 def render_for(
@@ -58,7 +69,12 @@ def check_rendering(encoder: TextEncoder, prompts: Iterable[Prompt]) -> None:
 
 def _asked_again(encoder: TextEncoder, prompt: Prompt, response_text: str) -> Exchange:
     if prompt.messages is not None:
-        return Exchange(origin=f"prompt '{prompt.id}'", prompt=prompt.messages, responses=(said(response_text),))
+        return Exchange(
+            origin=f"prompt '{prompt.id}'",
+            prompt=prompt.messages,
+            responses=(said(response_text),),
+            template_variables=prompt.template_variables,
+        )
     if prompt.text is not None:
         return Exchange(origin=f"prompt '{prompt.id}'", prompt=prompt.text, responses=(response_text,))
     raise DataError(

@@ -27,6 +27,10 @@ class Row:
     """Where it differs from `number`: the line in the file at which the row ends."""
     name: str = ""
     """A short name of the source, unique within a load; ids are made of it."""
+    used: tuple[str, ...] = ()
+    """Columns that other cells were made of."""
+    from_table: bool = False
+    """True where every object in a column has the keys of all of them, with null in those that it lacks."""
 
     @property
     def origin(self) -> str:

@@ -35,10 +35,17 @@ class Segment:
 
     text: str = ""
     written: bool
-    """True where the assistant wrote it: the tokens that fine-tuning learns by default."""
+    """True where the assistant wrote it."""
     token_ids: tuple[int, ...] | None = None
     ends_turn: bool = False
     """True where a chat template ends a turn of the assistant with it."""
+    is_context: bool = False
+    """True where the data says that it is not to be learned, whoever wrote it."""
+
+    @property
+    def is_learned(self) -> bool:
+        """True where fine-tuning learns it by default."""
+        return self.written and not self.is_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +54,13 @@ class Rendered:
 
     prompt: tuple[Segment, ...]
     responses: tuple[tuple[Segment, ...], ...] = ()
+    unread: tuple[str, ...] = ()
+    """What the messages hold and the chat template makes nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids, each with whether the assistant wrote it."""
+    """Token ids, each with whether the assistant wrote it and it is learned (`Segment.is_learned`)."""
 
     ids: tuple[int, ...]
     written: tuple[bool, ...]
@@ -63,6 +72,11 @@ class Tokens:
     def __len__(self) -> int:
         """The number of token ids, special ones included."""
         return len(self.ids)
+
+    @property
+    def mask(self) -> tuple[bool, ...] | None:
+        """Which of the tokens a loss learns; None where it learns all of them."""
+        return None if all(self.written) else self.written
 
     def first(self, count: int) -> "Tokens":
         """The first `count` tokens."""
@@ -279,5 +293,5 @@ def _joined(segments: Sequence[tuple[Segment, Place]], ids: Mapping[tuple[str, P
     for segment, place in segments:
         added = ids[segment.text, place] if segment.token_ids is None else segment.token_ids
         tokens += added
-        written += [segment.written] * len(added)
+        written += [segment.is_learned] * len(added)
     return Tokens(tuple(tokens), tuple(written))

@@ -5,6 +5,7 @@ from typing import Literal
 
 from proximo.data.formats.prompt_response import Exchange, Messages
 from proximo.data.rendering import encode_exchanges
+from proximo.data.templates.chat import Learned
 from proximo.data.tokenise import Encoded, TextEncoder, Tokens
 
 TooLong = Literal["drop", "truncate"]
@@ -20,13 +21,20 @@ class Fitted:
 
 
 def fit(
-    encoder: TextEncoder, exchange: Exchange, encoded: Encoded, *, max_tokens: int | None, too_long: TooLong
+    encoder: TextEncoder,
+    exchange: Exchange,
+    encoded: Encoded,
+    *,
+    max_tokens: int | None,
+    too_long: TooLong,
+    learned: Learned = "last",
 ) -> Fitted | None:
     """The exchange with prompt and longest response within `max_tokens`; None where it is dropped.
 
     Truncation keeps the end of the prompt, which the response answers: text loses its first tokens (behind the BOS),
     a conversation its oldest turns (behind the system message), whole turns at a time, so that it stays a
-    conversation. What still does not fit is dropped. The text or messages are shortened with the tokens.
+    conversation. What still does not fit is dropped. The text or messages are shortened with the tokens. `learned`:
+    `render_conversation`.
     """
     if max_tokens is None or _num_tokens(encoded) <= max_tokens:
         return Fitted(exchange=exchange, encoded=encoded)
@@ -34,7 +42,7 @@ def fit(
         return None
     if isinstance(exchange.prompt, str):
         return _shorter_text(encoder, exchange, encoded, max_tokens - _longest_response(encoded))
-    return _fewer_turns(encoder, exchange, exchange.prompt, max_tokens)
+    return _fewer_turns(encoder, exchange, exchange.prompt, max_tokens, learned)
 
 
 def _shorter_text(encoder: TextEncoder, exchange: Exchange, encoded: Encoded, max_prompt_tokens: int) -> Fitted | None:
@@ -50,11 +58,13 @@ def _shorter_text(encoder: TextEncoder, exchange: Exchange, encoded: Encoded, ma
     return Fitted(exchange=replace(exchange, prompt=text), encoded=replace(encoded, prompt=kept), is_truncated=True)
 
 
-def _fewer_turns(encoder: TextEncoder, exchange: Exchange, messages: Messages, max_tokens: int) -> Fitted | None:
+def _fewer_turns(
+    encoder: TextEncoder, exchange: Exchange, messages: Messages, max_tokens: int, learned: Learned
+) -> Fitted | None:
     while (shorter := _without_oldest(messages)) is not None:
         messages = shorter
         shortened = replace(exchange, prompt=messages)
-        encoded = encode_exchanges(encoder, [shortened])[1][0]
+        encoded = encode_exchanges(encoder, [shortened], learned=learned)[1][0]
         if _num_tokens(encoded) <= max_tokens:
             return Fitted(exchange=shortened, encoded=encoded, is_truncated=True)
     return None

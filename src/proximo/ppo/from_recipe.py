@@ -15,6 +15,7 @@ from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import RoleModelConfig
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.load_report import LoadReport
 from proximo.data.prompts import load_prompts
 from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
@@ -40,7 +41,7 @@ from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
-from proximo.run.build.data import SplitRows, read_split, token_cache
+from proximo.run.build.data import SplitRows, evaluation_notes, read_split, token_cache
 from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.build.models import (
     DeviceSpec,
@@ -244,9 +245,11 @@ def _load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenize
     difficulty = make_difficulty_filter(recipe, prompts)
     texts = _load_texts(recipe, tokenizer, cache)
     answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
+    held_out_report: LoadReport | None = None
     if rows.held_out:
-        held_out, _ = load_prompts(rows.held_out, tokenizer, options, cache=cache)
-    notes = (f"data: {rows.description}", f"prompts: {report}", *texts.notes)
+        held_out, held_out_report = load_prompts(rows.held_out, tokenizer, options, cache=cache)
+    evaluated = evaluation_notes(recipe.data, held_out_report)
+    notes = (f"data: {rows.description}", f"prompts: {report}", *evaluated, *texts.notes)
     return _Data(prompts=prompts, held_out=held_out, answers=answers, texts=texts, difficulty=difficulty, notes=notes)
 
 

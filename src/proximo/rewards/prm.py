@@ -97,8 +97,12 @@ class ProcessReward(ModelReward):
             )
         if not steps:
             return Reading()
-        text = self._own.text(prompt.token_ids) if asked is None else asked
-        solution = Solution(origin=f"prompt '{prompt.id}'", prompt=text, steps=steps)
+        solution = Solution(
+            origin=f"prompt '{prompt.id}'",
+            prompt=self._own.text(prompt.token_ids) if asked is None else asked,
+            steps=steps,
+            template_variables=prompt.template_variables,
+        )
         try:
             (encoded,) = encode_steps(self._own, [solution], self._own_finder)
         except (RenderingError, TemplateLimitError) as error:

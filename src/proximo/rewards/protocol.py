@@ -43,6 +43,7 @@ class _Prompt(_Part):
     id: str
     text: str | None
     messages: list[dict[str, Any]] | None
+    template_variables: dict[str, Any] = Field(default_factory=dict)
     answer: str | None
     metadata: dict[str, Any]
 
@@ -101,6 +102,7 @@ def request_body(responses: Sequence[Response]) -> bytes:
                 id=response.prompt.id,
                 text=response.prompt.text,
                 messages=None if response.prompt.messages is None else [dict(m) for m in response.prompt.messages],
+                template_variables=dict(response.prompt.template_variables),
                 answer=response.prompt.answer,
                 metadata=dict(response.prompt.metadata),
             ),
@@ -123,6 +125,7 @@ def read_request(body: bytes) -> list[Response]:
                 token_ids=(),
                 text=item.prompt.text,
                 messages=None if item.prompt.messages is None else tuple(item.prompt.messages),
+                template_variables=item.prompt.template_variables,
                 answer=item.prompt.answer,
                 metadata=item.prompt.metadata,
             ),

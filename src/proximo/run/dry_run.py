@@ -3,8 +3,8 @@
 A line is a word and its description; a line without a word continues the one before.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.data.load_report import Remark, remark_lines
 from proximo.data.rows import Row
 from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
 MOST_BYTES = 256 * 2**20
 """Rows of larger data are not counted."""
-RowReader = Callable[[Iterable[Row]], Iterator[Any]]
-"""Reads rows as a trainer does, before there are tokens. Raises DataError for rows that it cannot read."""
+RowReader = Callable[[Iterable[Row], Counter[Remark]], Iterator[Any]]
+"""Reads rows as a trainer does, before there are tokens, and remarks what it does not use. Raises DataError for rows
+that it cannot read."""
 Line = tuple[str, str]
 
 
@@ -76,42 +78,39 @@ def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> st
 def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None = None) -> Iterator[Line]:
     """The sources, the split that this stage uses, and its number of rows.
 
-    `reader`: what the run reads rows with. The first row of each small local file is then tried, without torch.
+    `reader`: what the run reads rows with. Those of small local files are then tried, without torch.
     """
     for each in data_inputs(data, "data"):
         yield "evaluation" if ".evaluation_sources." in f".{each.key}" else "data", str(each)
     if data.proportions is not None and data.phase is not None:
         part = data.proportions[data.phase] / sum(data.proportions)
         yield "", f"part {data.phase} of {len(data.proportions)}: {part:.0%} of the rows"
-    rows = _rows_of(data, reader, seed=recipe.run.seed)
+    rows = _rows_of(data, seed=recipe.run.seed)
     if rows is not None:
         yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on"
+        yield from (("", line) for line in _remarks(rows, reader))
     elif data.held_out_rows:
         yield "", f"{data.held_out_rows:,} rows held out for evaluation"
 
 
-def _rows_of(data: DataConfig, reader: RowReader | None, *, seed: int) -> SplitRows | None:
+def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     """The rows if the data are small local files, otherwise None. Raises DataError as the run would."""
     inputs = data_inputs(data, "data")
     files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
     sources = (*data.sources, *(data.evaluation_sources or ()))
     if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
         return None
-    found = read_split(data, seed=seed)
+    return read_split(data, seed=seed)
+
+
+def _remarks(rows: SplitRows, reader: RowReader | None) -> Iterator[str]:
+    """What the run would remark on its rows. Raises DataError for a row that it could not read."""
     if reader is not None:
-        _check_columns(chain(found.training, found.held_out), reader)
-    return found
-
-
-def _check_columns(rows: Iterable[Row], reader: RowReader) -> None:
-    """Read the first row of each source as the run would. Raises DataError where a column is missing."""
-    first: dict[str, Row] = {}
-    for row in rows:
-        key = f"{row.source} {row.name}"
-        if key not in first or row.number < first[key].number:
-            first[key] = row
-    for _ in reader(first.values()):
-        pass
+        remarks: Counter[Remark] = Counter()
+        for part in (rows.training, rows.held_out):
+            for _ in reader(part, remarks):
+                pass
+        yield from remark_lines(remarks)
 
 
 def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:

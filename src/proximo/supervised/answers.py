@@ -20,11 +20,18 @@ class AnswerBatch:
     answers: PackedResponses
     reference_logprobs: Tensor
     """[K N] log-probs of whole answers under the reference, in nats."""
+    mask: Tensor | None = None
+    """[tokens of all answers] bool: True for those that count; None where all do."""
+
+
+Mask = Sequence[bool] | None
+"""Of each token of an answer whether it counts; None where all do."""
 
 
 def answer_batches(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[Sequence[int]]],
+    masks: Sequence[Sequence[Mask]],
     *,
     reference: LanguageModel,
     token_budget: int,
@@ -32,8 +39,8 @@ def answer_batches(
 ) -> list[tuple[list[int], AnswerBatch]]:
     """The micro-batches of this rank; each comes with the indices of its prompts.
 
-    `answers`: K lists, each with an answer to every prompt. A batch holds all K answers to its prompts. `device`: that
-    of the batches.
+    `answers`: K lists, each with an answer to every prompt; `masks` has theirs. A batch holds all K answers to its
+    prompts. `device`: that of the batches.
     """
     # Equal prompts are computed once, but for the last token (packing.py).
     prefixes = shareable_prefixes(prompts)
@@ -53,11 +60,21 @@ def answer_batches(
                 if indices
                 else pack_nothing(device)
             )
-            logprobs = reference.backbone.run_pass(partial(answer_logprobs, reference, packed))
-            batches.append((indices, AnswerBatch(answers=packed, reference_logprobs=logprobs)))
+            of_batch = [(each[i], mask[i]) for each, mask in zip(answers, masks, strict=True) for i in indices]
+            mask = _flat_mask(of_batch, device)
+            logprobs = reference.backbone.run_pass(partial(answer_logprobs, reference, packed, mask))
+            batches.append((indices, AnswerBatch(answers=packed, reference_logprobs=logprobs, mask=mask)))
     return batches
 
 
-def answer_logprobs(model: LanguageModel, answers: PackedResponses) -> Tensor:
-    """[answers] log-probs of whole answers in nats: sums over their tokens, 0 for an empty answer."""
-    return segment_sum(model.response_logprobs(answers).logprobs, answers.response_lengths)
+def answer_logprobs(model: LanguageModel, answers: PackedResponses, mask: Tensor | None) -> Tensor:
+    """[answers] log-probs of whole answers in nats: sums over their tokens that count, 0 where there is none."""
+    logprobs = model.response_logprobs(answers).logprobs
+    return segment_sum(logprobs if mask is None else torch.where(mask, logprobs, 0.0), answers.response_lengths)
+
+
+def _flat_mask(answers: Sequence[tuple[Sequence[int], Mask]], device: torch.device) -> Tensor | None:
+    if all(mask is None for _, mask in answers):
+        return None
+    flat = [counts for answer, mask in answers for counts in ([True] * len(answer) if mask is None else mask)]
+    return torch.tensor(flat, dtype=torch.bool, device=device)

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.data import PreferenceDataConfig
 from proximo.data.load_report import LoadReport
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
+from proximo.data.templates.chat import Learned
 from proximo.data.token_cache import TokenCache
 from proximo.run.build.data import SplitRows
 
@@ -21,6 +22,8 @@ class SplitPairs:
     held_out: Sequence[PreferencePair]
     report: LoadReport
     """What was loaded and dropped among the training rows."""
+    held_out_report: LoadReport | None = None
+    """The same of the held-out rows; None without any."""
 
     @property
     def longest(self) -> int:
@@ -37,9 +40,17 @@ class SplitPairs:
 
 
 def load_pairs(
-    data: PreferenceDataConfig, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, *, cache: TokenCache | None = None
+    data: PreferenceDataConfig,
+    rows: SplitRows,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    learned: Learned,
+    cache: TokenCache | None = None,
 ) -> SplitPairs:
-    """Tokenise rows into pairs. Raises DataError for a malformed row, and if no pair is left."""
+    """Tokenise rows into pairs. Raises DataError for a malformed row, and if no pair is left.
+
+    `learned`: `responses` if a policy learns their tokens, `last` if a reward model reads them.
+    """
     options = PairOptions(
         form=data.form,
         min_response_words=data.min_response_words,
@@ -47,7 +58,10 @@ def load_pairs(
         too_long=data.too_long,
         as_messages=data.as_messages,
         system=data.system,
+        learned=learned,
     )
     training, report = load_preference_pairs(rows.training, tokenizer, options, cache=cache)
-    held_out = load_preference_pairs(rows.held_out, tokenizer, options, cache=cache)[0] if rows.held_out else []
-    return SplitPairs(training=training, held_out=held_out, report=report)
+    if not rows.held_out:
+        return SplitPairs(training=training, held_out=[], report=report)
+    held_out, held_out_report = load_preference_pairs(rows.held_out, tokenizer, options, cache=cache)
+    return SplitPairs(training=training, held_out=held_out, report=report, held_out_report=held_out_report)

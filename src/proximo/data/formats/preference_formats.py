@@ -5,11 +5,14 @@ The form of a source is seen from the columns of its first row unless it is name
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from proximo.data.formats import transcripts
+from proximo.data.formats.context_columns import in_context
+from proximo.data.formats.messages import messages_cell
 from proximo.data.formats.prompt_response import Exchange, Messages, asked, said
-from proximo.data.formats.typed_columns import cell, messages_cell, text_cell, votes_cell
+from proximo.data.formats.typed_columns import cell, text_cell, votes_cell
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
 
@@ -62,6 +65,18 @@ def preference_form(row: Row) -> PreferenceForm:
 
 def preference_exchange(row: Row, form: PreferenceForm) -> Exchange | None:
     """Prompt, chosen and rejected response of a row; None where the votes of form `outputs` are a tie."""
+    exchange = _exchange(row, form)
+    return None if exchange is None else in_context(row, exchange)
+
+
+def preference_prompt(row: Row, form: PreferenceForm) -> Exchange:
+    """The prompt of a row of preferences alone: also that of a tie."""
+    exchange = Exchange(origin=row.origin, prompt=_text_prompt(row)) if form == "outputs" else _exchange(row, form)
+    assert exchange is not None, "only votes can be a tie"
+    return in_context(row, replace(exchange, responses=()))
+
+
+def _exchange(row: Row, form: PreferenceForm) -> Exchange | None:
     match form:
         case "text":
             return Exchange(
@@ -81,15 +96,6 @@ def preference_exchange(row: Row, form: PreferenceForm) -> Exchange | None:
             return _voted(row)
         case _:
             return _conversational(row)
-
-
-def preference_prompt(row: Row, form: PreferenceForm) -> Exchange:
-    """The prompt of a row of preferences alone: also that of a tie."""
-    if form == "outputs":
-        return Exchange(origin=row.origin, prompt=_text_prompt(row))
-    exchange = preference_exchange(row, form)
-    assert exchange is not None, "only votes can be a tie"
-    return Exchange(origin=row.origin, prompt=exchange.prompt, is_transcript=exchange.is_transcript)
 
 
 def _text_prompt(row: Row) -> str:

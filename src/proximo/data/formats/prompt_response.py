@@ -1,11 +1,11 @@
 """A prompt and the responses to it, as text or as messages: what a row means before it is tokenised."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from proximo.data.formats import transcripts
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
     from proximo.records import Message
@@ -24,13 +24,17 @@ class Exchange:
     """Each is text, or the messages from an assistant's turn to an assistant's turn."""
     is_transcript: bool = False
     """True where the text holds turns of `Human:` and `Assistant:`."""
+    before: Messages = ()
+    """Messages that stand before a prompt of text: a system message, earlier turns."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """What a chat template reads besides the messages: `tools`, and what `chat_template_kwargs` names."""
 
     @property
     def num_characters(self) -> int:
         """Of the prompt and all responses; in messages those of their contents that are text."""
         return sum(
             len(part) if isinstance(part, str) else sum(len(str(turn.get("content") or "")) for turn in part)
-            for part in (self.prompt, *self.responses)
+            for part in (self.prompt, *self.responses, self.before)
         )
 
 
@@ -58,19 +62,64 @@ def as_messages(exchange: Exchange, *, system: str | None = None) -> Exchange:
         else:
             prompt = asked(prompt)
             responses = tuple(said(text) for text in texts)
-    if system is not None and not any(message["role"] == "system" for message in prompt[:1]):
-        prompt = ({"role": "system", "content": system}, *prompt)
-    return replace(exchange, prompt=prompt, responses=responses, is_transcript=False)
+    exchange = preceded(replace(exchange, prompt=prompt, responses=responses, is_transcript=False))
+    if system is None or isinstance(exchange.prompt, str) or _has_system(exchange.prompt):
+        return exchange
+    return replace(exchange, prompt=({"role": "system", "content": system}, *exchange.prompt))
+
+
+def preceded(exchange: Exchange) -> Exchange:
+    """The conversation with the messages before it as its first ones; a system message stays in front.
+
+    Raises DataError where there are two system messages that differ.
+    """
+    before, prompt = exchange.before, exchange.prompt
+    if isinstance(prompt, str) or not before:
+        return exchange
+    if _has_system(prompt):
+        if _has_system(before) and before[0]["content"] != prompt[0]["content"]:
+            raise DataError(
+                f"{exchange.origin}: column 'system' and the first message are two system messages, and they differ: "
+                "leave one out, the column with `columns: {system: ''}`"
+            )
+        before, prompt = (*prompt[:1], *before[_has_system(before) :]), prompt[1:]
+    return replace(exchange, prompt=(*before, *prompt), before=())
+
+
+def _has_system(messages: Sequence["Message"]) -> bool:
+    return bool(messages) and messages[0]["role"] == "system"
 
 
 def in_form(exchanges: Sequence[Exchange], *, to_messages: bool, system: str | None) -> list[Exchange]:
     """Exchanges as the user wants them: text kept as it is or made into messages, a system message put in front.
 
-    Raises ConfigError for a system message that text prompts would lose.
+    Raises ConfigError for a system message that text prompts would lose, DataError naming the row for what else they
+    would.
     """
     if system is not None and not to_messages and any(isinstance(exchange.prompt, str) for exchange in exchanges):
         raise ConfigError("a system message is given, but the prompts are text; set as_messages to make them messages")
+    for exchange in exchanges:
+        if not to_messages and (exchange.before or exchange.template_variables):
+            _check_template_is_used(exchange)
     return [
         as_messages(exchange, system=system) if to_messages or not isinstance(exchange.prompt, str) else exchange
         for exchange in exchanges
     ]
+
+
+def _check_template_is_used(exchange: Exchange) -> None:
+    if not isinstance(exchange.prompt, str):
+        return
+    system, history = _has_system(exchange.before), len(exchange.before) > _has_system(exchange.before)
+    variables = exchange.template_variables
+    columns = {
+        "system": system,
+        "history": history,
+        "tools": "tools" in variables,
+        "chat_template_kwargs": bool(variables.keys() - {"tools"}),
+    }
+    name = next(name for name, is_given in columns.items() if is_given)
+    raise DataError(
+        f"{exchange.origin}: column '{name}' is for a chat template, but the prompt is text, which has none: set "
+        f"data.as_messages, or leave the column out: `columns: {{{name}: ''}}`"
+    )

@@ -3,10 +3,14 @@
 Not their tokens.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal
 
+from proximo.data.formats.column_use import read_by_source
+from proximo.data.formats.context_columns import in_context
+from proximo.data.formats.messages import messages_cell
 from proximo.data.formats.preference_formats import (
     PreferenceForm,
     asked_in,
@@ -17,64 +21,60 @@ from proximo.data.formats.preference_formats import (
     preference_prompt,
 )
 from proximo.data.formats.prompt_response import Exchange, said
-from proximo.data.formats.typed_columns import flag_cell, messages_cell, text_cell
+from proximo.data.formats.typed_columns import flag_cell, text_cell
+from proximo.data.load_report import Remark
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
 
 TextForm = Literal["auto", "text", "prompt_response", "messages"]
 LabelledForm = Literal["auto", "prompt_response", "messages", "pairs"]
-Made = TypeVar("Made")
 
 _ANSWERS = ("response", "completion", "output")
 
 
-def prompt_exchanges(rows: Iterable[Row]) -> Iterator[Exchange]:
+def prompt_exchanges(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[Exchange]:
     """The prompt of each row, without responses; of a pair, what its two responses answer.
 
-    A last turn of the assistant is left out: it is what the policy is asked to write.
+    A last turn of the assistant is left out: it is what the policy is asked to write. Every column is of use: rewards
+    are given those that are not read here. `remarks`, here and below: `read_by_source`.
     """
-    return _each_by_source(rows, _prompt_reader)
+    return read_by_source(rows, _prompt_reader, remarks, others_used=None)
 
 
-def text_exchanges(rows: Iterable[Row], form: TextForm = "auto") -> Iterator[Exchange | None]:
+def text_exchanges(rows: Iterable[Row], remarks: Counter[Remark], form: TextForm = "auto") -> Iterator[Exchange | None]:
     """Prompt and response of each row: plain text (the prompt is ""), both columns, messages, or a pair's chosen.
 
     Turns behind the assistant's last are left out. None for a pair that is a tie.
     """
-    return _each_by_source(rows, lambda row: _text_reader(row, form))
+    return read_by_source(rows, lambda row: _text_reader(row, form), remarks)
 
 
-def preference_exchanges(rows: Iterable[Row], form: PreferenceForm = "auto") -> Iterator[Exchange | None]:
+def preference_exchanges(
+    rows: Iterable[Row], remarks: Counter[Remark], form: PreferenceForm = "auto"
+) -> Iterator[Exchange | None]:
     """Prompt, chosen and rejected response of each row; None for a tie."""
 
     def reader(row: Row) -> Callable[[Row], Exchange | None]:
         row_form = preference_form(row) if form == "auto" else form
         return lambda any_row: preference_exchange(any_row, row_form)
 
-    return _each_by_source(rows, reader)
+    return read_by_source(rows, reader, remarks, others_used=("id", "margin"))
 
 
-def labelled_exchanges(rows: Iterable[Row], form: LabelledForm = "auto") -> Iterator[dict[bool, Exchange]]:
+def labelled_exchanges(
+    rows: Iterable[Row], remarks: Counter[Remark], form: LabelledForm = "auto"
+) -> Iterator[dict[bool, Exchange]]:
     """Of each row, label -> prompt and response: True for a desirable response, False for an undesirable one.
 
     A row has one response with its `label`, or is a pair: its chosen response is desirable, the rejected one is not.
     Empty for a pair that is a tie.
     """
-    return _each_by_source(rows, lambda row: _labelled_reader(row, form))
+    return read_by_source(rows, lambda row: _labelled_reader(row, form), remarks)
 
 
 def _response_field(row: Row) -> str | None:
     """The column with the response to a prompt: `response`, TRL's `completion`, Alpaca's `output`; None without one."""
     return next((field for field in _ANSWERS if field in row.values), None)
-
-
-def _each_by_source(rows: Iterable[Row], reader_of: Callable[[Row], Callable[[Row], Made]]) -> Iterator[Made]:
-    readers: dict[str, Callable[[Row], Made]] = {}
-    for row in rows:
-        key = row.name or row.source
-        if key not in readers:
-            readers[key] = reader_of(row)
-        yield readers[key](row)
 
 
 def _prompt_reader(first: Row) -> Callable[[Row], Exchange]:
@@ -94,7 +94,7 @@ def _prompt_of(row: Row) -> Exchange:
         prompt = prompt[:-1]
         if not prompt:
             raise DataError(f"{row.origin}: the messages hold nothing but a turn of the assistant: no prompt")
-    return Exchange(origin=row.origin, prompt=prompt)
+    return in_context(row, Exchange(origin=row.origin, prompt=prompt))
 
 
 def _text_reader(first: Row, form: TextForm) -> Callable[[Row], Exchange | None]:
@@ -130,12 +130,12 @@ def _text_form(row: Row) -> TextForm:
 def _prompt_response(row: Row) -> Exchange:
     prompt, field = asked_in(row), _response_field(row) or _ANSWERS[0]
     if isinstance(prompt, str):
-        return Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),))
+        return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),)))
     is_text = isinstance(row.values.get(field), str)
     response = said(text_cell(row, field)) if is_text else messages_cell(row, field)
     if response[0]["role"] != "assistant" or response[-1]["role"] != "assistant":
         raise DataError(f"{row.origin}: the response must begin and end with a turn of the assistant")
-    return Exchange(origin=row.origin, prompt=prompt, responses=(response,))
+    return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(response,)))
 
 
 def _whole_conversation(row: Row) -> Exchange:
@@ -146,7 +146,7 @@ def _whole_conversation(row: Row) -> Exchange:
     last = turns[-1]
     if last == 0:
         raise DataError(f"{row.origin}: the conversation must begin with a turn of the user or a system message")
-    return Exchange(origin=row.origin, prompt=messages[:last], responses=(messages[last : last + 1],))
+    return in_context(row, Exchange(origin=row.origin, prompt=messages[:last], responses=(messages[last : last + 1],)))
 
 
 def _chosen(row: Row, form: PreferenceForm) -> Exchange | None:

@@ -1,21 +1,15 @@
-"""Typed access to the cells of a row: text, messages, numbers, votes. One check at the border, naming the row."""
+"""Typed access to the cells of a row: text, numbers, votes. One check at the border, naming the row. Messages:
+`messages.py`.
+"""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
-
-if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
-    from proximo.records import Message
-
-ROLES = ("system", "user", "assistant")
-"""Roles of messages that are understood; turns of tools are not."""
-
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 
 
 def text_cell(row: Row, field: str) -> str:
@@ -24,7 +18,7 @@ def text_cell(row: Row, field: str) -> str:
     if not isinstance(value, str):
         hint = "" if isinstance(value, list | Mapping) else f"; `{field}: '{{column}}'` under columns takes it as text"
         raise DataError(f"{row.origin}: column '{field}' must be text, got {describe(value)}{hint}")
-    return _encodable(value, row, field)
+    return encodable(value, row, field)
 
 
 def answer_cell(row: Row, field: str) -> str | None:
@@ -33,7 +27,7 @@ def answer_cell(row: Row, field: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return _encodable(value, row, field)
+        return encodable(value, row, field)
     if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
         raise DataError(
             f"{row.origin}: column '{field}' must be text or a number, got {describe(value)}; "
@@ -92,16 +86,6 @@ def votes_cell(row: Row, field: str) -> tuple[int, ...]:
     return tuple(int(vote) for vote in votes)
 
 
-def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
-    """A list of messages, or one message: `role` and `content`, or the ShareGPT form with `from` and `value`."""
-    value = cell(row, field)
-    turns = [value] if isinstance(value, Mapping) else value
-    if not isinstance(turns, list | tuple) or not turns:
-        wanted = "text or a list of messages" if field == "prompt" else "a list of messages"
-        raise DataError(f"{row.origin}: column '{field}' must be {wanted}, got {describe(value)}")
-    return tuple(_message(turn, row, f"'{field}', message {index}") for index, turn in enumerate(turns, start=1))
-
-
 def cell(row: Row, field: str) -> Any:
     """A cell that must be there and not null."""
     if field not in row.values:
@@ -128,31 +112,8 @@ def describe(value: Any) -> str:
     return f"{value!r:.40} ({type(value).__name__})"
 
 
-def _message(turn: Any, row: Row, location: str) -> "Message":
-    if not isinstance(turn, Mapping):
-        raise DataError(f"{row.origin}: {location} must be an object with role and content, got {describe(turn)}")
-    # Tables give every message every key that some message has, with null in it.
-    fields = {key: value for key, value in turn.items() if value is not None}
-    if "from" in fields and "role" not in fields:
-        speaker = str(fields.pop("from"))
-        fields = {"role": _SHAREGPT_ROLES.get(speaker, speaker), "content": fields.pop("value", None)} | fields
-    if fields.get("role") not in ROLES or "tool_calls" in fields:
-        raise DataError(
-            f"{row.origin}: {location} must have a role of {', '.join(ROLES)} (tools are not supported), "
-            f"got {describe(fields.get('role'))}"
-        )
-    return fields | {"content": _content(fields.get("content"), row, location)}
-
-
-def _content(value: Any, row: Row, location: str) -> str:
-    if isinstance(value, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in value):
-        value = "".join(str(part.get("text")) for part in value)
-    if not isinstance(value, str):
-        raise DataError(f"{row.origin}: the content of {location} must be text, got {describe(value)}")
-    return _encodable(value, row, location)
-
-
-def _encodable(text: str, row: Row, location: str) -> str:
+def encodable(text: str, row: Row, location: str) -> str:
+    """The text. Raises DataError naming the place if it cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -25,7 +25,14 @@ def with_columns(row: Row, columns: Mapping[str, str]) -> Row:
     filled = {field: filled_in(row, field, column) for field, column in columns.items() if column}
     taken = {*columns, *columns.values()}
     rest = {name: value for name, value in row.values.items() if name not in taken}
-    return replace(row, values=rest | filled)
+    named = (name for field, column in columns.items() for name in named_in(row, column))
+    return replace(row, values=rest | filled, used=tuple(dict.fromkeys(named)))
+
+
+def named_in(row: Row, template: str) -> list[str]:
+    """The columns of the row that a text names in braces."""
+    names = [match[1] for match in _PLACEHOLDER.finditer(template) if template not in row.values]
+    return [name for name in names if name in row.values]
 
 
 def filled_in(row: Row, field: str, column: str) -> Any:

@@ -46,7 +46,8 @@ def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row
     shown = replace(row, values={**row.values, **found.shows})
     prompt = str(filled_in(shown, "prompt", template or own_template))
     kept = {name: value for name, value in row.values.items() if name not in found.uses}
-    return replace(row, values={**kept, **found.gives, "prompt": prompt})
+    values = {**kept, **found.gives, "prompt": prompt}
+    return replace(row, values=values, used=tuple(values))
 
 
 def last_boxed(text: str) -> str | None:

@@ -21,7 +21,7 @@ def parquet_rows(path: Path, source: str) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=1000):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(source=source, number=number, values=values)
+                    yield Row(source=source, number=number, values=values, from_table=True)
     except (pyarrow.ArrowException, OSError) as error:
         place = f"after row {number}" if number else "at its start"
         raise DataError(f"{source}: not a whole Parquet file ({place}): {error}") from error
@@ -71,4 +71,4 @@ def _numbered(dataset: Any, source: str) -> Iterator[Row]:
     for batch in dataset.with_format("arrow").iter(batch_size=1000):
         for values in batch.to_pylist():
             number += 1
-            yield Row(source=source, number=number, values=values)
+            yield Row(source=source, number=number, values=values, from_table=True)

@@ -1,12 +1,14 @@
 """Rows to `StepExample`, the input of a process reward model in training: a solution in steps, each with a label."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from proximo.data.formats.prompt_response import in_form
 from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport
+from proximo.data.load_report import LoadReport, Remark
+from proximo.data.rendering import count_unread
 from proximo.data.rows import Row, check_row_ids, row_id
 from proximo.data.stepwise.labelled_rows import LabelledSolution, labelled_solutions
 from proximo.data.stepwise.steps import (
@@ -101,10 +103,14 @@ class _Loader:
 
     def examples(self, rows: Sequence[Row]) -> Iterator[StepExample]:
         check_row_ids(rows)
-        for portion in portions(labelled_solutions(rows), lambda item: item[1].num_characters + sum(map(len, item[2]))):
+        remarks: Counter[Remark] = Counter()
+        for portion in portions(
+            labelled_solutions(rows, remarks), lambda item: item[1].num_characters + sum(map(len, item[2]))
+        ):
             examples, report = _portion(self.encoder, portion, self.options, self.finder)
             self.report += report
             yield from examples
+        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(
@@ -117,7 +123,16 @@ def _portion(
         [exchange for _, exchange, _, _ in portion], to_messages=options.as_messages, system=options.system
     )
     separable = [
-        (row_id(row), Solution(origin=exchange.origin, prompt=exchange.prompt, steps=steps), labels)
+        (
+            row_id(row),
+            Solution(
+                origin=exchange.origin,
+                prompt=exchange.prompt,
+                steps=steps,
+                template_variables=exchange.template_variables,
+            ),
+            labels,
+        )
         for (row, _, steps, labels), exchange in zip(portion, exchanges, strict=True)
         if not any(options.separator in step for step in steps)
     ]
@@ -129,13 +144,15 @@ def _portion(
     ]
     fitted = [_fitted(example, options) for example, _ in apart]
     examples = [example for example in fitted if example is not None]
+    rendered = [rendered_solution(encoder, solution, options.separator) for _, solution in apart]
     report = LoadReport(
         num_rows=len(portion),
         num_kept_rows=len(examples),
         num_inseparable=len(portion) - len(apart),
         num_too_long=len(apart) - len(examples),
         num_truncated=sum(kept is not None and kept != whole for kept, (whole, _) in zip(fitted, apart, strict=True)),
-        unwritable=encoder.unwritable([rendered_solution(encoder, each, options.separator) for _, each in apart]),
+        unwritable=encoder.unwritable(rendered),
+        unread=count_unread(rendered),
         num_tokens=sum(len(example.token_ids) for example in examples),
     )
     return examples, report

@@ -1,12 +1,16 @@
 """Rows to solutions in steps with labels, before there are tokens. Imports no torch."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from proximo.data.formats.column_use import read_by_source
+from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.preference_formats import asked_in
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.typed_columns import cell, describe, text_cell
+from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.errors import DataError
 
@@ -14,9 +18,13 @@ LabelledSolution = tuple[Row, Exchange, tuple[str, ...], tuple[float, ...]]
 """A row, its prompt, its steps, and for each step whether it is right: 1, 0, or a probability."""
 
 
-def labelled_solutions(rows: Iterable[Row]) -> Iterator[LabelledSolution]:
-    """The solution of each row. Raises DataError naming the row for what is malformed."""
-    return ((row, Exchange(origin=row.origin, prompt=asked_in(row)), *_labelled(row)) for row in rows)
+def labelled_solutions(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[LabelledSolution]:
+    """The solution of each row. `remarks`: `read_by_source`. Raises DataError naming the row for what is malformed."""
+    return read_by_source(rows, lambda _: _solution, remarks)
+
+
+def _solution(row: Row) -> LabelledSolution:
+    return row, in_context(row, Exchange(origin=row.origin, prompt=asked_in(row))), *_labelled(row)
 
 
 def _labelled(row: Row) -> tuple[tuple[str, ...], tuple[float, ...]]:

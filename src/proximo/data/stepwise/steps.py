@@ -4,9 +4,9 @@ A separator ends each step, also the last one. A process reward model always rea
 in that form, in training and in use, so a step is judged by the same tokens in both (`encode_steps`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proximo.data.formats.prompt_response import Exchange, Messages, said
 from proximo.data.parts.decoding import UNFINISHED, decode, response_text
@@ -79,6 +79,8 @@ class Solution:
     prompt: str | Messages
     steps: Sequence[str]
     """Stripped, not blank, without a separator inside; at least one."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """What a chat template reads besides the messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,9 +146,13 @@ def rendered_solution(encoder: TextEncoder, solution: Solution, separator: str) 
     """
     text = separator.join(solution.steps)
     response = text if isinstance(solution.prompt, str) else said(text)
-    rendered = render(
-        encoder, Exchange(origin=solution.origin, prompt=solution.prompt, responses=(response,)), finished=False
+    exchange = Exchange(
+        origin=solution.origin,
+        prompt=solution.prompt,
+        responses=(response,),
+        template_variables=solution.template_variables,
     )
+    rendered = render(encoder, exchange, finished=False)
     *before, last = rendered.responses[0] or (Segment(written=True),)
     # Some chat templates strip what an assistant says, so the last separator is added behind them.
     return replace(rendered, responses=((*before, replace(last, text=f"{last.text.rstrip()}{separator}")),))

@@ -9,15 +9,18 @@ The template decides on the BOS; nothing is put before its text.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from proximo.data.templates.conversation_text import conversation_text
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
+from proximo.data.templates.unread import unread
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Message
@@ -32,6 +35,10 @@ PLAIN_CHAT_TEMPLATE = (
 )
 """A template in plain words for tokenizers that have none; needs an EOS token, which ends each assistant's turn."""
 
+Learned = Literal["last", "responses", "all"]
+"""The turns of the assistant that a loss learns: the last one of a response, each of a response, those of the prompt
+too."""
+
 _DUMMY = "kvxqz"
 """Stands for the words of an assistant where only what surrounds them is of interest."""
 
@@ -43,35 +50,38 @@ def render_conversation(
     *,
     origin: str,
     finished: bool = True,
-    every_turn: bool = False,
+    learned: Learned = "last",
+    variables: Mapping[str, Any] | None = None,
 ) -> Rendered:
     """Segments of a prompt (up to where the assistant begins) and of responses to it (lists of messages).
 
     A response ends with what the template puts after the assistant's text to end its turn (`end_of_turn`): special
     tokens, or plain words and then the EOS, or the EOS alone; with none of these where it is not `finished`. Template
     text behind that is left out: a policy stops before it. A response that the template would write in another way
-    stands as it is, behind the words that open its turn: so a policy would write it.
+    stands as it is, behind the words that open its turn: so a policy would write it. A turn with `weight` 0 is context.
+    `variables`: what the template is given besides messages, such as `tools`.
 
-    Raises DataError where the template refuses the messages, ModelError where there is no template, it exceeds its
-    limits, or it rewrites turns of the assistant and `every_turn` is to be told from the rest.
+    Raises DataError where the template refuses the messages or leaves out tools, their calls or what they return,
+    ModelError where there is no template, it exceeds its limits, or it rewrites turns that are `learned`.
     """
-    template = _Template(encoder, origin)
+    template = _Template(encoder, origin, variables or {})
     asked = template.text(prompt, open_reply=True)
     try:
         segments = _segments(template, prompt, asked, open_reply=True)
     except _RewrittenError as rewritten:
-        if every_turn:
-            raise template.refuse(rewritten.turn) from None
+        if learned == "all":
+            raise template.refuse(rewritten.turn, learned) from None
         segments = [Segment(text=asked, written=False)]
     answered = []
     for response in responses:
-        reply = _answer(template, prompt, asked, response, finished=finished, every_turn=every_turn)
+        reply = _answer(template, prompt, asked, response, finished=finished, learned=learned)
         while reply and not reply[-1].written:
             reply.pop()
         if finished and not (reply and reply[-1].ends_turn and reply[-1].text.endswith(encoder.marks)):
-            reply += encoder.end(reply[-1].text if reply else "")
+            end = encoder.end(reply[-1].text if reply else "")
+            reply += [replace(segment, is_context=_is_context(response[-1])) for segment in end]
         answered.append(tuple(reply))
-    return Rendered(prompt=tuple(segments), responses=tuple(answered))
+    return Rendered(prompt=tuple(segments), responses=tuple(answered), unread=template.unread(prompt, responses))
 
 
 def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
@@ -83,7 +93,7 @@ def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
     """
     if not encoder.tokenizer.chat_template:
         return ()
-    ending = _Template(encoder, "end of turn").ending
+    ending = _Template(encoder, "end of turn", {}).ending
     return encoder.texts([ending])[0] if ending.endswith(encoder.marks) else ()
 
 
@@ -96,13 +106,11 @@ class _Reply(NamedTuple):
     end: str
     """What ends the turn; "" for nothing."""
 
-    def segments(self, *, finished: bool) -> list[Segment]:
+    def segments(self, *, finished: bool, is_context: bool) -> list[Segment]:
+        said = partial(Segment, written=True, is_context=is_context)
         if not finished:
-            return [Segment(text=self.words, written=True)] if self.words else []
-        segments = [
-            Segment(text=self.words + self.gap, written=True),
-            Segment(text=self.end, written=True, ends_turn=True),
-        ]
+            return [said(text=self.words)] if self.words else []
+        segments = [said(text=self.words + self.gap), said(text=self.end, ends_turn=True)]
         return [segment for segment in segments if segment.text]
 
 
@@ -117,9 +125,10 @@ class _RewrittenError(Exception):
 class _Template:
     """The chat template of one tokenizer, for the messages of one row."""
 
-    def __init__(self, encoder: TextEncoder, origin: str) -> None:
+    def __init__(self, encoder: TextEncoder, origin: str, variables: Mapping[str, Any]) -> None:
         self.encoder = encoder
         self.origin = origin
+        self.variables = variables
         tokenizer = encoder.tokenizer
         if not tokenizer.chat_template:
             raise ModelError(
@@ -127,7 +136,7 @@ class _Template:
                 "give one (the plain template of docs/data.md will do), or use data in text form"
             )
         try:
-            self.source = tokenizer.get_chat_template()
+            self.source = tokenizer.get_chat_template(tools=variables.get("tools"))
         except ValueError as error:  # several by name, and none of them the default
             raise ModelError(f"{origin}: the tokenizer '{encoder.name}': {error}") from error
         self.tokens = json.dumps(tokenizer.special_tokens_map)
@@ -141,10 +150,14 @@ class _Template:
         except TemplateLimitError as error:
             raise self._beyond(error) from error
 
-    def text(self, messages: Sequence[Message], *, open_reply: bool) -> str:
-        """The rendering, with the words that begin the assistant's turn where `open_reply` is set."""
+    def text(self, messages: Sequence[Message], *, open_reply: bool, variables: Mapping[str, Any] | None = None) -> str:
+        """The rendering, with the words that begin the assistant's turn where `open_reply` is set.
+
+        `variables`: others than those of the row.
+        """
+        given = self.variables if variables is None else variables
         try:
-            return _render(self.source, self.tokens, messages, open_reply=open_reply)
+            return conversation_text(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
         except TemplateLimitError as error:
             raise self._beyond(error) from error
         except TemplateSyntaxError as error:
@@ -159,6 +172,15 @@ class _Template:
                 f"{error}"
             ) from error
 
+    def unread(self, prompt: Sequence[Message], responses: Sequence[Sequence[Message]]) -> tuple[str, ...]:
+        """What of these messages, and of the row's variables, the template makes nothing of."""
+        views = [(prompt, True), *(([*prompt, *response], False) for response in responses)]
+
+        def render(messages: Sequence[Message], is_open: bool, variables: Mapping[str, Any]) -> str:
+            return self.text(messages, open_reply=is_open, variables=variables)
+
+        return unread(render, views, self.variables, source=self.source, origin=self.origin, name=self.encoder.name)
+
     def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
         """What stands before and behind the content of the last message; None where that has no one place."""
         try:
@@ -167,11 +189,15 @@ class _Template:
             return None
 
     def end(self, behind: str, message: Message) -> tuple[int, str]:
-        """(place, text) of the end of a turn in what stands behind its content; the text is "" where there is none."""
+        """(place, text) of the end of a turn in what stands behind its words; the text is "" where there is none.
+
+        Behind words the end comes first; calls of tools may hold special tokens, and the end comes last.
+        """
+        calls = "tool_calls" in message
         if (ending := self.ending) and ending in behind:
-            return behind.find(ending), ending
+            return behind.rfind(ending) if calls else behind.find(ending), ending
         runs = runs_of_marks(behind, self.encoder.marks, self.eos)
-        if "tool_calls" not in message:
+        if not calls:
             return runs[0] if runs else (0, "")
         return runs[-1] if runs else (len(behind.rstrip()), "")
 
@@ -185,10 +211,14 @@ class _Template:
             )
         return _Reply(message["content"], "", self.ending)
 
-    def refuse(self, turn: int) -> ModelError:
+    def refuse(self, turn: int, learned: Learned) -> ModelError:
         """The error for a template under which the turns that a loss learns cannot be told from the rest."""
         name = f"{self.origin}: the chat template of '{self.encoder.name}'"
-        what_to_do = "to learn the last turn alone, set train_on: last_response"
+        what_to_do = (
+            "to learn the last turn alone, set train_on: last_response"
+            if learned == "all"
+            else "give responses of one turn, with the earlier ones in the prompt"
+        )
         if turn == 0:
             return ModelError(
                 f"{name} cannot say what comes before message 1, with which the assistant begins, so the tokens that "
@@ -224,12 +254,6 @@ def _place(name: str) -> str:
     return next((str(file) for file in files if file.is_file()), f"the tokenizer '{name}'")
 
 
-def _render(source: str, tokens: str, messages: Sequence[Message], *, open_reply: bool) -> str:
-    context = {"tools": None, "documents": None, **json.loads(tokens)}
-    context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": open_reply}
-    return RENDERER.render(source, context)
-
-
 def _around(
     render: Callable[[Sequence[Message]], str], messages: Sequence[Message], words: str
 ) -> tuple[str, str] | None:
@@ -252,7 +276,7 @@ def _ending(source: str, tokens: str, marks: tuple[str, ...], eos: str) -> str:
 
     def behind(*following: Message) -> str | None:
         def render(given: Sequence[Message]) -> str:
-            return _render(source, tokens, [*given, *following], open_reply=False)
+            return conversation_text(source, tokens, [*given, *following], open_reply=False)
 
         try:
             place = _around(render, toy, source + tokens)
@@ -283,17 +307,26 @@ def _segments(
     position = len(done_text)
     for turn in range(num_done, len(messages)):
         if messages[turn]["role"] == "assistant":
-            before = done_text if turn == num_done > 0 else _before(template, messages, turn)
-            is_last = turn + 1 == len(messages) and not open_reply
-            through = whole if is_last else template.text(messages[: turn + 1], open_reply=False)
-            reply = _split_reply(template, before, through, messages[: turn + 1])
-            if reply is None or position > len(before) or not whole.startswith(before + "".join(reply)):
-                raise _RewrittenError(turn)
+            is_last, is_context = turn + 1 == len(messages) and not open_reply, _is_context(messages[turn])
+            try:
+                before = done_text if turn == num_done > 0 else _before(template, messages, turn)
+                through = whole if is_last else template.text(messages[: turn + 1], open_reply=False)
+                reply = _split_reply(template, before, through, messages[: turn + 1])
+                if reply is None or position > len(before) or not whole.startswith(before + "".join(reply)):
+                    raise _RewrittenError(turn)
+            except _RewrittenError:
+                if is_context and not is_last:
+                    continue
+                raise
             segments.append(Segment(text=whole[position : len(before)], written=False))
-            segments += reply.segments(finished=finished or not is_last)
+            segments += reply.segments(finished=finished or not is_last, is_context=is_context)
             position = len(before) + len("".join(reply))
     segments.append(Segment(text=whole[position:], written=False))
     return [segment for segment in segments if segment.text]
+
+
+def _is_context(message: Message) -> bool:
+    return message.get("weight") == 0
 
 
 def _before(template: _Template, messages: Sequence[Message], turn: int) -> str:
@@ -312,15 +345,16 @@ def _answer(
     response: Sequence[Message],
     *,
     finished: bool,
-    every_turn: bool,
+    learned: Learned,
 ) -> list[Segment]:
     messages = [*prompt, *response]
     whole = template.text(messages, open_reply=False)
     try:
         return _segments(template, messages, whole, open_reply=False, done=(len(prompt), asked), finished=finished)
     except _RewrittenError as rewritten:
-        if every_turn and len(response) > 1:
-            raise template.refuse(rewritten.turn) from None
+        earlier = [each for each in response[:-1] if each["role"] == "assistant" and not _is_context(each)]
+        if learned != "last" and earlier:
+            raise template.refuse(rewritten.turn, learned) from None
     before = template.text(messages[:-1], open_reply=True)
     if not before.startswith(asked):
         raise ModelError(
@@ -329,7 +363,10 @@ def _answer(
         )
     reply = _split_reply(template, before, whole, messages) or template.as_it_is(response[-1])
     opening = before[len(asked) :]
-    return [*([Segment(text=opening, written=False)] if opening else []), *reply.segments(finished=finished)]
+    return [
+        *([Segment(text=opening, written=False)] if opening else []),
+        *reply.segments(finished=finished, is_context=_is_context(response[-1])),
+    ]
 
 
 def _split_reply(template: _Template, before: str, through: str, messages: Sequence[Message]) -> _Reply | None:
@@ -337,6 +374,9 @@ def _split_reply(template: _Template, before: str, through: str, messages: Seque
 
     `through`: the rendering up to and including the turn.
     """
+    if "tool_calls" in messages[-1] and through.startswith(before):
+        position, ending = template.end(through[len(before) :], messages[-1])
+        return _Reply(through[len(before) : len(before) + position], "", ending)
     place = template.around(messages)
     if place is None or not (place[0].startswith(before) and through.startswith(before)):
         return None

@@ -22,7 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates read the reasoning of a message by."""
 
 
 class _Generation(Extension):
@@ -96,7 +97,7 @@ def _compiled(template: str) -> Template:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """What a message says of its reasoning, under each name that templates read it by."""
-    said = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    said = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if said is None else {"thinking": said, **message, "reasoning_content": said}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.run import RunConfig
 from proximo.data.large_lists import collected
+from proximo.data.load_report import LoadReport
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.data.readers.split import DataPhase, hold_out
@@ -51,6 +52,11 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
         held_out=collected(found.rows[i] for i in held),
         description=str(found),
     )
+
+
+def evaluation_notes(data: DataConfig, report: LoadReport | None) -> tuple[str, ...]:
+    """A line on the rows of `evaluation_sources`, which are other data than those to learn from; none without them."""
+    return () if data.evaluation_sources is None or report is None else (f"evaluation rows: {report}",)
 
 
 def token_cache(run: RunConfig) -> TokenCache:

@@ -3,7 +3,7 @@
 from itertools import chain
 
 from proximo.run.build.conversion import check_optimizer
-from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.data import evaluation_notes, read_split, token_cache
 from proximo.run.build.models import build_tokenizer, check_readers, prepare_device
 from proximo.supervised.dpo.recipe import DPORecipe
 from proximo.supervised.dpo.task import DPOTask
@@ -19,7 +19,7 @@ def build_task(recipe: DPORecipe) -> DPOTask:
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model, "reference": recipe.reference})
-    pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
+    pairs = load_pairs(recipe.data, rows, tokenizer, learned="responses", cache=cache)
     check_prompts(chain(pairs.training, pairs.held_out), "pairs")
     models = build_policy_and_reference(recipe, tokenizer, rows, longest=pairs.longest, device_spec=device_spec)
     inputs = TaskInputs(
@@ -30,7 +30,10 @@ def build_task(recipe: DPORecipe) -> DPOTask:
         config=recipe.dpo,
         seed=recipe.run.seed,
         fingerprint=models.fingerprint,
-        notes=(f"data: {rows.description}", f"training pairs: {pairs.report}", *_unused_margins(pairs), *cache.notes),
+        notes=(
+            *(f"data: {rows.description}", f"training pairs: {pairs.report}", *_unused_margins(pairs)),
+            *(*evaluation_notes(recipe.data, pairs.held_out_report), *cache.notes),
+        ),
     )
     return DPOTask(inputs, reference=models.reference)
 

@@ -1,5 +1,6 @@
 """Registers DPO as a trainer. Heavy imports are inside the methods, so that the command line starts fast."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proximo.trainer_kinds import TrainerKind
@@ -64,7 +65,7 @@ class DPOKind(TrainerKind["DPORecipe"]):
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield "reference", describe_reference(recipe.model, recipe.reference)
-        yield from data_lines(recipe, recipe.data, lambda rows: preference_exchanges(rows, recipe.data.form))
+        yield from data_lines(recipe, recipe.data, partial(preference_exchanges, form=recipe.data.form))
         batch = f"{recipe.dpo.pairs_per_step} pairs (two sequences each, read by policy and reference)"
         yield from epoch_lines(batch, recipe.dpo.num_epochs, "pairs", recipe.data.max_tokens)
 

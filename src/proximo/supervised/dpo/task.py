@@ -54,13 +54,14 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, AnswerBatch]):
         return answer_batches(
             [pair.prompt_token_ids for pair in pairs],
             [[pair.chosen_token_ids for pair in pairs], [pair.rejected_token_ids for pair in pairs]],
+            [[pair.chosen_mask for pair in pairs], [pair.rejected_mask for pair in pairs]],
             reference=self.reference,
             token_budget=self.config.tokens_per_microbatch,
             device=self.model.device,
         )
 
     def loss(self, batch: AnswerBatch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
-        logprobs = answer_logprobs(self.model, batch.answers)
+        logprobs = answer_logprobs(self.model, batch.answers, batch.mask)
         ratios = (logprobs - batch.reference_logprobs).tensor_split(2)
         beta = self.config.beta
         if self.config.loss == "ipo":

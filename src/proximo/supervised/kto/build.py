@@ -5,9 +5,10 @@ from itertools import chain
 
 from proximo.config.data import LabelledDataConfig
 from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
+from proximo.data.load_report import LoadReport
 from proximo.errors import DataError
 from proximo.run.build.conversion import check_optimizer
-from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.data import evaluation_notes, read_split, token_cache
 from proximo.run.build.models import build_tokenizer, check_readers, prepare_device
 from proximo.supervised.kto.label_balance import ADVISED, label_balance
 from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
@@ -26,8 +27,9 @@ def build_task(recipe: KTORecipe) -> KTOTask:
     options = labelled_options(recipe.data)
     training, report = load_labelled_responses(rows.training, tokenizer, options, cache=cache)
     held_out: Sequence[LabelledResponse] = []
+    held_out_report: LoadReport | None = None
     if rows.held_out:
-        held_out, _ = load_labelled_responses(rows.held_out, tokenizer, options, cache=cache)
+        held_out, held_out_report = load_labelled_responses(rows.held_out, tokenizer, options, cache=cache)
     check_prompts(chain(training, held_out), "answers")
     balance = _balance_note(training, recipe.kto)
     longest = max(row.num_tokens for row in chain(training, held_out))
@@ -44,7 +46,10 @@ def build_task(recipe: KTORecipe) -> KTOTask:
         config=recipe.kto,
         seed=recipe.run.seed,
         fingerprint=models.fingerprint,
-        notes=(f"data: {rows.description}", f"training answers: {report}", balance, *cache.notes),
+        notes=(
+            *(f"data: {rows.description}", f"training answers: {report}", balance),
+            *(*evaluation_notes(recipe.data, held_out_report), *cache.notes),
+        ),
     )
     return KTOTask(inputs, reference=models.reference, max_tokens=recipe.data.max_tokens)
 

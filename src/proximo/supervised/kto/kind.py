@@ -1,5 +1,6 @@
 """Registers KTO as a trainer. Heavy imports are inside the methods, so that the command line starts fast."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proximo.trainer_kinds import TrainerKind
@@ -65,7 +66,7 @@ class KTOKind(TrainerKind["KTORecipe"]):
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield "reference", describe_reference(recipe.model, recipe.reference)
-        yield from data_lines(recipe, recipe.data, lambda rows: labelled_exchanges(rows, recipe.data.form))
+        yield from data_lines(recipe, recipe.data, partial(labelled_exchanges, form=recipe.data.form))
         count = recipe.kto.examples_per_step
         mismatched = f", and {count} to other prompts" if recipe.kto.reference_point == "kl" else ""
         batch = f"{count} answers to their prompts{mismatched}, read by policy and reference"

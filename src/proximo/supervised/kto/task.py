@@ -1,7 +1,7 @@
 """The training task of Kahneman-Tversky optimisation (KTO). The loop that drives it: run/loop.py."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import ClassVar
@@ -106,11 +106,13 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
         if self.config.reference_point == "zero" or len(examples) < 2:
             return 0.0
         prompts = [example.prompt_token_ids for example in examples]
-        others = [examples[i].response_token_ids for i in answers_to_others(prompts)]
-        cut = [answer[: self.max_tokens - len(prompt)] for prompt, answer in zip(prompts, others, strict=True)]
+        others = [
+            _first_tokens(examples[i], self.max_tokens - len(prompt))
+            for prompt, i in zip(prompts, answers_to_others(prompts), strict=True)
+        ]
         found: dict[int, float] = {}
         for indices, ratios in self.results_of(
-            self._batches_of(prompts, cut), self._log_ratios, what="the KL term of an update"
+            self._batches_of(prompts, others), self._log_ratios, what="the KL term of an update"
         ):
             found |= dict(zip(indices, ratios, strict=True))
         ratios = [found[i] for i in range(len(examples))]  # in one order, however they were cut
@@ -118,13 +120,11 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
 
     def _log_ratios(self, numbered: tuple[list[int], AnswerBatch]) -> tuple[list[int], list[float]]:
         indices, batch = numbered
-        return indices, (answer_logprobs(self.model, batch.answers) - batch.reference_logprobs).tolist()
+        return indices, (answer_logprobs(self.model, batch.answers, batch.mask) - batch.reference_logprobs).tolist()
 
     def batches(self, examples: Sequence[LabelledResponse]) -> list[tuple[list[int], LabelledBatch]]:
         """Micro-batches with the reference's log-probs. Each comes with the indices of its examples."""
-        numbered = self._batches_of(
-            [example.prompt_token_ids for example in examples], [example.response_token_ids for example in examples]
-        )
+        numbered = self._batches_of([example.prompt_token_ids for example in examples], examples)
         device = self.model.device
         return [
             (indices, LabelledBatch(batch=batch, desirable=_flags([examples[i].desirable for i in indices], device)))
@@ -132,11 +132,12 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
         ]
 
     def _batches_of(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[LabelledResponse]
     ) -> list[tuple[list[int], AnswerBatch]]:
         return answer_batches(
             prompts,
-            [answers],
+            [[each.response_token_ids for each in answers]],
+            [[each.response_mask for each in answers]],
             reference=self.reference,
             token_budget=self.config.tokens_per_microbatch,
             device=self.model.device,
@@ -145,7 +146,7 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
     def loss(self, batch: LabelledBatch, *, point: float, num_examples: int) -> tuple[Tensor, LabelScores]:
         """Sum of a batch's losses divided by `num_examples` (those of the whole update), and its measurements."""
         config, answers = self.config, batch.batch
-        logprobs = answer_logprobs(self.model, answers.answers)
+        logprobs = answer_logprobs(self.model, answers.answers, answers.mask)
         ratios = logprobs - answers.reference_logprobs
         per_answer = kto_loss(
             ratios,
@@ -177,6 +178,16 @@ def answers_to_others(prompts: Sequence[tuple[int, ...]]) -> list[int]:
     way = max(map(len, groups.values())) if len(groups) > 1 else 1
     taken = dict(zip(circle, circle[way:] + circle[:way], strict=True))
     return [taken[index] for index in range(len(prompts))]
+
+
+def _first_tokens(example: LabelledResponse, count: int) -> LabelledResponse:
+    """The example with at most so many tokens of its response."""
+    mask = example.response_mask
+    return replace(
+        example,
+        response_token_ids=example.response_token_ids[:count],
+        response_mask=None if mask is None else mask[:count],
+    )
 
 
 def _flags(values: Sequence[bool], device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.models.scalar import HeadStart
 from proximo.run.build.conversion import check_optimizer
-from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.data import evaluation_notes, read_split, token_cache
 from proximo.run.build.models import build_scalar_model, build_tokenizer, check_readers, prepare_device
 from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
@@ -26,7 +26,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     check_readers(recipe.tokenizer, tokenizer, {"reward": recipe.model})
-    pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
+    pairs = load_pairs(recipe.data, rows, tokenizer, learned="last", cache=cache)
     model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
     check_lengths(model.base.config, role="reward", max_prompt_tokens=pairs.longest, max_response_tokens=0)
     if not recipe.reward.dropout:
@@ -44,7 +44,8 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
             fingerprint=fingerprint,
             notes=(
                 *(f"data: {rows.description}", f"training pairs: {pairs.report}"),
-                *(*_unused_margins(recipe, pairs), *cache.notes),
+                *_unused_margins(recipe, pairs),
+                *(*evaluation_notes(recipe.data, pairs.held_out_report), *cache.notes),
             ),
         )
     )

@@ -3,6 +3,7 @@
 Heavy imports are inside the methods, so that the command line starts fast.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from proximo.trainer_kinds import TrainerKind
@@ -69,7 +70,7 @@ class RewardKind(TrainerKind["RewardRecipe"]):
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)} with a score head, {trained_part(recipe.model)}"
-        yield from data_lines(recipe, recipe.data, lambda rows: preference_exchanges(rows, recipe.data.form))
+        yield from data_lines(recipe, recipe.data, partial(preference_exchanges, form=recipe.data.form))
         batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
         yield from epoch_lines(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
 

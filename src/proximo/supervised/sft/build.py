@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.load_report import LoadReport
 from proximo.data.rows import Row
 from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.run.build.conversion import check_optimizer, example_options
-from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.data import evaluation_notes, read_split, token_cache
 from proximo.run.build.models import build_language_model, build_tokenizer, check_readers, prepare_device
 from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
@@ -29,10 +30,9 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
     options = example_options(recipe.data)
     examples, report = load_text_examples(rows.training, tokenizer, options, cache=cache)
     held_out: Sequence[TextExample] = []
-    held_out_characters = 0
+    held_out_report: LoadReport | None = None
     if rows.held_out:
         held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, options, cache=cache)
-        held_out_characters = held_out_report.num_characters
     model = build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy")
     longest = max(len(example.token_ids) for example in chain(examples, held_out))
     check_lengths(model.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
@@ -48,9 +48,12 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
         config=recipe.sft,
         seed=recipe.run.seed,
         fingerprint=fingerprint,
-        notes=(f"data: {rows.description}", f"training examples: {report}", *cache.notes),
+        notes=(
+            *(f"data: {rows.description}", f"training examples: {report}"),
+            *(*evaluation_notes(recipe.data, held_out_report), *cache.notes),
+        ),
     )
-    return SFTTask(inputs, held_out_characters=held_out_characters)
+    return SFTTask(inputs, held_out_characters=held_out_report.num_characters if held_out_report else 0)
 
 
 def texts_of(rows: Sequence[Row]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Heavy imports are inside the methods, so that the command line starts fast.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proximo.trainer_kinds import TrainerKind
@@ -55,7 +56,7 @@ class SFTKind(TrainerKind["SFTRecipe"]):
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
-        yield from data_lines(recipe, recipe.data, lambda rows: text_exchanges(rows, recipe.data.form))
+        yield from data_lines(recipe, recipe.data, partial(text_exchanges, form=recipe.data.form))
         batch = f"{recipe.sft.examples_per_step} examples"
         yield from epoch_lines(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
 

@@ -1,0 +1,85 @@
+"""Columns beside the prompt that add to what is asked: a system message, earlier turns, tools. Not the prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.prompt_response import Exchange, Messages, asked, preceded, said
+from proximo.data.formats.tool_calls import parsed, tools_cell
+from proximo.data.formats.typed_columns import describe, text_cell
+from proximo.data.rows import Row
+from proximo.errors import DataError
+
+_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
+_CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
+_OURS = ("messages", "tools", "add_generation_prompt")
+"""Variables of a template that `chat_template_kwargs` may not set."""
+
+
+def in_context(row: Row, exchange: Exchange) -> Exchange:
+    """The exchange with what `system`, `history`, `tools` and `chat_template_kwargs` of its row add to it.
+
+    Raises DataError naming the row for a malformed one, and for a second system message.
+    """
+    given = _CONTEXT.intersection(row.values).difference(row.used)
+    if not given:
+        return exchange
+    row = replace(row, values={name: row.values[name] for name in given})
+    tools = tools_cell(row)
+    variables = _variables(row) | ({"tools": tools} if tools else {})
+    exchange = replace(exchange, before=(*_system(row), *_history(row)), template_variables=variables)
+    return exchange if isinstance(exchange.prompt, str) else preceded(exchange)
+
+
+def refuse_media(row: Row) -> None:
+    """Raises DataError for a row with pictures, sounds or films, which would be learned without them."""
+    for field in sorted(_MEDIA.intersection(row.values).difference(row.used)):
+        if row.values[field] not in (None, "", [], {}):
+            raise DataError(
+                f"{row.origin}: column '{field}' holds {describe(row.values[field])}, but models here read text alone, "
+                f"and its text would be learned without it. Leave such rows out, or the column: "
+                f"`columns: {{{field}: ''}}`"
+            )
+
+
+def _system(row: Row) -> Messages:
+    if row.values.get("system") in (None, ""):
+        return ()
+    return ({"role": "system", "content": text_cell(row, "system")},)
+
+
+def _history(row: Row) -> Messages:
+    """Alpaca's earlier turns, pairs of an instruction and its answer; or messages."""
+    value = row.values.get("history")
+    value = parsed(value, row, "column 'history'") if isinstance(value, str) else value
+    if not value:
+        return ()
+    if not isinstance(value, Sequence):
+        raise DataError(f"{row.origin}: column 'history' must be a list of earlier turns, got {describe(value)}")
+    if all(isinstance(turn, Mapping) for turn in value):
+        return messages_cell(replace(row, values={"history": value}), "history")
+    turns: list[Any] = []
+    for number, pair in enumerate(value, start=1):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise DataError(
+                f"{row.origin}: turn {number} of column 'history' must be a pair of an instruction and its answer, got "
+                f"{describe(pair)}"
+            )
+        turns += [*asked(pair[0]), *said(pair[1])]
+    return tuple(turns)
+
+
+def _variables(row: Row) -> dict[str, Any]:
+    value = row.values.get("chat_template_kwargs")
+    value = parsed(value, row, "column 'chat_template_kwargs'") if isinstance(value, str) else value
+    if not value:
+        return {}
+    if not isinstance(value, Mapping):
+        raise DataError(f"{row.origin}: column 'chat_template_kwargs' must be an object, got {describe(value)}")
+    taken = [name for name in _OURS if name in value]
+    if taken:
+        raise DataError(
+            f"{row.origin}: column 'chat_template_kwargs' must not set {', '.join(taken)}, which the row itself gives"
+        )
+    return {name: item for name, item in value.items() if item is not None or not row.from_table}

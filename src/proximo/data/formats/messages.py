@@ -1,0 +1,135 @@
+"""Cells that hold a conversation: messages, also as JSON text. One form for all dialects; what templates make of them:
+`templates/`.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from proximo.data.formats.tool_calls import called_tools
+from proximo.data.formats.typed_columns import cell, describe, encodable
+from proximo.data.rows import Row
+from proximo.errors import DataError
+
+if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
+    from proximo.records import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+"""Roles of messages that are understood."""
+MESSAGE_COLUMNS = frozenset(
+    {"prompt", "messages", "conversations", "chosen", "rejected", "response", "completion", "output"}
+)
+"""Columns whose cells may be messages."""
+_OTHER_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
+"""What ShareGPT, and the older function calls of OpenAI, call the roles."""
+_CALLING = "function_call"
+"""ShareGPT's role for a turn of the assistant whose text is a call of a tool, or a list of calls."""
+_WEIGHTS = ("weight", "train", "loss_mask")
+"""Keys that say whether a turn is learned: OpenAI's, axolotl's and verl's."""
+_OPENING = re.compile(r"\s*[\[{]")
+_LITERAL = re.compile(r"\[\s*\{\s*'(role|from|content|value)'\s*:.*\}\s*\]", re.DOTALL)
+"""What Python writes for a list of messages, as in a table that pandas saved."""
+
+
+def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
+    """A list of messages, or one message: `role` and `content`, or the ShareGPT form with `from` and `value`.
+
+    A key without a value is left out: tables give every message the keys of all. `tool_calls` are those of OpenAI, with
+    arguments as objects. `weight` is 0 or 1 where the message says whether it is learned. Raises DataError.
+    """
+    value = cell(row, field)
+    turns = [value] if isinstance(value, Mapping) else value
+    if not isinstance(turns, list | tuple) or not turns:
+        wanted = "text or a list of messages" if field == "prompt" else "a list of messages"
+        raise DataError(f"{row.origin}: column '{field}' must be {wanted}, got {describe(value)}")
+    return tuple(_message(turn, row, f"'{field}', message {index}") for index, turn in enumerate(turns, start=1))
+
+
+def written_messages(row: Row) -> dict[str, Any]:
+    """Column -> messages, of the columns whose text is JSON of a list of messages, or of one, and nothing else.
+
+    Raises DataError for a list of messages in Python's own notation, which is no JSON.
+    """
+    found: dict[str, Any] = {}
+    for field, text in row.values.items():
+        if field not in MESSAGE_COLUMNS:
+            continue
+        if not isinstance(text, str) or not _OPENING.match(text):
+            continue
+        if _LITERAL.fullmatch(text.strip()):
+            raise DataError(
+                f"{row.origin}: column '{field}' holds messages in Python's notation, {text[:40]!r}..., which is no "
+                "JSON: write them with json.dumps"
+            )
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        turns = [value] if isinstance(value, dict) else value
+        if turns and all(map(_is_message, turns)):
+            found[field] = value
+    return found
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    role = value.get("role", value.get("from"))
+    known = isinstance(role, str) and _OTHER_ROLES.get(role, role) in (*ROLES, _CALLING)
+    return known and bool({"content", "value", "tool_calls", "function_call"} & value.keys())
+
+
+def _message(turn: Any, row: Row, location: str) -> "Message":
+    if not isinstance(turn, Mapping):
+        raise DataError(f"{row.origin}: {location} must be an object with role and content, got {describe(turn)}")
+    fields = {key: value for key, value in turn.items() if value is not None}
+    if "from" in fields and "role" not in fields:
+        fields = {"role": fields.pop("from"), "content": fields.pop("value", None)} | fields
+    role = fields.get("role")
+    if role == _CALLING:
+        fields = {"role": "assistant", "tool_calls": fields.pop("content", None)} | fields | {"role": "assistant"}
+    elif isinstance(role, str):
+        fields["role"] = _OTHER_ROLES.get(role, role)
+    if fields.get("role") not in ROLES:
+        raise DataError(
+            f"{row.origin}: {location} must have a role of {', '.join(ROLES)}, got {describe(fields.get('role'))}"
+        )
+    calls = called_tools(fields, row, location)
+    if calls and fields["role"] != "assistant":
+        raise DataError(f"{row.origin}: {location} calls a tool, but is a turn of {fields['role']}, not the assistant")
+    weight = _weight(fields, row, location)
+    content = "" if calls and fields.get("content") is None else _content(fields.get("content"), row, location)
+    return fields | {"content": content} | ({"tool_calls": calls} if calls else {}) | weight
+
+
+def _weight(fields: dict[str, Any], row: Row, location: str) -> dict[str, int]:
+    """Taken out of the fields: {"weight": 0 or 1}, or nothing."""
+    given = {name: fields.pop(name) for name in _WEIGHTS if name in fields}
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise DataError(
+                f"{row.origin}: {name} of {location} must be 0 (not learned) or 1 (learned), got {describe(value)}; "
+                "a turn is learned whole or not at all"
+            )
+    if len({bool(value) for value in given.values()}) > 1:
+        raise DataError(f"{row.origin}: {' and '.join(given)} of {location} contradict each other: {given}")
+    return {"weight": int(all(given.values()))} if given else {}
+
+
+def _content(value: Any, row: Row, location: str) -> str:
+    if isinstance(value, list):
+        value = "".join(_part(part, row, location) for part in value)
+    if not isinstance(value, str):
+        raise DataError(f"{row.origin}: the content of {location} must be text, got {describe(value)}")
+    return encodable(value, row, location)
+
+
+def _part(part: Any, row: Row, location: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    got = f"a part of type {part['type']!r:.40}" if isinstance(part, Mapping) and "type" in part else describe(part)
+    raise DataError(
+        f"{row.origin}: the content of {location} must be text, got {got}; models here read text alone, so leave such "
+        "rows out"
+    )

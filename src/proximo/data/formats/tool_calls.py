@@ -1,0 +1,88 @@
+"""Tools and calls of tools in a row, in the form that chat templates are written for: OpenAI's, with arguments as
+objects. Not the rendering.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from proximo.data.formats.typed_columns import describe
+from proximo.data.rows import Row
+from proximo.errors import DataError
+
+
+def called_tools(fields: dict[str, Any], row: Row, location: str) -> list[dict[str, Any]]:
+    """The calls of a message, taken out of its fields; empty for no key, and for one without a call in it.
+
+    `tool_calls` is a list of calls or one, `function_call` one; both may be JSON text. A call has `function` with
+    `name` and `arguments`, or these two itself; arguments are an object, or JSON text of one. Raises DataError.
+    """
+    calls: list[Any] = []
+    for name in ("tool_calls", "function_call"):
+        given = fields.pop(name, None)
+        given = (parsed(given, row, f"{name} of {location}") if isinstance(given, str) else given) or []
+        calls += given if isinstance(given, list | tuple) else [given]
+    return [_call(call, row, location) for call in calls]
+
+
+def tools_cell(row: Row) -> list[dict[str, Any]]:
+    """The `tools` of a row as a list of functions with their JSON schemas; empty where it has none.
+
+    The list, and each of its entries, may be JSON text. A function that stands by itself gets the object around it that
+    templates expect. Raises DataError for anything else.
+    """
+    value = row.values.get("tools")
+    value = (parsed(value, row, "column 'tools'") if isinstance(value, str) else value) or []
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{row.origin}: column 'tools' must be a list of functions, got {describe(value)}")
+    return [_tool(tool, row, f"tool {index} of column 'tools'") for index, tool in enumerate(value, start=1)]
+
+
+def parsed(text: str, row: Row, what: str) -> Any:
+    """The value of JSON text, None for blank text. Raises DataError for what is no JSON."""
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{row.origin}: {what} is text, but no JSON: {text[:40]!r}") from error
+
+
+def without_added_nulls(value: Any, row: Row) -> Any:
+    """The value without the nulls that a table adds: it gives all objects of a column the keys of each of them."""
+    if not row.from_table:
+        return value
+    if isinstance(value, Mapping):
+        return {key: without_added_nulls(item, row) for key, item in value.items() if item is not None}
+    return [without_added_nulls(item, row) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _tool(tool: Any, row: Row, what: str) -> dict[str, Any]:
+    tool = parsed(tool, row, what) if isinstance(tool, str) else without_added_nulls(tool, row)
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(
+            f"{row.origin}: {what} must be a function with a name and a JSON schema of its parameters, got "
+            f"{describe(tool)}"
+        )
+    return dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
+
+
+def _call(call: Any, row: Row, location: str) -> dict[str, Any]:
+    call = without_added_nulls(call, row)
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(
+            f"{row.origin}: a call in {location} must have the name of a tool and its arguments, got {describe(call)}"
+        )
+    what = f"arguments of '{function['name']}' in {location}"
+    if "arguments" not in function and function.keys() - {"name", "id", "type"}:
+        raise DataError(f"{row.origin}: there are no {what}; the call is {describe(function)}")
+    given = function.get("arguments")
+    arguments = (parsed(given, row, what) if isinstance(given, str) else given) or {}
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"{row.origin}: {what} must be an object, got {describe(arguments)}")
+    identity = {"id": call["id"]} if "id" in call else {}
+    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}

@@ -1,0 +1,82 @@
+"""The forms in which chat templates take calls of tools, found by trying them. Not the rendering.
+
+Some templates want arguments as an object, some as JSON text; some write a call only where the content is null. None
+says so, and many leave out in silence what they do not know.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+from proximo.records import Message
+
+_DUMMY = "kvxqz"
+_ASKED: Message = {"role": "user", "content": "a"}
+_TOOL = {"type": "function", "function": {"name": "b", "description": "b", "parameters": {"type": "object"}}}
+Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
+"""Renders messages with the variables of a template. Raises TemplateError for what it refuses."""
+
+
+class CallForm(NamedTuple):
+    """How messages with calls are handed to a template."""
+
+    as_text: bool = False
+    """Arguments are JSON text."""
+    without_content: bool = False
+    """The content of a turn with calls and no words is null, not empty."""
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages in this form, without what is not for a template."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        given = {key: value for key, value in message.items() if key != "weight"}
+        if "tool_calls" not in given:
+            return given
+        if self.as_text:
+            given["tool_calls"] = [_with_text(call) for call in given["tool_calls"]]
+        return given if given["content"] or not self.without_content else {**given, "content": None}
+
+
+FORMS = (CallForm(), CallForm(False, True), CallForm(True, True), CallForm(True, False))
+"""The first that a template writes whole is taken."""
+
+
+def call_form(render: Render) -> CallForm | None:
+    """The form in which a template writes the name and the arguments of a call; None where it does in none."""
+    wanted = (_DUMMY, f"{_DUMMY}{_DUMMY[-1]}")
+    for form in FORMS:
+        text = _tried(render, form.messages([_ASKED, _calling(*wanted)]))
+        if text is not None and all(word in text for word in wanted):
+            return form
+    return None
+
+
+def writes_results(render: Render, form: CallForm | None) -> bool:
+    """Whether a template writes what a tool returns."""
+    calls = [] if form is None else [_calling("b", "c")]
+    returned = {"role": "tool", "name": "b", "tool_call_id": "a1b2c3d4e", "content": _DUMMY}
+    return _DUMMY in (_tried(render, (form or FORMS[0]).messages([_ASKED, *calls, returned])) or "")
+
+
+def _tried(render: Render, messages: list[dict[str, Any]]) -> str | None:
+    try:
+        return render(messages, {"tools": [_TOOL]})
+    except TemplateSyntaxError:
+        raise
+    except TemplateError:
+        return None
+
+
+def _calling(name: str, argument: str) -> Message:
+    call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": name, "arguments": {"b": argument}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
