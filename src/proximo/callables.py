@@ -25,7 +25,7 @@ def calling_problem(
     """
     if not callable(function):
         return f"it is a {type(function).__name__}, which cannot be called"
-    if problem := _deferral(_innermost(function), may_yield=may_yield):
+    if problem := deferral(function, may_yield=may_yield):
         return problem
     try:
         signature = inspect.signature(function)
@@ -74,6 +74,17 @@ def place_of(error: BaseException, function: Any = None) -> str:
     return f"{at.filename}, line {at.lineno}"
 
 
+def deferral(function: Callable[..., Any], *, may_yield: bool = False, may_await: bool = False) -> str | None:
+    """Why the function hands back an object before any of its lines has run; None where nothing of that is found."""
+    function = _innermost(function)
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004  (what it is, not whether it is there)
+        if inspect.isasyncgenfunction(each) or (inspect.iscoroutinefunction(each) and not may_await):
+            return "it is async: write it with def, and wait inside it for what is async, as with asyncio.run"
+        if inspect.isgeneratorfunction(each) and not may_yield:
+            return "it has a yield, and so returns a generator: return a list"
+    return None
+
+
 def _innermost(function: Any) -> Any:
     """Below partials and caches, which hand on what the function within returns."""
     while True:
@@ -83,12 +94,3 @@ def _innermost(function: Any) -> Any:
             function = function.__wrapped__
         else:
             return function
-
-
-def _deferral(function: Callable[..., Any], *, may_yield: bool) -> str | None:
-    for each in (function, getattr(function, "__call__", None)):  # noqa: B004  (what it is, not whether it is there)
-        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            return "it is async: write it with def, and wait inside it for what is async, as with asyncio.run"
-        if inspect.isgeneratorfunction(each) and not may_yield:
-            return "it has a yield, and so returns a generator: return a list"
-    return None

@@ -5,7 +5,7 @@ Not their tokens.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from proximo.data.formats.preference_formats import (
     PreferenceForm,
@@ -26,6 +26,7 @@ LabelledForm = Literal["auto", "prompt_response", "messages", "pairs"]
 Made = TypeVar("Made")
 
 _ANSWERS = ("response", "completion", "output")
+_NOT_METADATA = frozenset({"prompt", "messages", "conversations", "base_scores"})
 
 
 def prompt_exchanges(rows: Iterable[Row]) -> Iterator[Exchange]:
@@ -34,6 +35,13 @@ def prompt_exchanges(rows: Iterable[Row]) -> Iterator[Exchange]:
     A last turn of the assistant is left out: it is what the policy is asked to write.
     """
     return _each_by_source(rows, _prompt_reader)
+
+
+def prompt_metadata(row: Row) -> dict[str, Any]:
+    """The columns of a row beside what is asked, and beside a reference answer that is text or absent."""
+    answer = row.values.get("answer")
+    left_out = _NOT_METADATA | {"answer"} if answer is None or isinstance(answer, str) else _NOT_METADATA
+    return {name: value for name, value in row.values.items() if name not in left_out}
 
 
 def text_exchanges(rows: Iterable[Row], form: TextForm = "auto") -> Iterator[Exchange | None]:
