@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from builders import tiny_tokenizer
+from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, ScoreState
 from proximo.rewards.function import FunctionReward
@@ -140,10 +143,13 @@ def test_what_a_partial_sets_stays() -> None:
     assert scores(lambda completions, level: [float(each) for each in level]) == [3.0, 3.0]
 
 
-def test_an_answer_that_is_no_text_is_as_the_row_has_it() -> None:
-    asked = prompt(answer="4", metadata={"answer": 4})
+def test_an_answer_that_is_a_number_is_one_as_a_column_and_text_as_the_reference_answer() -> None:
+    (row,) = [Row(source="rows.jsonl", number=1, values={"prompt": "2+2?", "answer": 4})]
+    ((asked, *_), _) = load_prompts([row], tiny_tokenizer(), PromptOptions())
     assert scores(lambda responses, answer: [float(each == 4) for each in answer], asked) == [1.0, 1.0]
-    assert scores(lambda responses, metadata: [float(m["answer"] == 4) for m in metadata], asked) == [1.0, 1.0]
+    assert scores(lambda metadata: [float(each["answer"] == "4") for each in metadata], asked) == [1.0, 1.0]
+    own = prompt(metadata={"answer": 4})
+    assert scores(lambda metadata, answer: [float(each["answer"] == 4) for each in metadata], own) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

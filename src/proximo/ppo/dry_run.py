@@ -14,7 +14,7 @@ from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
 from proximo.data.rows import Row
 from proximo.errors import DataError
 from proximo.ppo.recipe import PPORecipe
-from proximo.rewards.binding import OF_A_RESPONSE, BoundFunction, bound_import
+from proximo.rewards.calling.binding import OF_A_RESPONSE, BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import data_inputs, reward_inputs
 

@@ -13,13 +13,13 @@ from proximo.errors import ConfigError, ProximoError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.binding import BoundFunction, function_name
+from proximo.rewards.calling.binding import BoundFunction, function_name
 from proximo.rewards.function_results import FunctionResult, as_scored, columns_checked, function_inputs
 from proximo.rewards.progress_log import LOG_EVERY_SECONDS, log_progress
 from proximo.rewards.statistics import BatchStatistics
 
 RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[FunctionResult]]]
-"""Called with what its parameters name (`binding.py`): lists with one entry for each response."""
+"""Called with what its parameters name (`calling/binding.py`): lists with one entry for each response."""
 _Answer = tuple[Any, BaseException | None]
 
 
@@ -73,7 +73,7 @@ class FunctionReward:
         if not responses:
             return []
         start = time.monotonic()
-        scored = as_scored(responses, self._call(*function_inputs(responses)), name=self.name)
+        scored = as_scored(responses, self._call(function_inputs(responses)), name=self.name)
         self._statistics.count(scored, time.monotonic() - start)
         return scored
 
@@ -92,19 +92,19 @@ class FunctionReward:
         """The metrics of this source since the last call. Its seconds are those of whole batches."""
         return self._statistics.taken(self.name)
 
-    def _call(self, *lists: list[Any]) -> Any:
+    def _call(self, inputs: Mapping[str, list[Any]]) -> Any:
         """Runs the function in its own thread, so that a function that hangs ends the run instead of blocking it."""
         answers: queue.Queue[_Answer] = queue.Queue()
 
         def work() -> None:
             try:
-                answers.put((self._bound(*lists, columns=self._columns), None))
+                answers.put((self._bound(**inputs, columns=self._columns), None))
             except BaseException as error:
                 answers.put((None, error))
 
         context = contextvars.copy_context()
         threading.Thread(target=lambda: context.run(work), daemon=True, name=f"reward-{self.name}").start()
-        results, error = self._wait(answers, len(lists[0]))
+        results, error = self._wait(answers, len(inputs["responses"]))
         if isinstance(error, ProximoError):
             raise error
         if error is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from proximo.errors import DataError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
-from proximo.rewards.binding import WantedColumns
+from proximo.rewards.calling.binding import WantedColumns
 from proximo.rewards.function_results import as_scored, columns_checked, function_inputs
 from proximo.rewards.statistics import SourceStatistics
 from proximo.rewards.workers.frames import encode

@@ -8,17 +8,22 @@ from typing import Any
 from proximo.errors import DataError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.binding import OF_A_RESPONSE, WantedColumns
+from proximo.rewards.calling.binding import OF_A_RESPONSE, WantedColumns
 from proximo.rewards.dense import as_number, is_list, scored_by_token
 
 FunctionResult = float | int | Mapping[str, Any] | None
 """A score; a mapping with `score` or `token_rewards`, and components; or None where the function does not apply."""
 
 
-def function_inputs(responses: Sequence[Response]) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
-    """Prompts (text, or messages), responses and metadata, one entry of each per response."""
+def function_inputs(responses: Sequence[Response]) -> dict[str, list[Any]]:
+    """The inputs of `BoundFunction`: prompts (text, or messages), responses, metadata, and the answers of the rows."""
     prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
-    return prompts, [r.text for r in responses], [_metadata(r) for r in responses]
+    return {
+        "prompts": prompts,
+        "responses": [r.text for r in responses],
+        "metadata": [_metadata(r) for r in responses],
+        "answers": [r.prompt.metadata.get("answer", r.prompt.answer) for r in responses],
+    }
 
 
 def columns_checked(
@@ -95,5 +100,4 @@ def _scored(response: Response, result: FunctionResult, *, name: str) -> Scored:
 def _metadata(response: Response) -> dict[str, Any]:
     answer = {} if response.prompt.answer is None else {"answer": response.prompt.answer}
     finish: Finish = response.finish
-    # The metadata have an answer that is no text as the row has it.
-    return {**answer, **response.prompt.metadata, "finish": finish.value, "token_ids": response.token_ids}
+    return {**response.prompt.metadata, **answer, "finish": finish.value, "token_ids": response.token_ids}

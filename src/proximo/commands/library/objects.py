@@ -94,7 +94,7 @@ class GivenObjects:
         ]
 
     def _reward(self, weight: float, source: Any) -> dict[str, Any]:
-        from proximo.rewards.binding import BoundFunction, function_name
+        from proximo.rewards.calling.binding import BoundFunction, function_name
         from proximo.rewards.function import FunctionReward
         from proximo.rewards.source import source_problem
 

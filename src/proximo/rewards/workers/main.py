@@ -115,12 +115,12 @@ def verifier_service(path: str, options: Mapping[str, Any]) -> ReadyService:
 
 def function_service(path: str, options: Mapping[str, Any]) -> ReadyService:
     """A reward function. The ready value is what it wants of the columns of a row."""
-    from proximo.rewards.binding import BoundFunction  # asyncio, which a verifier need not wait for
+    from proximo.rewards.calling.binding import BoundFunction  # asyncio, which a verifier need not wait for
 
     bound = BoundFunction(_find(path), options, name=repr(path))
 
     def serve(request: Mapping[str, Any]) -> Any:
-        results = bound(*request["call"], columns=request["columns"])
+        results = bound(**request["call"], columns=request["columns"])
         if hasattr(results, "tolist"):  # numpy arrays and tensors
             results = results.tolist()
         return json.loads(json.dumps(results, default=lambda value: value.tolist()))

@@ -11,7 +11,7 @@ from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardC
 from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.rewards.binding import import_function
+from proximo.rewards.calling.binding import import_function
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.remote import RemoteLimits, RemoteReward

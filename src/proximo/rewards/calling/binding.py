@@ -16,7 +16,7 @@ from typing import Any
 from proximo.callables import deferral
 from proximo.errors import ConfigError, DataError
 from proximo.metrics.definitions import COMPONENT
-from proximo.rewards.event_loop import EventLoop
+from proximo.rewards.calling.event_loop import EventLoop
 from proximo.working_directory import kept_working_directory
 
 PAGE = "docs/rewards.md"
@@ -136,9 +136,13 @@ class BoundFunction:
         responses: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
         *,
+        answers: Sequence[Any],
         columns: Iterable[str] = (),
     ) -> Any:
-        """What the function returns for a batch. `columns`: those of all rows, whichever rows the batch has.
+        """What the function returns for a batch.
+
+        `answers`: the column `answer` as the rows have it; the metadata have a number in it as text. `columns`: those
+        of all rows, whichever rows the batch has.
 
         Raises DataError if it has no column of a name that the function needs.
         """
@@ -153,6 +157,7 @@ class BoundFunction:
             "metadata": list(metadata),
         }
         lists: dict[str, Any] = {key: [each.get(key) for each in metadata] for key in known}
+        lists |= {"answer": list(answers)} if "answer" in known else {}
         lists |= {key: value for key, value in batch.items() if key in self._free or key not in _OWN}
         given = {key: value for key, value in lists.items() if self._takes(key)} | self.kwargs
         leading = [given.pop(each.name, each.default) for each in self._positional]
