@@ -5,6 +5,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
 from typing import Any
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -16,9 +17,13 @@ def calling_problem(
     arguments: Sequence[Any] = (),
     keywords: Mapping[str, Any] | None = None,
     *,
+    names: Sequence[str] = (),
     may_yield: bool = False,
 ) -> str | None:
     """Why `function(*arguments, **keywords)` cannot give its answer at once; None where nothing can be found wrong.
+
+    `names`: what the arguments are called. A parameter that has the name of another argument than it would get is
+    wrong; other names are the function's own affair.
 
     A function that is async, or one with `yield`, hands back an object before any of its lines has run. What a plain
     function around an async one does, waiting or not, is only known when it is called.
@@ -35,6 +40,15 @@ def calling_problem(
         signature.bind(*arguments, **(keywords or {}))
     except TypeError as error:
         return f"its signature is {signature}: {error}"
+    return _in_another_order(signature, names)
+
+
+def _in_another_order(signature: inspect.Signature, names: Sequence[str]) -> str | None:
+    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    own = [each.name for each in signature.parameters.values() if each.kind in by_place]
+    for place, name in enumerate(names[: len(own)]):
+        if own[place] != name and own[place] in names:
+            return f"its parameter {own[place]} would get {name}: the order is ({', '.join(names)})"
     return None
 
 
@@ -52,8 +66,9 @@ def methods_problem(made: Any, calls: Sequence[str]) -> str | None:
         name, _, inner = call.rstrip(")").partition("(")
         given = [each for each in inner.split(", ") if each]
         keywords = {each.removesuffix("=..."): None for each in given if each.endswith("=...")}
+        names = [each for each in given if not each.endswith("=...")]
         if call not in absent and (
-            problem := calling_problem(getattr(made, name), [None] * (len(given) - len(keywords)), keywords)
+            problem := calling_problem(getattr(made, name), [None] * len(names), keywords, names=names)
         ):
             problems.append(f"{call} cannot be called, since {problem}")
     return "; ".join(problems) or None

@@ -95,7 +95,7 @@ class Training:
         Raises KeyboardInterrupt after an interrupt, which ended the step and saved, or after a second one, which did
         not; SystemExit after another signal.
         """
-        if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
+        if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
             raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
         if overwrite and resume != "never":
             raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")

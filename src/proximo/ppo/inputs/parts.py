@@ -122,7 +122,7 @@ def check_training(
             "no reward: pass reward= (a function or a source) to train or to the trainer; NoReward() learns "
             "from reference= alone"
         )
-    if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
+    if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
         raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
     if not prompts:
         raise DataError("there are no prompts to train on")
