@@ -268,3 +268,8 @@ class Dying(Verifier):
         if sum(map(ord, answer.text)) % 2:
             os._exit(1)
         return Grade(score=float(len(answer.text)))
+
+
+async def in_the_form_of_trl(completions, answer, bonus=0.0, **kwargs):
+    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+    return [float(right in text) + bonus for right, text in zip(answer, texts, strict=True)]

@@ -74,6 +74,25 @@ def test_what_can_be_called_has_no_problem(function: Callable[..., Any]) -> None
     assert calling_problem(function, ["x"]) is None
 
 
+def swapped(metrics: object, step: int) -> None: ...
+
+
+class Swapped:
+    def write(self, metrics: object, step: int) -> None: ...
+
+
+def test_two_arguments_in_another_order_are_told_by_their_names() -> None:
+    names = ("step", "metrics")
+    wrong = "its parameter metrics would get step: the order is (step, metrics)"
+    assert calling_problem(swapped, [1, {}], names=names) == wrong
+    assert calling_problem(swapped, [1, {}]) is None
+    for fine in (lambda step, metrics: None, lambda number, line: None, lambda *given: None, lambda a, metrics: None):
+        assert calling_problem(fine, [1, {}], names=names) is None
+    assert (
+        methods_problem(Swapped(), ["write(step, metrics)"]) == f"write(step, metrics) cannot be called, since {wrong}"
+    )
+
+
 def test_arguments_that_do_not_fit_are_named_with_the_signature() -> None:
     assert calling_problem(at_once, ["x"], {"speed": 2}) == (
         "its signature is (text: str) -> str: got an unexpected keyword argument 'speed'"

@@ -29,3 +29,10 @@ class ScoreState(StrEnum):
     """A real low score, with the reason: the answer is at fault."""
     INFRASTRUCTURE_FAULT = "infrastructure_fault"
     """No score: left out of the loss, the group's baseline and every statistic, and counted."""
+    NOT_APPLICABLE = "not_applicable"
+    """The source does not judge such a response: its weighted sum goes without it. As a fault where no source does."""
+
+    @property
+    def has_score(self) -> bool:
+        """True for a score that may be trained on."""
+        return self in (ScoreState.SCORED, ScoreState.MODEL_FAULT)

@@ -72,7 +72,7 @@ class Scored:
     @property
     def valid(self) -> bool:
         """False where the response must be left out of loss, baseline and statistics."""
-        return self.state is not ScoreState.INFRASTRUCTURE_FAULT and self.response.finish is not Finish.ABORTED
+        return self.state.has_score and self.response.finish is not Finish.ABORTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from proximo.checkpoint.environment import PACKAGES, describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
+from proximo.checkpoint.fingerprints import Fingerprints, Permission, check_fingerprints, relocatable, relocated
 from proximo.errors import RunFolderError
 
 SAVED = Fingerprints(
     config={"ppo": {"learning_rate": 1e-6, "epochs": 2}, "run": {"folder": "a", "save_every_steps": 10}},
     inputs={"prompts": {"num_rows": 100, "sha256": "aa"}},
     environment={"torch": "2.13.0", "num_threads": 2},
+    functions={"mine:score": "source with sha256 aa"},
 )
 
 
@@ -50,25 +51,59 @@ def test_every_differing_field_is_listed_with_both_values():
 
 def test_some_settings_may_change():
     now = changed(config={"ppo": SAVED.config["ppo"], "run": {"folder": "b", "save_every_steps": 5}})
-    check_fingerprints(SAVED, now, may_change={"run.folder", "run.save_every_steps"})
-    check_fingerprints(SAVED, now, may_change={"run"})
+    check_fingerprints(SAVED, now, Permission(settings={"run.folder", "run.save_every_steps"}))
+    check_fingerprints(SAVED, now, Permission(settings={"run"}))
     with pytest.raises(RunFolderError, match=r"run\.save_every_steps: 10 -> 5"):
-        check_fingerprints(SAVED, now, may_change={"run.folder", "run.save"})
+        check_fingerprints(SAVED, now, Permission(settings={"run.folder", "run.save"}))
 
 
 def test_another_environment_is_allowed_on_request_and_nothing_else_is():
-    check_fingerprints(SAVED, changed(environment={"torch": "3"}), allow_different_environment=True)
+    check_fingerprints(SAVED, changed(environment={"torch": "3"}), Permission(allow_different_environment=True))
     now = changed(environment={"torch": "3"}, inputs={})
     with pytest.raises(RunFolderError) as caught:
-        check_fingerprints(SAVED, now, allow_different_environment=True)
+        check_fingerprints(SAVED, now, Permission(allow_different_environment=True))
     assert "environment" not in str(caught.value)
     assert 'prompts: {"num_rows": 100, "sha256": "aa"} -> (absent)' in str(caught.value)
 
 
 def test_an_allowed_environment_is_told():
-    told = check_fingerprints(SAVED, changed(environment={"torch": "3"}), allow_different_environment=True)
-    assert told == ["num_threads: 2 -> (absent)", 'torch: "2.13.0" -> "3"']
+    told = check_fingerprints(SAVED, changed(environment={"torch": "3"}), Permission(allow_different_environment=True))
+    assert told == [
+        "resumed in another environment: num_threads: 2 -> (absent)",
+        'resumed in another environment: torch: "2.13.0" -> "3"',
+    ]
     assert check_fingerprints(SAVED, SAVED) == []
+
+
+REWARDS = {"reward_settings": ("reward",), "environment_settings": ("reward.0.device",)}
+
+
+def test_a_changed_reward_is_allowed_by_a_flag_of_its_own_and_by_no_other():
+    before = changed(config={"reward": [{"weight": 1, "device": "cpu"}]})
+    functions = {"mine:score": "source with sha256 bb"}
+    after = Fingerprints(**(before.to_json() | {"functions": functions}))
+    for now, line in (
+        (after, 'mine:score: "source with sha256 aa" -> "source with sha256 bb"'),
+        (changed(config={"reward": [{"weight": 2, "device": "cpu"}]}), "reward.0.weight: 1 -> 2"),
+    ):
+        with pytest.raises(RunFolderError, match=r"rewards \(saved -> now\):\n  ") as caught:
+            check_fingerprints(before, now, Permission(**REWARDS, allow_different_environment=True))
+        told = str(caught.value)
+        assert line in told
+        assert "--allow-changed-rewards (in Python allow_changed_rewards=True)" in told
+        assert "--allow-different-environment" not in told
+        allowed = check_fingerprints(before, now, Permission(**REWARDS, allow_changed_rewards=True))
+        assert allowed == [f"resumed with changed rewards: {line}"]
+    moved = changed(config={"reward": [{"weight": 1, "device": "cuda"}]}, environment={"torch": "3", "num_threads": 2})
+    with pytest.raises(RunFolderError, match=r"(?s)environment \(saved.*reward.0.device.*torch") as caught:
+        check_fingerprints(before, moved, Permission(**REWARDS, allow_changed_rewards=True))
+    assert "rewards (saved" not in str(caught.value)
+
+
+def test_functions_of_an_earlier_version_are_found_beside_the_environment():
+    old = {"config": {}, "inputs": {}, "environment": {"torch": "2", "functions": {"a:b": "c"}}}
+    found = Fingerprints.from_json(old)
+    assert (found.functions, found.environment) == ({"a:b": "c"}, {"torch": "2"})
 
 
 def test_a_section_that_was_null_is_one_line():
@@ -97,7 +132,7 @@ def test_of_a_list_of_sections_the_item_and_its_key_are_named():
     now = changed(config={"reward": [{"kind": "a", "weight": 1.0}, {"kind": "b", "weight": 2.0}]})
     with pytest.raises(RunFolderError, match=r"now\):\n  reward\.1\.weight: 1\.0 -> 2\.0\n  give"):
         check_fingerprints(saved, now)
-    check_fingerprints(saved, now, may_change={"reward"})
+    check_fingerprints(saved, now, Permission(settings={"reward"}))
 
 
 def test_an_input_that_was_not_looked_at_before_is_let_through():

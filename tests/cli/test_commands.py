@@ -309,6 +309,7 @@ def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
         (["--resume"], RunOptions(resume="must")),
         (["--resume=auto"], RunOptions(resume="auto")),
         (["--overwrite"], RunOptions(overwrite=True)),
+        (["--resume", "--allow-changed-rewards"], RunOptions(resume="must", allow_changed_rewards=True)),
         (
             ["--resume", "--allow-different-environment", "-q"],
             RunOptions(resume="must", allow_different_environment=True, quiet=True),
@@ -327,7 +328,7 @@ def test_a_trainer_is_started_with_the_recipe_and_options_and_gives_the_exit_sta
     assert given == RunOptions(**{name: getattr(options, name) for name in NAMES}, recipe_text=given.recipe_text)
 
 
-NAMES = ("resume", "overwrite", "allow_different_environment", "quiet")
+NAMES = ("resume", "overwrite", "allow_different_environment", "allow_changed_rewards", "quiet")
 
 
 def test_resume_stands_alone_wherever_it_is_written():

@@ -359,10 +359,10 @@ def test_the_draw_may_be_cut_to_the_most_probable_tokens(folder, capsys):
 
 
 def test_a_wrong_reward_function_costs_no_model(folder, capsys, monkeypatch):
-    (folder / "my_later.py").write_text("async def later(prompts, responses, metadata):\n    return []\n")
+    (folder / "my_later.py").write_text("async def later(responses, answer):\n    return []\n")
     monkeypatch.setattr("proximo.commands.generate.load_language_model", lambda *_, **__: pytest.fail("loaded"))
     assert main(["generate", "model", "ab", "--reward", "my_later:later"]) == 2
-    assert "my_later:later is async" in capsys.readouterr().err
+    assert "prompt '1': reward function 'later' has a parameter 'answer'" in capsys.readouterr().err
 
 
 def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):

@@ -3,7 +3,7 @@
 import pytest
 
 from proximo.data.readers.split import DataPhase, hold_out, phase_indices, split_boundaries
-from proximo.errors import ConfigError, DataError
+from proximo.errors import ConfigError
 
 VECTORS = {
     10: [0, 2, 6, 10],
@@ -73,7 +73,10 @@ def test_held_out_rows_and_the_rest_are_everything_in_file_order() -> None:
     assert hold_out(50, 0, seed=1) == (list(range(50)), [])
 
 
-@pytest.mark.parametrize(("num_rows", "count"), [(5, 5), (5, 6), (0, 0 + 1), (5, -1)])
-def test_holding_out_everything_is_refused(num_rows: int, count: int) -> None:
-    with pytest.raises(DataError, match="held_out_rows"):
-        hold_out(num_rows, count, seed=0)
+@pytest.mark.parametrize(
+    ("num_rows", "asked", "held"),
+    [(100, 20, 20), (100, 21, 20), (60, 500, 12), (9, 5, 1), (3, 1, 1), (2, 7, 1), (1, 7, 0), (0, 7, 0), (3, 0, 0)],
+)
+def test_at_most_a_fifth_is_held_out_and_one_row_where_there_are_two(num_rows: int, asked: int, held: int) -> None:
+    rest, held_out = hold_out(num_rows, asked, seed=0)
+    assert (len(rest), len(held_out)) == (num_rows - held, held)

@@ -125,7 +125,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
 
 SIZES = (
     "vocab_size|hidden_size|intermediate_size|num_hidden_layers|num_attention_heads|num_key_value_heads|num_rows|"
-    "held_out_rows|num_steps|prompts_per_step|minibatch_responses|max_new_tokens|folder"
+    "held_out_rows|num_steps|prompts_per_step|num_minibatches|max_new_tokens|folder"
 )
 
 

@@ -116,6 +116,8 @@ STILL = {"policy__clip_fraction": 0.0, "policy__approx_kl": 1e-13, "score__mean"
         # One update a step is made at a ratio of 1: clipping and movement are 0 by definition.
         (ONE_UPDATE, 0.2, False),
         (ONE_UPDATE, 1e-6, True),
+        (ONE_UPDATE | {"minibatch_responses": None, "num_minibatches": 1}, 0.2, False),
+        (ONE_UPDATE | {"minibatch_responses": None, "num_minibatches": 2}, 0.2, True),
         (ONE_UPDATE | {"minibatch_responses": 32}, 0.2, True),
         (ONE_UPDATE | {"epochs_per_step": 2}, 0.2, True),
     ],

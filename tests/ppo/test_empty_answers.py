@@ -111,7 +111,7 @@ def test_every_source_scores_them() -> None:
     responses = made._adopt(PROMPTS, ANSWERS, None)
     model = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
     found: list[Scored] = [*ModelReward(model).score(responses), *ModelReward(model, dense="deltas").score(responses)]
-    found += FunctionReward(lambda prompts, texts, metadata: [float(len(text)) for text in texts]).score(responses)
+    found += FunctionReward(lambda responses: [float(len(text)) for text in responses]).score(responses)
     assert all(each.valid and math.isfinite(each.score) for each in found)
     assert [each.response.text for each in found[:2]] == ["", ""]
 

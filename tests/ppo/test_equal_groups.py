@@ -185,7 +185,7 @@ def test_responses_that_could_not_be_scored_have_no_say_in_whether_a_group_is_eq
 
 
 def test_a_run_goes_on_over_steps_in_which_every_group_is_equal() -> None:
-    def graded(asked: Sequence[Any], responses: Sequence[str], metadata: Any) -> list[dict[str, float]]:
+    def graded(responses: Sequence[str], metadata: Any) -> list[dict[str, float]]:
         return [{"score": len(text) / 10, "right": 0.0} for text in responses]
 
     made = trainer(
@@ -201,7 +201,7 @@ def test_a_run_goes_on_over_steps_in_which_every_group_is_equal() -> None:
 def test_a_dead_verifier_is_seen_behind_a_reward_of_form() -> None:
     """All scores differ, but the outcome is one number step after step."""
 
-    def formal(asked: Sequence[Any], responses: Sequence[str], metadata: Any) -> list[dict[str, float]]:
+    def formal(responses: Sequence[str], metadata: Any) -> list[dict[str, float]]:
         return [{"score": index / 10, "right": 0.0} for index in range(len(responses))]
 
     made = trainer(advantage="group_centred", guards={"max_constant_reward_steps": 2}, rollout={"max_new_tokens": 4})

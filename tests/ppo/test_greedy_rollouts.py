@@ -37,7 +37,7 @@ def test_a_policy_learns_from_them_and_another_seed_changes_no_response() -> Non
     other = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=made.config, seed=5)
     assert [r.token_ids for r in made.generate(PROMPTS)] == [r.token_ids for r in other.generate(PROMPTS)]
     before = torch.cat([p.detach().flatten().clone() for p in made.policy.model.parameters()])
-    history = made.train(PROMPTS, reward=lambda p, responses, m: [float(len(text)) for text in responses])
+    history = made.train(PROMPTS, reward=lambda responses: [float(len(text)) for text in responses])
     assert history[0]["first_minibatch/max_abs_log_ratio"] < 1e-3
     assert not torch.equal(before, torch.cat([p.detach().flatten() for p in made.policy.model.parameters()]))
 

@@ -31,8 +31,8 @@ def weights(made: PPOTrainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in made.policy.model.parameters()])
 
 
-async def scores_later(prompts, responses, metadata) -> list[float]:
-    return [1.0 for _ in responses]
+def scores_later(prompts, responses, metadata):
+    yield [1.0 for _ in responses]
 
 
 async def told_later(*_: Any) -> None:
@@ -76,8 +76,8 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("one text as prompts", lambda: trainer().train("hello", reward=length), "got one text: put it in a list"),
     ("messages", lambda: trainer().train([[{"role": "user"}]], reward=length), "apply_chat_template"),
     ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int"),
-    ("reward of other arguments", lambda: trainer().train(PROMPTS, reward=lambda texts: texts), "its signature is"),
-    ("async reward", lambda: trainer().train(PROMPTS, reward=scores_later), "it is async"),
+    ("reward of other arguments", lambda: trainer().train(PROMPTS, reward=lambda texts: texts), "parameter 'texts'"),
+    ("reward of a yield", lambda: trainer().train(PROMPTS, reward=scores_later), "it has a yield"),
     ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=length, on_step=lambda line: None), "on_step"),
     ("on_step that is none", lambda: trainer().train(PROMPTS, reward=length, on_step=3), "it is a int"),
     ("async on_step", lambda: trainer().train(PROMPTS, reward=length, on_step=told_later), "on_step.*it is async"),

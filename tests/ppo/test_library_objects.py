@@ -165,9 +165,17 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("source of texts", answering(lambda r: scores(str, r)), "a number as its score, got '0'"),
     ("source that raises", answering(lambda r: {}["a"]), "'mine' raised KeyError: 'a' .*test_library_objects.py, line"),
     ("source of no numbers", answering(lambda r: scores(lambda i: np.nan, r)), "2 of 2 responses could not be scored"),
-    ("score beyond floats", trained(lambda p, r, m: [10**400 for _ in r]), "must return a number"),
-    ("generator as scores", trained(lambda p, r, m: (1.0 for _ in r)), "returned generator; return a list"),
-    ("error without words", trained(lambda p, r, m: next(iter(()))), r"raised StopIteration \("),
+    (
+        "score beyond floats",
+        trained(lambda prompts, responses, metadata: [10**400 for _ in responses]),
+        "must return a number",
+    ),
+    (
+        "generator as scores",
+        trained(lambda prompts, responses, metadata: (1.0 for _ in responses)),
+        "returned generator; return a list",
+    ),
+    ("error without words", trained(lambda prompts, responses, metadata: next(iter(()))), r"raised StopIteration \("),
     ("no responses", stepped(responses=None), "responses must be a list.*NoneType"),
     ("number as masks", stepped(response_masks=3), "response_masks must be a list.*int"),
     ("no prompts", stepped(prompts=None), "prompts must be a list"),
@@ -221,7 +229,7 @@ NUMBERS: list[Any] = [
 @pytest.mark.parametrize("given", NUMBERS, ids=range(len(NUMBERS)))
 def test_numbers_of_whatever_kind_are_scores(given: Any) -> None:
     assert stepped(scores=given)()["score/mean"] == 1.0
-    assert trained(lambda p, r, m: given)()[0]["score/mean"] == 1.0
+    assert trained(lambda prompts, responses, metadata: given)()[0]["score/mean"] == 1.0
 
 
 def test_a_source_may_give_numbers_of_whatever_kind() -> None:

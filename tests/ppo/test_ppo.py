@@ -139,7 +139,7 @@ def test_small_disagreement_is_a_warning() -> None:
 
 def test_too_many_unscored_responses_stop_the_run() -> None:
     with pytest.raises(TrainingError, match="8 of 8 responses could not be scored"):
-        trainer().train(PROMPTS, reward=lambda p, r, m: [None] * len(r))
+        trainer().train(PROMPTS, reward=lambda prompts, responses, metadata: [None] * len(responses))
 
 
 def test_a_few_unscored_responses_are_counted_and_left_out() -> None:

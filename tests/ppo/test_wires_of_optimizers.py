@@ -134,7 +134,7 @@ def test_policy_and_critic_have_an_optimizer_each_and_schedules_of_their_own_len
 
 def test_without_a_size_a_minibatch_is_a_quarter_of_the_batch_and_the_rates_are_those_of_the_page() -> None:
     made = trainer(prompts_per_step=9, responses_per_prompt=2)
-    assert made.learners["policy"].num_updates == 4 * 3 * 5
+    assert made.learners["policy"].num_updates == 4 * 3 * 4
     rates = [made.learners[role].options.learning_rate for role in ("policy", "value")]  # type: ignore[union-attr]
     assert rates == [1e-6, 1e-5]
     adapted = LanguageModel(tiny_language_model()).with_adapter(LoRAOptions(rank=2))

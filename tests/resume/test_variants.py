@@ -74,7 +74,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         {
             **NO_CRITIC,
             "ppo.advantage": {"estimator": "group_centred", "zero_variance_groups": "resample", "resample_rounds": 2},
-            "ppo.task_reward": "function",
+            "ppo.task_reward": "share_of_vowels",
         },
     ),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),

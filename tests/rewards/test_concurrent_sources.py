@@ -90,7 +90,10 @@ def test_a_source_that_fails_as_a_whole_stops_the_run_though_others_still_wait()
         never.wait(20)
         return [1.0 for _ in responses]
 
-    sources = [FunctionReward(waits, name="waits"), FunctionReward(lambda p, r, m: 1 / 0, name="fails")]
+    sources = [
+        FunctionReward(waits, name="waits"),
+        FunctionReward(lambda prompts, responses, metadata: 1 / 0, name="fails"),
+    ]
     with pytest.raises(TrainingError, match="'fails' raised ZeroDivisionError"):
         WeightedReward([(1.0, source) for source in sources]).score([response()])
     never.set()

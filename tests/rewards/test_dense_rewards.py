@@ -58,7 +58,11 @@ def test_a_function_rewards_tokens_in_a_list_or_by_index_and_the_score_is_their_
 
 
 def test_a_function_is_told_the_tokens() -> None:
-    source = FunctionReward(lambda p, r, m: [{"token_rewards": [float(t) for t in each["token_ids"]]} for each in m])
+    source = FunctionReward(
+        lambda prompts, responses, metadata: [
+            {"token_rewards": [float(t) for t in each["token_ids"]]} for each in metadata
+        ]
+    )
     (found,) = source.score([response([7, 8, 2])])
     assert found.token_rewards == (7.0, 8.0, 2.0)
 
@@ -172,9 +176,9 @@ def test_what_a_tool_wrote_earns_nothing_and_its_share_moves_to_the_last_token_o
 
 
 def test_of_several_sources_the_parts_add_up_and_a_plain_score_stays_on_the_last_token() -> None:
-    first = FunctionReward(lambda p, r, m: [{"token_rewards": [1.0, 0.0, 2.0]}], name="steps")
-    second = FunctionReward(lambda p, r, m: [{"token_rewards": {1: 1.0}}], name="more")
-    third = FunctionReward(lambda p, r, m: [10.0], name="outcome")
+    first = FunctionReward(lambda prompts, responses, metadata: [{"token_rewards": [1.0, 0.0, 2.0]}], name="steps")
+    second = FunctionReward(lambda prompts, responses, metadata: [{"token_rewards": {1: 1.0}}], name="more")
+    third = FunctionReward(lambda prompts, responses, metadata: [10.0], name="outcome")
     (found,) = WeightedReward([(2.0, first), (3.0, second), (0.5, third)]).score([response()])
     assert found.score == 14.0
     assert found.token_rewards == (2.0, 3.0, 4.0)

@@ -57,7 +57,8 @@ def test_what_the_function_could_not_tell_is_counted_as_a_failure() -> None:
         found = source.score([response(text=text) for text in "abcd"])
         counts = {name.rpartition("/")[2]: value.value for name, value in source.statistics().items()}
     assert [each.valid for each in found] == [True, False, False, True]
-    assert (counts["failure_fraction"], counts["timeout_fraction"]) == (0.5, 0)
+    assert [each.state.has_score for each in found] == [True, False, False, True]
+    assert (counts["failure_fraction"], counts["timeout_fraction"]) == (0.25, 0)
 
 
 def test_a_function_that_says_no_scores_stops_the_run() -> None:
@@ -68,7 +69,7 @@ def test_a_function_that_says_no_scores_stops_the_run() -> None:
 def test_mistakes_are_found_before_anything_is_scored() -> None:
     with pytest.raises(ConfigError, match="has nothing callable named 'no_such'"), made("no_such"):
         pass
-    unexpected = pytest.raises(ConfigError, match="got an unexpected keyword argument 'bonus'")
+    unexpected = pytest.raises(ConfigError, match="has no parameter 'bonus', which kwargs sets")
     with unexpected, made("hangs", kwargs={"bonus": 1}):
         pass
     with made("recites") as source, pytest.raises(DataError, match="rows are sent as JSON"):

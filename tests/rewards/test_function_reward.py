@@ -10,7 +10,8 @@ import torch
 
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response, Scored, ScoreState
-from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function import FunctionReward
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
 
@@ -34,14 +35,14 @@ def test_the_function_sees_texts_metadata_answer_and_finish() -> None:
 
 
 def test_a_mapping_gives_the_score_and_named_components() -> None:
-    source = FunctionReward(lambda p, r, m: [{"score": 3, "fluent": 1, "short": 2.0}])
+    source = FunctionReward(lambda prompts, responses, metadata: [{"score": 3, "fluent": 1, "short": 2.0}])
     (result,) = source.score([response()])
     assert (result.score, dict(result.components)) == (3.0, {"fluent": 1.0, "short": 2.0})
 
 
-@pytest.mark.parametrize("grade", [None, math.nan, math.inf, {"score": 1.0, "part": math.nan}])
+@pytest.mark.parametrize("grade", [math.nan, math.inf, {"score": None}, {"score": 1.0, "part": math.nan}])
 def test_what_is_no_number_is_a_fault_and_not_a_score(grade) -> None:
-    (result,) = FunctionReward(lambda p, r, m: [grade]).score([response()])
+    (result,) = FunctionReward(lambda prompts, responses, metadata: [grade]).score([response()])
     assert result.state is ScoreState.INFRASTRUCTURE_FAULT
     assert math.isnan(result.score)
     assert not result.valid
@@ -50,20 +51,23 @@ def test_what_is_no_number_is_a_fault_and_not_a_score(grade) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda p, r, m: [1.0, 2.0], "expected 1, it returned 2"),
-        (lambda p, r, m: 1.0, "returned float"),
-        (lambda p, r, m: [{"reward": 1.0}], "either 'score' or 'token_rewards'"),
-        (lambda p, r, m: "1", "expected 1, it returned str"),
-        (lambda p, r, m: b"1", "returned bytes"),
-        (lambda p, r, m: {"a": 1.0}, "returned dict"),
-        (lambda p, r, m: {1.0}, "returned set"),
-        (lambda p, r, m: ["1"], "must return a number.*returned .1."),
-        (lambda p, r, m: [{"score": 1.0, "part": "2"}], "must return a number"),
-        (lambda p, r, m: [{"token_rewards": b"11"}], "one number for each"),
-        (lambda p, r, m: [{"token_rewards": ["1"] * len(m[0]["token_ids"])}], "one number for each"),
-        (lambda p, r, m: ["good"], "must return a number.*returned .good."),
-        (lambda p, r, m: 1 / 0, "raised ZeroDivisionError"),
-        (lambda p, r, m: [{"score": 1.0, "is ok": 1}], "component 'is ok'.*letters, digits"),
+        (lambda prompts, responses, metadata: [1.0, 2.0], "expected 1, it returned 2"),
+        (lambda prompts, responses, metadata: 1.0, "returned float"),
+        (lambda prompts, responses, metadata: [{"reward": 1.0}], "either 'score' or 'token_rewards'"),
+        (lambda prompts, responses, metadata: "1", "expected 1, it returned str"),
+        (lambda prompts, responses, metadata: b"1", "returned bytes"),
+        (lambda prompts, responses, metadata: {"a": 1.0}, "returned dict"),
+        (lambda prompts, responses, metadata: {1.0}, "returned set"),
+        (lambda prompts, responses, metadata: ["1"], "must return a number.*returned .1."),
+        (lambda prompts, responses, metadata: [{"score": 1.0, "part": "2"}], "must return a number"),
+        (lambda prompts, responses, metadata: [{"token_rewards": b"11"}], "one number for each"),
+        (
+            lambda prompts, responses, metadata: [{"token_rewards": ["1"] * len(metadata[0]["token_ids"])}],
+            "one number for each",
+        ),
+        (lambda prompts, responses, metadata: ["good"], "must return a number.*returned .good."),
+        (lambda prompts, responses, metadata: 1 / 0, "raised ZeroDivisionError"),
+        (lambda prompts, responses, metadata: [{"score": 1.0, "is ok": 1}], "component 'is ok'.*letters, digits"),
     ],
 )
 def test_a_function_that_breaks_its_contract_stops_the_run(function, message: str) -> None:
@@ -74,7 +78,7 @@ def test_a_function_that_breaks_its_contract_stops_the_run(function, message: st
 def test_arrays_and_tensors_are_sequences_too() -> None:
     batch = [response(), response()]
     for made in (np.array([1.0, 2.5]), torch.tensor([1.0, 2.5])):
-        found = FunctionReward(lambda p, r, m, made=made: made).score(batch)
+        found = FunctionReward(lambda prompts, responses, metadata, made=made: made).score(batch)
         assert [each.score for each in found] == [1.0, 2.5]
 
 
@@ -88,27 +92,14 @@ def fails(prompts, responses, metadata):
     return {}["x"]
 
 
-@pytest.mark.parametrize(
-    ("function", "kwargs"),
-    [
-        (lambda texts: texts, {}),
-        (lambda prompts, responses, metadata: [], {"weight": 2}),
-        (lambda prompts, responses, metadata, *, weight: [], {}),
-    ],
-)
-def test_a_function_that_cannot_be_called_is_a_mistake_before_the_run(function, kwargs) -> None:
-    with pytest.raises(ConfigError, match="'short' is called as function.*but its signature is"):
-        FunctionReward(function, name="short", kwargs=kwargs)
-
-
 def test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for() -> None:
-    source = FunctionReward(lambda p, r, m: time.sleep(5), name="slow", timeout_seconds=0.05)
+    source = FunctionReward(lambda prompts, responses, metadata: time.sleep(5), name="slow", timeout_seconds=0.05)
     with pytest.raises(TrainingError, match="'slow' did not answer for 1 responses within timeout_seconds = 0.05"):
         source.score([response()])
 
 
 def test_no_responses_call_nothing() -> None:
-    assert FunctionReward(lambda p, r, m: 1 / 0).score([]) == []
+    assert FunctionReward(lambda prompts, responses, metadata: 1 / 0).score([]) == []
 
 
 @pytest.mark.parametrize(

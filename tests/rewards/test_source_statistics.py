@@ -30,11 +30,11 @@ def seconds(found: dict[str, MetricValue], name: str) -> tuple[float, ...]:
 def test_a_function_says_how_long_each_batch_took_and_how_many_responses_had_no_score() -> None:
     def mostly(prompts: list, responses: list, metadata: list) -> list:
         time.sleep(0.02)
-        return [None if text == "unknown" else 1.0 for text in responses]
+        return [{"unknown": math.nan, "foreign": None}.get(text, 1.0) for text in responses]
 
     source = FunctionReward(mostly, name="mine")
     source.score([response(text="a"), response(text="unknown"), response(text="b")])
-    source.score([response(text="c")])
+    source.score([response(text="foreign")])
     source.score([])
     found = statistics_of(source)
     assert set(found) == {f"source/mine/{key}" for key in ("failure_fraction", *SECONDS)}
@@ -45,7 +45,7 @@ def test_a_function_says_how_long_each_batch_took_and_how_many_responses_had_no_
 
 
 def test_a_function_that_raises_has_scored_nothing() -> None:
-    source = FunctionReward(lambda *_: [1 / 0])
+    source = FunctionReward(lambda responses: [1 / 0])
     with pytest.raises(TrainingError):
         source.score([response()])
     assert statistics_of(source) == {}
@@ -53,7 +53,9 @@ def test_a_function_that_raises_has_scored_nothing() -> None:
 
 def test_a_reward_model_says_the_same_and_a_sum_passes_it_on() -> None:
     model = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
-    reward = WeightedReward([(1.0, ModelReward(model, name="verifier")), (1.0, FunctionReward(lambda *_: [1.0, 2.0]))])
+    reward = WeightedReward(
+        [(1.0, ModelReward(model, name="verifier")), (1.0, FunctionReward(lambda responses: [1.0, 2.0]))]
+    )
     reward.score([response(), response()])
     found = reward.statistics()
     assert found["source/verifier/failure_fraction"] == found["source/function/failure_fraction"] == Mean(0, 2)

@@ -139,7 +139,7 @@ NORMALISED = {"ppo.value_loss.normalise": "exponential"}
 EQUAL = {
     "ppo.responses_per_prompt": 2,
     "ppo.advantage": {"estimator": "group_centred"},
-    "ppo.task_reward": "function",
+    "ppo.task_reward": "grade",
     "value": {"init_from": "policy"},
     "reward": [
         {"kind": "function", "function": "knobs:grade"},
@@ -252,7 +252,7 @@ KNOBS = [
     ),
     Knob(data.DataConfig, "phase", "sft", {"data.phase": 1}, {"data.proportions": [1, 1], "data.phase": 0}),
     Knob(data.DataConfig, "split_seed", "sft", {"data.split_seed": 3}, {"data.proportions": [1, 1], "data.phase": 0}),
-    Knob(data.DataConfig, "held_out_rows", "sft", {"data.held_out_rows": 3}),
+    Knob(data.DataConfig, "held_out_rows", "sft", {"data.held_out_rows": 1}),
     Knob(
         data.DataConfig,
         "evaluation_sources",
@@ -383,6 +383,13 @@ KNOBS = [
     Knob(ppo.PPOConfig, "samples_per_prompt", "ppo", {"ppo.samples_per_prompt": 3}),
     Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
     Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
+    Knob(
+        ppo.PPOConfig,
+        "num_minibatches",
+        "ppo",
+        {"ppo.num_minibatches": 2, "ppo.minibatch_responses": None},
+        {"ppo.minibatch_responses": None},
+    ),
     Knob(ppo.PPOConfig, "keep_groups_together", "ppo", {"ppo.keep_groups_together": True}, GROUPS),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
     Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
@@ -498,7 +505,7 @@ KNOBS = [
     Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
     Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
     Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
-    Knob(ppo.PPOConfig, "task_reward", "ppo", {"ppo.task_reward": "function"}),
+    Knob(ppo.PPOConfig, "task_reward", "ppo", {"ppo.task_reward": "share_of_vowels"}),
     Knob(ppo.AdvantageConfig, "zero_variance_groups", "ppo", {"ppo.advantage.zero_variance_groups": "exclude"}, EQUAL),
     Knob(
         ppo.AdvantageConfig,

@@ -321,11 +321,12 @@ def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatc
         go(Counting(fail_at=4))
     scoring(tmp_path, "def score(prompts, responses, metadata): return [1.0 for _ in responses]")
     hashed = '"source with sha256 [0-9a-f]{16}"'
-    named = rf"environment .*\n  functions.own_scoring:score: {hashed} -> {hashed}\n"
-    with pytest.raises(RunFolderError, match=named):
-        go(Counting(), resume="must")
-    assert go(Counting(), resume="must", allow_different_environment=True) == 0
-    assert "resumed in another environment: functions.own_scoring:score: " in (tmp_path / "run" / "log.txt").read_text()
+    named = rf"rewards .*\n  own_scoring:score: {hashed} -> {hashed}\n.*--allow-changed-rewards"
+    for permitted in ({}, {"allow_different_environment": True}):
+        with pytest.raises(RunFolderError, match=named):
+            run_task(lambda: pytest.fail("it was built"), made, RunOptions(quiet=True, resume="must", **permitted))
+    assert go(Counting(), resume="must", allow_changed_rewards=True) == 0
+    assert "resumed with changed rewards: own_scoring:score: " in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Resume fingerprints: what must stay the same for a resumed run to be bit-identical, and the error if it did not.
 
-A resumed run must continue as if it had not been interrupted. Three things decide its bits: the settings, the content
-of its inputs, and the environment (versions, threads, kind of processor). Each is saved with the run and compared.
+A resumed run must continue as if it had not been interrupted. Four things decide its bits: the settings, the content
+of its inputs, the functions that score, and the environment (versions, threads, kind of processor). Each is saved with
+the run and compared.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from proximo.errors import RunFolderError
@@ -16,12 +17,14 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprints:
-    """Three nested JSON mappings: settings, hashes of inputs, and the environment from `describe_environment`."""
+    """Nested JSON mappings: settings, hashes of inputs and of functions, the environment of `describe_environment`."""
 
     config: Mapping[str, Any]
     inputs: Mapping[str, Any]
     """Hashes of data, tokenizers, and models that are in no checkpoint."""
     environment: Mapping[str, Any]
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """Import path of a reward function or verifier of the user's -> hash of its source."""
 
     def to_json(self) -> dict[str, Any]:
         """The content that a checkpoint saves."""
@@ -30,55 +33,73 @@ class Fingerprints:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """The fingerprints that `to_json` wrote to a checkpoint."""
-        return cls(config=content["config"], inputs=content["inputs"], environment=content["environment"])
+        environment = dict(content["environment"])
+        functions = environment.pop("functions", {})  # where runs of earlier versions have them
+        return cls(
+            config=content["config"],
+            inputs=content["inputs"],
+            environment=environment,
+            functions=content.get("functions", functions),
+        )
 
 
-def check_fingerprints(
-    saved: Fingerprints,
-    current: Fingerprints,
-    *,
-    may_change: Collection[str] = (),
-    environment_settings: Collection[str] = (),
-    allow_different_environment: bool = False,
-) -> list[str]:
-    """Raise RunFolderError that lists every field that differs, with both values.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Permission:
+    """What may differ on resume: some settings always, others and more than settings where a flag allows it."""
 
-    may_change: dotted paths of settings that may differ, including everything below them, such as "run.folder".
-    environment_settings: those that say where and on how many devices a run works, as what else is its environment.
-    An input without a saved hash cannot be compared, and is not.
-    Returns the differences of the environment, if they are allowed.
+    settings: Collection[str] = ()
+    """Dotted paths of settings that may differ, with everything below them, such as "run.folder"."""
+    environment_settings: Collection[str] = ()
+    """Those that say where and on how many devices a run works, as what else is its environment."""
+    reward_settings: Collection[str] = ()
+    """Those of the reward sources."""
+    allow_different_environment: bool = False
+    allow_changed_rewards: bool = False
+
+
+def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: Permission | None = None) -> list[str]:
+    """Raise RunFolderError that lists every field that differs and may not, with both values.
+
+    An input without a saved hash cannot be compared, and is not. Returns notes of what differs and was allowed by a
+    flag.
     """
-    changed = [
-        difference
-        for difference in _differences(saved.config, current.config)
-        if not _covered(difference.path, may_change)
-    ]
-    of_environment = [each for each in changed if _covered(each.path, environment_settings)]
-    config = [str(difference) for difference in changed if difference not in of_environment]
+    may = permission or Permission()
+    changed = [each for each in _differences(saved.config, current.config) if not _covered(each.path, may.settings)]
+    of_environment = [each for each in changed if _covered(each.path, may.environment_settings)]
+    rest = [each for each in changed if each not in of_environment]
+    of_rewards = [each for each in rest if _covered(each.path, may.reward_settings)]
+    config = [each for each in rest if each not in of_rewards]
+    of_environment += _differences(saved.environment, current.environment)
+    of_rewards += _differences(saved.functions, current.functions)
     # Data is hashed in the order of its use, which these settings decide. If one of them changed, the hash differs even
     # for the same files, so only the setting is reported.
     reordered = any(difference.path == "run.seed" or difference.path.startswith("data.") for difference in changed)
     inputs = [
         line for line in changed_inputs(saved.inputs, current.inputs) if not (reordered and line.startswith("data."))
     ]
-    environment = [
-        str(difference) for difference in (*of_environment, *_differences(saved.environment, current.environment))
+    problems = [
+        _listing("settings", config, "give them the saved values, or start a run in another folder"),
+        _listing("inputs", inputs, "bring the same data and models back, or start a run in another folder"),
+        "" if may.allow_changed_rewards else _listing("rewards", of_rewards, _REWARDS_ADVICE),
+        "" if may.allow_different_environment else _listing("environment", of_environment, _ENVIRONMENT_ADVICE),
     ]
-    problems = []
-    if config:
-        problems.append(_listing("settings", config, "give them the saved values, or start a run in another folder"))
-    if inputs:
-        advice = "bring the same data and models back, or start a run in another folder"
-        problems.append(_listing("inputs", inputs, advice))
-    if environment and not allow_different_environment:
-        advice = (
-            "bring it back; or --allow-different-environment goes on, but the bits may differ from those of an "
-            "uninterrupted run"
-        )
-        problems.append(_listing("environment", environment, advice))
-    if problems:
-        raise RunFolderError("the run cannot be resumed with what has changed since.\n" + "\n".join(problems))
-    return environment
+    if any(problems):
+        told = "\n".join(problem for problem in problems if problem)
+        raise RunFolderError(f"the run cannot be resumed with what has changed since.\n{told}")
+    return [
+        *(f"resumed with changed rewards: {each}" for each in of_rewards),
+        *(f"resumed in another environment: {each}" for each in of_environment),
+    ]
+
+
+_REWARDS_ADVICE = (
+    "bring them back; or, if the change is meant, --allow-changed-rewards (in Python allow_changed_rewards=True) goes "
+    "on, and later steps are scored by what is there now"
+)
+_ENVIRONMENT_ADVICE = (
+    "bring it back; or --allow-different-environment (in Python allow_different_environment=True) goes on, but the "
+    "bits may differ from those of an uninterrupted run"
+)
 
 
 def changed_inputs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -108,8 +129,9 @@ def relocated(value: Any, pipeline_folder: str) -> Any:
     return value
 
 
-def _listing(what: str, lines: list[str], advice: str) -> str:
-    return "\n".join([f"{what} (saved -> now):", *(f"  {line}" for line in lines), f"  {advice}"])
+def _listing(what: str, lines: Sequence[object], advice: str) -> str:
+    """Empty where there are no lines."""
+    return "\n".join([f"{what} (saved -> now):", *(f"  {line}" for line in lines), f"  {advice}"]) if lines else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,13 @@ OtherEnvironment = Annotated[
         help="Resume despite other versions, processor, or numbers of threads or ranks; the last bits may differ.",
     ),
 ]
+ChangedRewards = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changed-rewards",
+        help="Resume with reward functions, verifiers or reward settings that changed; they score the steps to come.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
 
 
@@ -70,6 +77,7 @@ def _command(kind: str) -> Callable[..., int]:
         resume: Resume = "never",
         overwrite: Overwrite = False,
         allow_different_environment: OtherEnvironment = False,
+        allow_changed_rewards: ChangedRewards = False,
         quiet: Quiet = False,
     ) -> int:
         if "auto" in (recipe, *(overrides or ())) and resume == "must":
@@ -82,6 +90,7 @@ def _command(kind: str) -> Callable[..., int]:
                 resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
                 allow_different_environment=allow_different_environment,
+                allow_changed_rewards=allow_changed_rewards,
                 quiet=quiet,
                 recipe_text=loaded.text,
             )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proximo.checkpoint.atomic import temporary_beside
-from proximo.checkpoint.fingerprints import changed_inputs, relocated
+from proximo.checkpoint.fingerprints import Fingerprints, changed_inputs, relocated
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.reading import Checkpoint
 from proximo.errors import UserError
@@ -105,11 +105,11 @@ def evaluate(
 
 def _warn_of_changes(run: Path, checkpoint: Checkpoint, task: Task) -> None:
     """Print which data, models and reward functions are others than when the checkpoint was saved."""
-    saved = checkpoint.state.get("fingerprints", {})
-    before = relocated(saved.get("inputs", {}), str(run.parent))
-    now = task.inputs_fingerprint
-    if functions := saved.get("environment", {}).get("functions"):
-        before, now = before | {"functions": functions}, {**now, "functions": function_sources(saved_recipe(run))}
+    if "fingerprints" not in checkpoint.state:
+        return
+    saved = Fingerprints.from_json(checkpoint.state["fingerprints"])
+    before = {**relocated(saved.inputs, str(run.parent)), "functions": saved.functions}
+    now = {**task.inputs_fingerprint, "functions": function_sources(saved_recipe(run))}
     for line in changed_inputs(before, now):
         print(f"warning: other than in the run: {line}", file=sys.stderr)
 

@@ -25,8 +25,8 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.ppo.inputs.parts import as_source
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.function import import_function
-from proximo.rewards.source import RewardSource
+from proximo.rewards.calling.binding import import_function
+from proximo.rewards.source import CheckingSource, RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import push_to
@@ -132,6 +132,9 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
     if isinstance(given, str) and IMPORT_PATH.fullmatch(given):  # before a model is loaded
         given = as_source(import_function(given))
     assert given is not None
+    if isinstance(given, CheckingSource):
+        asked = [Prompt(id=str(number), token_ids=(), text=text) for number, text in enumerate(prompts, start=1)]
+        given.check_prompts(asked, {})
     path = language_model_path(model, options.checkpoint)
     responses = _generate(path, prompts, options)
     if not isinstance(given, str):

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import uvicorn
@@ -17,11 +17,11 @@ from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.errors import ConfigError, TrainingError
-from proximo.records import Response, Scored
+from proximo.records import Prompt, Response, Scored
 from proximo.rewards.connections import BACKLOG, GuardedConnection
 from proximo.rewards.protocol import SCHEMA
 from proximo.rewards.service import RewardService, ServiceLimits
-from proximo.rewards.source import ClosableSource, RewardSource
+from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.reward_sources import build_source_without_model
@@ -78,6 +78,12 @@ class _OneAtATime:
         """Score the responses when no other thread does."""
         with self._lock:
             return self.source.score(responses)
+
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
+        """Check the prompts if the source can. Raises DataError for one whose responses cannot be scored."""
+        if isinstance(self.source, CheckingSource):
+            with self._lock:
+                self.source.check_prompts(prompts, origins)
 
 
 @contextmanager

@@ -37,8 +37,6 @@ SMALL_STEPS = {
     "max_prompt_tokens": 256,
 }
 """For a CPU: below the values of the shipped recipes."""
-LEAST_SHARE = 5
-"""A stage of several reads at least a fifth of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +82,7 @@ def starter_recipe(answers: Answers, file: Path) -> str:
     stages = _stages(answers.train, tree)
     for name, stage in stages:
         _set_model(stage, answers.model)
-        _set_data(stage["data"], answers.data, share=1 if len(stages) == 1 else LEAST_SHARE)
+        stage["data"]["sources"] = [{"function" if IMPORT_PATH.fullmatch(answers.data) else "path": answers.data}]
         _set_adapters(stage, stage[name], wanted=answers.machine != "large-gpu")
         if answers.machine == "cpu":
             if "max_prompt_tokens" not in stage["data"]:
@@ -140,16 +138,6 @@ def _set_model(stage: dict[str, Any], model: str) -> None:
     for role in ROLES:
         if role in stage and not stage[role].get("path", "@").startswith("@"):
             stage[role]["path"] = model
-
-
-def _set_data(data: dict[str, Any], name: str, *, share: int) -> None:
-    """A tenth of a small file is held out, and no more."""
-    data["sources"] = [{"function" if IMPORT_PATH.fullmatch(name) else "path": name}]
-    path = Path(name).expanduser()
-    if path.suffix in (".jsonl", ".ndjson") and path.is_file():
-        with path.open("rb") as lines:
-            num_rows = sum(not line.isspace() for line in lines)
-        data["held_out_rows"] = min(data["held_out_rows"], max(num_rows // share // 10, 1))
 
 
 def _set_adapters(stage: dict[str, Any], training: dict[str, Any], *, wanted: bool) -> None:

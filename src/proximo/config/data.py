@@ -65,7 +65,7 @@ class DataConfig(Section):
     split_seed: int | None = Field(None, ge=0, lt=2**32)
     """Split with DeepSpeed-Chat's shuffle and this seed, which selects the same rows; null uses a fixed shuffle."""
     held_out_rows: int = Field(0, ge=0)
-    """Rows reserved for evaluation, by a seeded draw."""
+    """Rows reserved for evaluation, by a seeded draw; at most a fifth of all rows."""
     evaluation_sources: tuple[SourceConfig, ...] | None = None
     """Evaluate on these sources instead of held-out rows."""
     too_long: Literal["drop", "truncate"] = "drop"

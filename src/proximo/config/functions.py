@@ -11,15 +11,19 @@ import proximo.given as given  # noqa: PLR0402 - `from proximo import` would loa
 IMPORT_PATH_HINT = "a function is named as package.module:function"
 
 
-def function_problem(import_path: str) -> str | None:
+def function_problem(import_path: str, *, may_be_async: bool = False) -> str | None:
     """What is wrong with an import path; None if no problem can be found without running code."""
     module_name, colon, function = import_path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
         return f"{IMPORT_PATH_HINT}, got {import_path!r}"
-    return given.problem(function) if module_name == given.MODULE else _problem_in_module(module_name, function)
+    return (
+        given.problem(function)
+        if module_name == given.MODULE
+        else _problem_in_module(module_name, function, may_be_async=may_be_async)
+    )
 
 
-def _problem_in_module(module_name: str, function: str) -> str | None:
+def _problem_in_module(module_name: str, function: str, *, may_be_async: bool) -> str | None:
     exists, source = _module_file(module_name)
     if not exists:
         return f"there is no module {module_name} among the installed packages or in the working directory {Path.cwd()}"
@@ -33,7 +37,7 @@ def _problem_in_module(module_name: str, function: str) -> str | None:
         return f"{source} defines no {function}" + (f"; it defines {', '.join(public[:8])}" if public else "")
     return (
         f"{module_name}:{function} is async, and nobody would wait for it: write it with def"
-        if names[function]
+        if names[function] and not may_be_async
         else None
     )
 

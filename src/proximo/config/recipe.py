@@ -59,6 +59,8 @@ class TrainerRecipe(Recipe):
     """What to change when memory runs out. None of it changes the results."""
     may_change: ClassVar[tuple[str, ...]] = ()
     """Keys of this recipe that may change on resume, since they do not affect the steps already taken."""
+    reward_settings: ClassVar[tuple[str, ...]] = ()
+    """Keys of the sources of scores, which may change on resume with `--allow-changed-rewards`."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}

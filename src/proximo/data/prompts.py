@@ -5,10 +5,10 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proximo.data.formats.prompt_response import Exchange, in_form
-from proximo.data.formats.row_formats import prompt_exchanges
+from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
 from proximo.data.formats.typed_columns import answer_cell, mean_cell
 from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport, Remark
@@ -22,8 +22,6 @@ from proximo.records import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "system", "history", "answer", "base_scores"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +139,6 @@ def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
             "start from; leave the row out, or let the tokenizer add a BOS"
         )
     missing = options.max_tokens - len(ids) if options.fill_to_max and options.max_tokens is not None else 0
-    metadata: dict[str, Any] = {name: value for name, value in row.values.items() if name not in _NOT_METADATA}
     return Prompt(
         id=row_id(row),
         token_ids=(*ids[-1:] * missing, *ids),
@@ -150,7 +147,7 @@ def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
         template_variables=fitted.exchange.template_variables,
         answer=answer_cell(row, "answer"),
         base_score=mean_cell(row, "base_scores"),
-        metadata=metadata,
+        metadata=prompt_metadata(row),
     )
 
 

@@ -51,7 +51,7 @@ class OwnOptimizer:
             raise ConfigError(f"non_finite_gradient must be 'skip' or 'stop', got {self.non_finite_gradient!r:.60}")
         for call, problem in (
             ("make(parameters)", calling_problem(self.make, [[]])),
-            ("schedule(update, num_updates)", calling_problem(self.schedule, [0, 1])),
+            ("schedule(update, num_updates)", calling_problem(self.schedule, [0, 1], names=("update", "num_updates"))),
         ):
             if problem:
                 raise ConfigError(f"an optimizer of your own is called as {call}, but {problem}")

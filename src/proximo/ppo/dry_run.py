@@ -1,14 +1,22 @@
 """The lines of `--dry-run` for PPO: roles, reward sources, and the size of a step. Imports no torch."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import product
 
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
-from proximo.data.formats.row_formats import prompt_exchanges
+from proximo.data.formats.prompt_response import Exchange
+from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
+from proximo.data.load_report import Remark
+from proximo.data.rows import Row
+from proximo.errors import DataError
 from proximo.ppo.recipe import PPORecipe
+from proximo.rewards.calling.binding import OF_A_RESPONSE, BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import data_inputs, reward_inputs
 
@@ -17,12 +25,37 @@ ON_BASE = ", on the policy's base, no second copy"
 
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
+    functions = _bound_functions(recipe)
     yield from _roles(recipe)
-    yield from data_lines(recipe, recipe.data, prompt_exchanges)
+    yield from data_lines(recipe, recipe.data, partial(_read_rows, functions=functions))
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
         for source in data_inputs(recipe.ptx_data, "ptx_data"):
             yield "ptx", f"{source}, {recipe.ppo.ptx.examples_per_update} texts in each update"
     yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
+
+
+def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
+    """The reward functions, imported and bound. Raises ConfigError for one that the run would refuse."""
+    sources = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
+    bound = [
+        bound_import(source.function, source.kwargs, name=repr(source.name))
+        for source in sources
+        if isinstance(source, FunctionRewardConfig)
+    ]
+    return [each for each in bound if each is not None]
+
+
+def _read_rows(
+    rows: Iterable[Row], remarks: Counter[Remark], *, functions: Sequence[BoundFunction]
+) -> Iterator[Exchange]:
+    """Reads rows as the run does. Raises DataError for one that lacks a column which a reward function names."""
+    rows = list(rows)
+    for row, function in product(rows, functions):
+        answered = [] if row.values.get("answer") is None else ["answer"]
+        columns = dict.fromkeys([*prompt_metadata(row), *answered, *OF_A_RESPONSE])
+        if problem := function.wanted.problem(columns):
+            raise DataError(f"{row.origin}: reward function {function.name} {problem}")
+    return prompt_exchanges(rows, remarks)
 
 
 def _roles(recipe: PPORecipe) -> Iterator[Line]:

@@ -89,7 +89,7 @@ def _check_functions(extras: Sequence[ExtraCall]) -> None:
             raise ConfigError(
                 f"extra call {extra.name!r}: a name is letters, digits, '_', '.' and '-', got {wrong[0]!r}"
             )
-        if problem := calling_problem(extra.function, [None] * len(extra.reads)):
+        if problem := calling_problem(extra.function, [None] * len(extra.reads), names=extra.reads):
             reads = ", ".join(extra.reads) or "nothing"
             raise ConfigError(f"extra call {extra.name}: its function is called with {reads}, but {problem}")
 

@@ -110,7 +110,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     sources = [
         (config.weight, source) for config, source in zip(recipe.reward, all_sources[: len(recipe.reward)], strict=True)
     ]
-    reward = WeightedReward(sources) if sources else NoReward()
+    reward = WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     compared = device_spec if reference_config is None else device_spec.on(reference_config.device)

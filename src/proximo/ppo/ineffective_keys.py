@@ -46,6 +46,8 @@ def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
 
 
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    if ppo.minibatch_responses is not None:
+        yield from given_keys(ppo, ("num_minibatches",), prefix, f"minibatch_responses is {ppo.minibatch_responses}")
     if not ppo.uses_critic:
         reason = f"advantage {ppo.advantage.estimator} has no critic"
         yield from given_keys(ppo, ("value_loss", "value_optimizer"), prefix, reason)

@@ -42,6 +42,7 @@ class PPORecipe(TrainerRecipe):
         "ppo.rollout.max_num_seqs",
         *(f"engine.{name}" for name in ENGINE_MAY_CHANGE),
     )
+    reward_settings: ClassVar[tuple[str, ...]] = ("reward", "gold")
 
     model: RoleModelConfig
     """The policy: the model to train. Without `reference`, a frozen copy of it is the reference, or its base with

@@ -45,7 +45,15 @@ from proximo.ppo.inputs.coerce import (
     as_value,
     check_models,
 )
-from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_learning, check_tokenizer, check_training
+from proximo.ppo.inputs.parts import (
+    as_seed,
+    as_source,
+    check_config,
+    check_learning,
+    check_rows,
+    check_tokenizer,
+    check_training,
+)
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.build import make_roles
@@ -118,8 +126,8 @@ class PPOTrainer:
     ) -> None:
         check_config(config)
         check_tokenizer(tokenizer)
-        reward, seed = as_source(reward), as_seed(seed)
         self.config = config or PPOConfig()
+        reward, seed = as_source(reward, task=self.config.task_reward), as_seed(seed)
         check_extra_calls(extra_calls, self.config)
         self.extra_calls = tuple(extra_calls)
         self.seed = seed
@@ -215,17 +223,19 @@ class PPOTrainer:
     ) -> list[dict[str, float]]:
         """Run the remaining steps over the prompts, in the order of each epoch, and return the metrics of every step.
 
-        `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
+        `reward` is a source, a function (`FunctionReward`), or a list of them; None keeps the trainer's.
         `on_step(number, metrics)` is called after each step, on rank 0; an exception in it ends the training on every
         rank. A notebook shows the progress, unless `quiet`. Raises ConfigError if no step is left, for functions with
-        the wrong signature, and for `NoReward` without another model as reference, or with options that need scores.
+        the wrong signature, and for `NoReward` without another model as reference, or with options that need scores;
+        DataError for prompts that the reward cannot score.
         """
         if reward is not None:
-            self.roles.reward.source = as_source(reward)
+            self.roles.reward.source = as_source(reward, task=self.config.task_reward)
         check_learning(self.roles.reward.source, self.config, has_teacher=self.roles.has_teacher)
         known = self._prompts(prompts)
         scored = self.roles.reward.source is not None or any(call.name == "score" for call in self.extra_calls)
         check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
+        check_rows(self.roles.reward.source, known)
         prompts_of = self.in_order(known)
         history: list[dict[str, float]] = []
         first, total = self.state.steps_done, self.config.num_steps

@@ -22,14 +22,11 @@ def problems(num_rows: int = 5000, *, seed: int = 0, largest: int = 999) -> Iter
         yield {"prompt": [{"role": "user", "content": question}], "answer": str(answer)}
 
 
-def correct(
-    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> list[dict[str, float]]:
+def correct(responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     """1 for a response whose last number is the answer, 0 for any other; beside it, whether it ended by itself.
 
     The components are logged, and only `score` is trained on.
     """
-    del prompts  # the answer says enough
     return [_judged(response, facts) for response, facts in zip(responses, metadata, strict=True)]
 
 

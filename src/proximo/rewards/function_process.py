@@ -6,8 +6,9 @@ from typing import Any
 
 from proximo.errors import DataError
 from proximo.metrics.values import MetricValue
-from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.function_results import as_scored, function_inputs
+from proximo.records import Prompt, Response, Scored, ScoreState
+from proximo.rewards.calling.binding import WantedColumns
+from proximo.rewards.function_results import as_scored, columns_checked, function_inputs
 from proximo.rewards.statistics import SourceStatistics
 from proximo.rewards.workers.frames import encode
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits
@@ -37,6 +38,7 @@ class ProcessFunctionReward:
         limits = PoolLimits(num_workers=1, answer_seconds=timeout_seconds, attempts=ATTEMPTS)
         self._pool = WorkerPool(spec, limits, name=name)
         self._statistics = SourceStatistics()
+        self._columns: tuple[str, ...] = ()
         self._counted = (0, 0)
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
@@ -47,7 +49,7 @@ class ProcessFunctionReward:
         if not responses:
             return []
         try:
-            request = encode({"call": function_inputs(responses)})
+            request = encode({"call": function_inputs(responses), "columns": self._columns})
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"reward function {self.name!r}: with `process: true` rows are sent as JSON, and a column "
@@ -59,6 +61,11 @@ class ProcessFunctionReward:
         scored = self._scored(responses, outcome)
         self._count(scored, outcome)
         return scored
+
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
+        """As `FunctionReward.check_prompts`."""
+        wanted = WantedColumns(**self._pool.about)
+        self._columns = columns_checked(prompts, origins, wanted, before=self._columns, name=self.name)
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since the last call. Its seconds are those of whole batches."""
@@ -87,7 +94,7 @@ class ProcessFunctionReward:
         if isinstance(outcome, Done | TimedOut):
             counts.seconds.append(outcome.seconds)
         counts.num_timeouts += len(scored) * isinstance(outcome, TimedOut)
-        counts.num_failures += sum(not item.valid for item in scored)
+        counts.num_failures += sum(item.state is ScoreState.INFRASTRUCTURE_FAULT for item in scored)
         retries, restarts = self._counted
         self._counted = (self._pool.num_retries, self._pool.num_restarts)
         counts.num_retries += self._counted[0] - retries

@@ -2,22 +2,47 @@
 
 import math
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proximo.errors import TrainingError
+from proximo.errors import DataError, TrainingError
 from proximo.metrics.definitions import COMPONENT
-from proximo.records import Finish, Response, Scored, ScoreState
+from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.rewards.calling.binding import OF_A_RESPONSE, WantedColumns
 from proximo.rewards.dense import as_number, is_list, scored_by_token
 
 FunctionResult = float | int | Mapping[str, Any] | None
-"""A score; a mapping with `score` or `token_rewards`, and components; or None if the function could not score it."""
+"""A score; a mapping with `score` or `token_rewards`, and components; or None where the function does not apply."""
 
 
-def function_inputs(responses: Sequence[Response]) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
-    """Prompts (text, or messages), responses and metadata, one entry of each per response."""
+def function_inputs(responses: Sequence[Response]) -> dict[str, list[Any]]:
+    """The inputs of `BoundFunction`: prompts (text, or messages), responses, metadata, and the answers of the rows."""
     prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
-    return prompts, [r.text for r in responses], [_metadata(r) for r in responses]
+    return {
+        "prompts": prompts,
+        "responses": [r.text for r in responses],
+        "metadata": [_metadata(r) for r in responses],
+        "answers": [r.prompt.metadata.get("answer", r.prompt.answer) for r in responses],
+    }
+
+
+def columns_checked(
+    prompts: Sequence[Prompt],
+    origins: Mapping[str, str],
+    wanted: WantedColumns,
+    *,
+    before: Iterable[str] = (),
+    name: str,
+) -> tuple[str, ...]:
+    """The columns of all prompts, after those known before. Raises DataError for one that lacks a wanted column."""
+    columns = dict.fromkeys(before)
+    for prompt in prompts:
+        own = [*prompt.metadata, *([] if prompt.answer is None else ["answer"]), *OF_A_RESPONSE]
+        if problem := wanted.problem(own):
+            origin = origins.get(prompt.id, f"prompt {prompt.id!r}")
+            raise DataError(f"{origin}: reward function {name!r} {problem}")
+        columns |= dict.fromkeys(own)
+    return tuple(columns)
 
 
 def as_scored(responses: Sequence[Response], results: Any, *, name: str) -> list[Scored]:
@@ -34,15 +59,15 @@ def as_scored(responses: Sequence[Response], results: Any, *, name: str) -> list
 
 
 def _advice(results: Any) -> str:
-    if isinstance(results, Coroutine):
-        results.close()  # else Python warns that it was never awaited
-        return "; run the coroutine, for example with asyncio.run, and return its list"
     if isinstance(results, Iterable) and not isinstance(results, str | bytes | Mapping | Sequence):
         return "; return a list, in the order of the responses"
     return ""
 
 
 def _scored(response: Response, result: FunctionResult, *, name: str) -> Scored:
+    if result is None:
+        state, reason = ScoreState.NOT_APPLICABLE, f"{name} returned None: it does not apply"
+        return Scored(response=response, score=math.nan, state=state, reason=reason)
     parts = dict(result) if isinstance(result, Mapping) else {"score": result}
     if ("score" in parts) == ("token_rewards" in parts):
         raise TrainingError(

@@ -79,7 +79,7 @@ class _Checked(_Part):
 
 class _Result(_Part):
     id: int
-    state: Literal["scored", "model_fault", "infrastructure_fault"]
+    state: Literal["scored", "model_fault", "infrastructure_fault", "not_applicable"]
     score: float | None = Field(allow_inf_nan=False)
     reason: str | None = None
     components: dict[str, float] = Field(default_factory=dict)
@@ -179,7 +179,7 @@ def reply_body(scored: Sequence[Scored]) -> bytes:
         _Result(
             id=index,
             state=item.state.value,
-            score=None if item.state is ScoreState.INFRASTRUCTURE_FAULT else item.score,
+            score=item.score if item.state.has_score else None,
             reason=None if item.reason is None else _encodable(item.reason),
             components={name: float(value) for name, value in item.components.items() if math.isfinite(value)},
             token_rewards=None if item.token_rewards is None else list(item.token_rewards),
@@ -241,7 +241,7 @@ def _version(body: bytes) -> str | None:
 
 def _scored(result: _Result, response: Response) -> Scored:
     state = ScoreState(result.state)
-    if (result.score is None) != (state is ScoreState.INFRASTRUCTURE_FAULT):
+    if (result.score is None) == state.has_score:
         raise ProtocolError(f"result {result.id} is {state.value} with score {result.score}")
     if not all(map(math.isfinite, result.components.values())):
         raise ProtocolError(f"result {result.id} has a component that is not finite")

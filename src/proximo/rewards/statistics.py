@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
-from proximo.records import Scored
+from proximo.records import Scored, ScoreState
 from proximo.rewards.source import MeasuredSource, RewardSource
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -55,7 +55,7 @@ class BatchStatistics:
         """Counts a batch that was scored in `seconds`; ignores an empty one."""
         if scored:
             self.num_responses += len(scored)
-            self.num_failures += sum(not item.valid for item in scored)
+            self.num_failures += sum(item.state is ScoreState.INFRASTRUCTURE_FAULT for item in scored)
             self.seconds.append(seconds)
 
     def taken(self, name: str) -> dict[str, MetricValue]:

@@ -1,4 +1,7 @@
-"""The weighted sum of several sources. A response that any source could not score has no score."""
+"""The weighted sum of several sources.
+
+A response that any source could not score has no score; a source that does not apply to it is left out of its sum.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,8 +51,12 @@ class WeightedReward:
     name = "weighted"
     on_all_ranks = True
 
-    def __init__(self, sources: Sequence[tuple[float, RewardSource]]) -> None:
-        """`sources` are pairs (weight, source). Raises ConfigError for an empty list and for anything else."""
+    def __init__(self, sources: Sequence[tuple[float, RewardSource]], *, task: str | None = None) -> None:
+        """`sources` are pairs (weight, source). `task`: the source, or its component, without whose judgement a
+        response has no score (`ppo.task_reward`).
+
+        Raises ConfigError for an empty list and for anything else than pairs.
+        """
         if not is_list(sources) or not sources:
             raise ConfigError(
                 "a weighted reward needs a list with at least one pair (weight, source), got "
@@ -58,6 +65,7 @@ class WeightedReward:
         for pair in sources:
             _check_pair(pair)
         self.sources = tuple(sources)
+        self.task = task
 
     @property
     def is_eager(self) -> bool:
@@ -96,24 +104,32 @@ class WeightedReward:
 
     def _sum(self, response: Response, parts: Sequence[Scored]) -> Scored:
         named = list(zip(self.sources, parts, strict=True))
+        judging = [(weight, source, part) for (weight, source), part in named if _applies(part)]
         components: dict[str, float] = {}
-        for (_, source), part in named:
+        for _, source, part in judging:
             components[source.name] = part.score
             components |= {f"{source.name}.{key}": value for key, value in part.components.items()}
-        worst = max((part.state for part in parts), key=_severity)
-        failed = worst is ScoreState.INFRASTRUCTURE_FAULT
-        score = math.nan if failed else sum(weight * part.score for (weight, _), part in named)
+        worst = max((part.state for _, _, part in judging), key=_severity, default=ScoreState.NOT_APPLICABLE)
+        if worst.has_score and any(self._is_task(source) and not _applies(part) for (_, source), part in named):
+            worst = ScoreState.NOT_APPLICABLE
+        weighed = [(weight, part) for weight, _, part in judging] if worst.has_score else []
         reasons = [part.reason for part in parts if part.reason]
-        weighed = [] if failed else [(weight, part) for (weight, _), part in named]
         return Scored(
             response=response,
-            score=score,
+            score=sum(weight * part.score for weight, part in weighed) if worst.has_score else math.nan,
             components=components,
             state=worst,
             reason="; ".join(reasons) or None,
             token_rewards=weighted_sum([(weight, part.token_rewards) for weight, part in weighed]),
             prefix_scores=weighted_sum([(weight, part.prefix_scores) for weight, part in weighed]),
         )
+
+    def _is_task(self, source: RewardSource) -> bool:
+        return self.task is not None and (self.task == source.name or self.task.startswith(f"{source.name}."))
+
+
+def _applies(part: Scored) -> bool:
+    return part.state is not ScoreState.NOT_APPLICABLE
 
 
 def _check_pair(pair: Any) -> None:

@@ -87,10 +87,10 @@ def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None
         yield "", f"part {data.phase} of {len(data.proportions)}: {part:.0%} of the rows"
     rows = _rows_of(data, seed=recipe.run.seed)
     if rows is not None:
-        yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on"
+        yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
         yield from (("", line) for line in _remarks(rows, reader))
     elif data.held_out_rows:
-        yield "", f"{data.held_out_rows:,} rows held out for evaluation"
+        yield "", f"at most {data.held_out_rows:,} rows held out for evaluation"
 
 
 def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:

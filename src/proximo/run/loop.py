@@ -89,7 +89,7 @@ def _check(recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> Non
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
     if options.resume != "never":
         store = CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS)
-        check_settings(store, recipe, options, num_ranks=num_ranks)
+        check_settings(store, recipe, options, num_ranks=num_ranks, functions=function_sources(recipe))
     check_extras(recipe.run)
     check_sinks(recipe.run)
     check_push(recipe)
@@ -137,11 +137,11 @@ class _Loop:
         self.num_log_lines: Mapping[str, int] = {}
         self.recipe = recipe
         self.resolved = recipe.model_dump(mode="json")
-        self.environment = describe_environment(device=task.device) | {"functions": function_sources(recipe)}
         self.fingerprints = Fingerprints(
             config=relocatable(self.resolved, options.pipeline_folder),
             inputs=relocatable(task.inputs_fingerprint, options.pipeline_folder),
-            environment=self.environment,
+            environment=describe_environment(device=task.device),
+            functions=function_sources(recipe),
         )
         self.rank_metrics = RankMetrics(self.world)
 
@@ -182,7 +182,7 @@ class _Loop:
             self.recipe,
             self.options,
             resolved=self.resolved,
-            environment=self.environment,
+            environment={**self.fingerprints.environment, "functions": self.fingerprints.functions},
             num_log_lines=self.num_log_lines,
         )
         self.world.when_stuck(journal.is_stuck)
@@ -290,13 +290,12 @@ class _Loop:
         """Steps already done: 0 for a new run."""
         if not self.resuming:
             return 0
-        checkpoint, differences = self.world.once(
+        checkpoint, notes = self.world.once(
             lambda: load_to_resume(self.store, self.recipe, self.options, self.fingerprints),
             what="the checkpoint to be verified",
         )
         self.num_log_lines = checkpoint.state["num_log_lines"]
-        self.notes.append(f"going on after step {checkpoint.step}")
-        self.notes += [f"resumed in another environment: {line}" for line in differences]
+        self.notes += [f"going on after step {checkpoint.step}", *notes]
         self.task.restore(checkpoint)
         return checkpoint.step
 

@@ -1,4 +1,4 @@
-"""Options of one start of a run, from the command line or a program. None of them changes a result."""
+"""Options of one start of a run, from the command line or a program. None of them changes a result by itself."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class RunOptions:
     allow_different_environment: bool = False
     """Allow a resume with other versions, another processor, other numbers of threads or ranks; the last bits may then
     differ."""
+    allow_changed_rewards: bool = False
+    """Allow a resume with other reward functions, verifiers or reward settings, which score the steps to come."""
     quiet: bool = False
     """Print warnings and errors only."""
     pipeline_folder: str = ""

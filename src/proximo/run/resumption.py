@@ -1,9 +1,10 @@
 """The checkpoint that a run goes on from, compared with the run that is to go on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
+from proximo.checkpoint.fingerprints import Fingerprints, Permission, check_fingerprints, relocatable, relocated
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
@@ -29,8 +30,15 @@ ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices", "engine")
 """Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
 
-def check_settings(store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> None:
-    """Raise what `load_to_resume` raises for other settings or another number of ranks, before anything is built.
+def check_settings(
+    store: CheckpointStore,
+    recipe: TrainerRecipe,
+    options: RunOptions,
+    *,
+    num_ranks: int,
+    functions: Mapping[str, Any],
+) -> None:
+    """Raise what `load_to_resume` raises for other settings, reward functions or ranks, before anything is built.
 
     Files are not hashed yet. Without a checkpoint there is nothing to compare.
     """
@@ -40,13 +48,14 @@ def check_settings(store: CheckpointStore, recipe: TrainerRecipe, options: RunOp
     saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
     config = relocatable(recipe.model_dump(mode="json"), options.pipeline_folder)
     environment = {**saved.environment, "num_ranks": num_ranks}
-    _compare(saved, replace(saved, config=config, environment=environment), recipe, options)
+    now = replace(saved, config=config, environment=environment, functions=functions)
+    _compare(saved, now, recipe, options)
 
 
 def load_to_resume(
     store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, fingerprints: Fingerprints
 ) -> tuple[Checkpoint, Sequence[str]]:
-    """The latest checkpoint, verified, and how its environment differed from that of `fingerprints`, one line each.
+    """The latest checkpoint, verified, and notes of what differs from `fingerprints` and was allowed.
 
     Raises CheckpointError for a damaged one, and what `check_fingerprints` raises for another run's.
     """
@@ -58,13 +67,14 @@ def load_to_resume(
 def _compare(
     saved: Fingerprints, fingerprints: Fingerprints, recipe: TrainerRecipe, options: RunOptions
 ) -> Sequence[str]:
-    return check_fingerprints(
-        saved,
-        fingerprints,
-        may_change=(*MAY_CHANGE, *recipe.may_change),
+    permission = Permission(
+        settings=(*MAY_CHANGE, *recipe.may_change),
         environment_settings=(*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in recipe.sections())),
+        reward_settings=recipe.reward_settings,
         allow_different_environment=options.allow_different_environment,
+        allow_changed_rewards=options.allow_changed_rewards,
     )
+    return check_fingerprints(saved, fingerprints, permission)
 
 
 def _saved_fingerprints(checkpoint: Checkpoint, recipe: TrainerRecipe, pipeline_folder: str) -> Fingerprints:

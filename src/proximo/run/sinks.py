@@ -23,7 +23,7 @@ from proximo.metrics.trackers import (
     trackio_problem,
     wandb_problem,
 )
-from proximo.rewards.function import import_function
+from proximo.rewards.calling.binding import import_function
 from proximo.working_directory import kept_working_directory
 
 SINK_METHODS = ("write(step, metrics)", "close()")

@@ -85,6 +85,7 @@ BAD_REPLIES = {
     "true for a number": (NAN.replace(b"NaN", b"true"), "valid number"),
     "no score": (grades([None]), "is scored with score None"),
     "score of a fault": (grades([1.0], state="infrastructure_fault"), "infrastructure_fault with score 1.0"),
+    "score of what does not apply": (grades([1.0], state="not_applicable"), "not_applicable with score 1.0"),
     "no such state": (grades([1.0], state="fine"), "state"),
     "component of no name": (grades([1.0], components={"a b": 1}), "cannot name a metric"),
     "component of no number": (NAN.replace(b"NaN", b'1, "components": {"a": NaN}'), "not finite"),

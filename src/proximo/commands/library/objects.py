@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
-from proximo.callables import calling_problem, methods_problem
+from proximo.callables import methods_problem
 from proximo.errors import ConfigError
 from proximo.metrics.sinks import Sink
 
@@ -94,7 +94,8 @@ class GivenObjects:
         ]
 
     def _reward(self, weight: float, source: Any) -> dict[str, Any]:
-        from proximo.rewards.function import FunctionReward, function_name
+        from proximo.rewards.calling.binding import BoundFunction, function_name
+        from proximo.rewards.function import FunctionReward
         from proximo.rewards.source import source_problem
 
         section: dict[str, Any] = {"kind": "function", "weight": weight}
@@ -102,12 +103,15 @@ class GivenObjects:
             section |= {"kwargs": _arguments(source.kwargs, "kwargs"), "timeout_seconds": source.timeout_seconds}
             return section | {"name": source.name, "function": self._import_path(source.function)}
         is_source = hasattr(source, "score") and not isinstance(source, type)
-        if problem := source_problem(source) if is_source else calling_problem(source, ([], [], [])):
+        problem = source_problem(source) if is_source else None if callable(source) else "it cannot be called"
+        if problem:
             raise ConfigError(
-                "a reward is a function(prompts, responses, metadata), a source with name and score(responses), a pair "
-                f"(weight, either), or a mapping such as {{'kind': 'model', ...}}; got {source!r:.60}: {problem}"
+                "a reward is a function, a source with name and score(responses), a pair (weight, either), or a "
+                f"mapping such as {{'kind': 'model', ...}}; got {source!r:.60}: {problem}"
             )
         name = source.name if is_source else function_name(source)
+        if not is_source:
+            BoundFunction(source, {}, name=repr(name))
         return section | {"name": name, "function": self._import_path(source)}
 
     def _sink(self, sink: Any) -> Any:

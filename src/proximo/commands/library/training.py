@@ -81,19 +81,21 @@ class Training:
         resume: Literal["never", "must", "auto"] = "never",
         overwrite: bool = False,
         allow_different_environment: bool = False,
+        allow_changed_rewards: bool = False,
         quiet: bool = False,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
     ) -> SavedRun:
         """Train to the end in the run folder, and return the run.
 
         `resume="must"` goes on with the run in the folder, `"auto"` also starts one and does nothing if it is finished:
-        what a cell of a notebook wants. `on_step` gets the number and the metrics of each step. An exception in it ends
-        the run; a resume goes on from the last checkpoint.
+        what a cell of a notebook wants. `allow_changed_rewards` goes on with a reward that was changed meanwhile,
+        `allow_different_environment` on another machine (docs/checkpoint.md). `on_step` gets the number and the metrics
+        of each step. An exception in it ends the run; a resume goes on from the last checkpoint.
 
         Raises KeyboardInterrupt after an interrupt, which ended the step and saved, or after a second one, which did
         not; SystemExit after another signal.
         """
-        if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
+        if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
             raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
         if overwrite and resume != "never":
             raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")
@@ -101,6 +103,7 @@ class Training:
             resume=resume,
             overwrite=overwrite,
             allow_different_environment=allow_different_environment,
+            allow_changed_rewards=allow_changed_rewards,
             quiet=quiet,
             recipe_text=self._text,
             on_step=on_step,

@@ -16,7 +16,7 @@ from proximo.config.stages import MARK
 from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
-from proximo.run.build.reward_sources import check_services
+from proximo.run.build.reward_sources import check_sources
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.folders import check_folders
 from proximo.run.loop import run_trainer
@@ -35,8 +35,8 @@ def run_recipe(recipe: Recipe, options: RunOptions) -> int:
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` finished stages are skipped and the interrupted one is resumed. All folders are checked, and remote
-    reward services contacted, before anything runs.
+    With `resume` finished stages are skipped and the interrupted one is resumed. All folders are checked, and the
+    reward functions and services checked, before anything runs.
     """
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
@@ -44,7 +44,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     resume, overwrite = options.resume, options.overwrite
     world.once(lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders")
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
-    check_services(section for stage in stages for section in stage.sections().values())
+    check_sources(section for stage in stages for section in stage.sections().values())
     of_stage = replace(options, resume="never" if resume == "never" else "auto", pipeline_folder=str(folder))
     for stage in stages:
         try:

@@ -142,8 +142,11 @@ class PPOConfig(Section):
     objective, see docs/ppo.md, "Best of n"."""
     epochs_per_step: int = Field(2, ge=1)
     """Epochs over a rollout batch."""
+    num_minibatches: int = Field(4, ge=1)
+    """Minibatches that the batch is divided into, each of them an update in every epoch. The last may be smaller, and a
+    small batch has fewer of them."""
     minibatch_responses: int | None = Field(None, ge=1)
-    """Responses per update; null means a quarter of the batch. The last minibatch may be smaller."""
+    """Responses per update, in place of `num_minibatches`. The last minibatch may be smaller."""
     keep_groups_together: bool = False
     """Put the responses to one prompt into the same update, or into consecutive ones where they are more than an update
     takes: they share its computation, but an update then sees fewer prompts. docs/ppo.md, "Shared prompts"."""
@@ -215,7 +218,7 @@ class PPOConfig(Section):
     def responses_per_update(self) -> int:
         """Number of responses in one minibatch."""
         unit = 2 if self.policy_loss.is_pairwise else 1
-        return self.minibatch_responses or unit * max(1, self.responses_per_step // (4 * unit))
+        return self.minibatch_responses or unit * -(-self.responses_per_step // (unit * self.num_minibatches))
 
     @property
     def groups_together(self) -> bool:
@@ -249,7 +252,8 @@ class PPOConfig(Section):
         if self.responses_per_update > self.responses_per_step:
             raise ValueError(
                 f"minibatch_responses ({self.minibatch_responses}) exceeds the batch of "
-                f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses"
+                f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses: lower it, or set it "
+                f"to null and say with num_minibatches ({self.num_minibatches}) how the batch is divided"
             )
         if self.samples_per_prompt is not None and self.samples_per_prompt <= self.responses_per_prompt:
             raise ValueError(

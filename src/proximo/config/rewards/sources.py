@@ -104,10 +104,10 @@ class FunctionRewardConfig(Section):
     kind: Literal["function"]
     """A function, named by its import path."""
     name: str = Field("function", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
+    """Name of this component in the metrics; the name of the function where you give none."""
     function: str
-    """`package.module:function`, called with lists of prompts, responses and metadata; or the import path of an object
-    with `name` and a method `score`, a source. docs/rewards.md."""
+    """`package.module:function`, called with what its parameters name: prompts, responses, completions, columns of the
+    rows; or the import path of an object with `name` and a method `score`, a source. docs/rewards.md."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     timeout_seconds: float = Field(600.0, gt=0)
@@ -117,6 +117,12 @@ class FunctionRewardConfig(Section):
     failing, the batch has no scores (`ppo.guards.max_unscored_fraction`)."""
     weight: float = 1.0
     """Weight of this source in the sum."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_the_function(cls, values: Any) -> Any:
+        own = str(values.get("function")).partition(":")[2] if isinstance(values, dict) else ""
+        return {"name": own} | values if own.isidentifier() else values
 
 
 class CustomVerifierRewardConfig(VerifierRewardConfig):

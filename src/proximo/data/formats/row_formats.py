@@ -6,7 +6,7 @@ Not their tokens.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from proximo.data.formats.column_use import read_by_source
 from proximo.data.formats.context_columns import in_context
@@ -30,6 +30,7 @@ TextForm = Literal["auto", "text", "prompt_response", "messages"]
 LabelledForm = Literal["auto", "prompt_response", "messages", "pairs"]
 
 _ANSWERS = ("response", "completion", "output")
+_NOT_METADATA = frozenset({"prompt", "messages", "conversations", "system", "history", "base_scores"})
 
 
 def prompt_exchanges(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[Exchange]:
@@ -39,6 +40,13 @@ def prompt_exchanges(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[
     are given those that are not read here. `remarks`, here and below: `read_by_source`.
     """
     return read_by_source(rows, _prompt_reader, remarks, others_used=None)
+
+
+def prompt_metadata(row: Row) -> dict[str, Any]:
+    """The columns of a row beside what is asked, and beside a reference answer that is text or absent."""
+    answer = row.values.get("answer")
+    left_out = _NOT_METADATA | {"answer"} if answer is None or isinstance(answer, str) else _NOT_METADATA
+    return {name: value for name, value in row.values.items() if name not in left_out}
 
 
 def text_exchanges(rows: Iterable[Row], remarks: Counter[Remark], form: TextForm = "auto") -> Iterator[Exchange | None]:

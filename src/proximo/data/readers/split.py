@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from proximo.data.order import shuffled
-from proximo.errors import ConfigError, DataError
+from proximo.errors import ConfigError
+
+HELD_OUT_PART = 5
+"""At most one row in so many is held out, so that a small file is not spent on evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +61,12 @@ def phase_indices(num_rows: int, phase: DataPhase) -> list[int]:
     return order[boundaries[phase.part] : boundaries[phase.part + 1]]
 
 
-def hold_out(num_rows: int, num_held_out: int, *, seed: int) -> tuple[list[int], list[int]]:
-    """(rows to train on, rows held out), each in file order. Raises DataError where none would be left."""
-    if not 0 <= num_held_out < max(num_rows, 1):
-        raise DataError(
-            f"{num_held_out} rows cannot be held out of {num_rows}: at least one must be left to train on; "
-            "lower held_out_rows or give more data"
-        )
-    held_out = sorted(shuffled(num_rows, seed=seed, purpose="held out")[:num_held_out])
+def hold_out(num_rows: int, most_held_out: int, *, seed: int) -> tuple[list[int], list[int]]:
+    """(rows to train on, rows held out), each in file order.
+
+    At most a fifth of the rows is held out, but one at least where any are asked for and another is left.
+    """
+    num_held_out = min(most_held_out, max(num_rows // HELD_OUT_PART, 1), num_rows - 1)
+    held_out = sorted(shuffled(num_rows, seed=seed, purpose="held out")[: max(num_held_out, 0)])
     chosen = set(held_out)
     return [index for index in range(num_rows) if index not in chosen], held_out

@@ -7,6 +7,7 @@ from typing import Any, cast
 from proximo.callables import calling_problem
 from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
+from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.models.adapted import is_adapted
 from proximo.models.language import LanguageModel
@@ -14,8 +15,8 @@ from proximo.models.scalar import ScalarModel
 from proximo.ppo.reference_answers import check_answers
 from proximo.records import Prompt
 from proximo.rewards.dense import is_list
-from proximo.rewards.function import FunctionReward, function_name
-from proximo.rewards.source import NoReward, RewardSource, source_problem
+from proximo.rewards.function import FunctionReward
+from proximo.rewards.source import CheckingSource, NoReward, RewardSource, source_problem
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
 
 LARGEST_SEED = 2**31 - 1
@@ -59,22 +60,16 @@ def check_tokenizer(tokenizer: Any) -> None:
     raise ModelError(f"tokenizer must be a tokenizer of transformers, got {type(tokenizer).__name__}: {advice}")
 
 
-def as_source(reward: Reward | None) -> RewardSource | None:
-    """A reward source unchanged; a function wrapped as a source; a list as its weighted sum.
+def as_source(reward: Reward | None, *, task: str | None = None) -> RewardSource | None:
+    """A reward source unchanged; a function wrapped as a source; a list as its weighted sum, with `task` as there.
 
     Raises ConfigError for anything else.
     """
     if reward is None:
         return None
     if is_list(reward):
-        return WeightedReward([(weight, _as_part(source)) for weight, source in as_pairs(reward)])
+        return WeightedReward([(weight, _as_single(source)) for weight, source in as_pairs(reward)], task=task)
     return _as_single(reward)
-
-
-def _as_part(source: Any) -> RewardSource:
-    """A source of a list. A function is named by its own name, to be told from the others."""
-    is_function = callable(source) and not isinstance(source, type) and not hasattr(source, "score")
-    return FunctionReward(source, name=function_name(source)) if is_function else _as_single(source)
 
 
 def _as_single(reward: Any) -> RewardSource:
@@ -99,6 +94,13 @@ def _as_single(reward: Any) -> RewardSource:
     return cast("RewardSource", reward)
 
 
+def check_rows(source: RewardSource | None, prompts: Sequence[Prompt]) -> None:
+    """Raises DataError for a prompt whose responses the source cannot score."""
+    if isinstance(source, CheckingSource):
+        checking = source
+        current().once(lambda: checking.check_prompts(prompts, {}), what="the check of prompts by reward sources")
+
+
 def check_learning(source: RewardSource | None, config: PPOConfig, *, has_teacher: bool) -> None:
     """Raises ConfigError for `NoReward` without a teacher to learn from, or with options that need scores."""
     if isinstance(source, NoReward) and (problem := distillation_problem(config, has_teacher=has_teacher)):
@@ -120,7 +122,7 @@ def check_training(
             "no reward: pass reward= (a function or a source) to train or to the trainer; NoReward() learns "
             "from reference= alone"
         )
-    if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
+    if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
         raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
     if not prompts:
         raise DataError("there are no prompts to train on")

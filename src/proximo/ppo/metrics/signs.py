@@ -63,11 +63,13 @@ def destructive_step(run: Run) -> DestructiveStep | None:
 def has_one_update(run: Run) -> bool:
     """Whether a step of the run has one update. It is made where the ratio is 1, so that nothing can be clipped."""
     ppo = run.config, "ppo"
-    sizes = [setting(*ppo, key) for key in ("prompts_per_step", "responses_per_prompt", "minibatch_responses")]
-    if None in sizes or setting(*ppo, "epochs_per_step") != 1:
+    if setting(*ppo, "epochs_per_step") != 1:
         return False
-    prompts, responses, of_update = sizes
-    return of_update == prompts * responses
+    of_update = setting(*ppo, "minibatch_responses")
+    if of_update is None:
+        return setting(*ppo, "num_minibatches") == 1
+    sizes = [setting(*ppo, key) for key in ("prompts_per_step", "responses_per_prompt")]
+    return None not in sizes and of_update == sizes[0] * sizes[1]
 
 
 def succeeds(run: Run) -> bool:

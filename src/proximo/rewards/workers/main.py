@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from proximo.callables import calling_problem, methods_problem
@@ -113,19 +114,18 @@ def verifier_service(path: str, options: Mapping[str, Any]) -> ReadyService:
 
 
 def function_service(path: str, options: Mapping[str, Any]) -> ReadyService:
-    """A reward function of lists of prompts, responses and metadata (docs/rewards.md)."""
-    function = _find(path)
-    if problem := calling_problem(function, ([], [], []), options):
-        keywords = "".join(f", {key}=..." for key in options)
-        raise ConfigError(f"{path!r} is called as function(prompts, responses, metadata{keywords}), but {problem}")
+    """A reward function. The ready value is what it wants of the columns of a row."""
+    from proximo.rewards.calling.binding import BoundFunction  # asyncio, which a verifier need not wait for
+
+    bound = BoundFunction(_find(path), options, name=repr(path))
 
     def serve(request: Mapping[str, Any]) -> Any:
-        results = function(*request["call"], **options)
+        results = bound(**request["call"], columns=request["columns"])
         if hasattr(results, "tolist"):  # numpy arrays and tensors
             results = results.tolist()
         return json.loads(json.dumps(results, default=lambda value: value.tolist()))
 
-    return serve, None, lambda: None
+    return serve, asdict(bound.wanted), bound.close
 
 
 SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], ReadyService]] = {

@@ -14,7 +14,6 @@ from proximo.data.readers.source import DataSource
 from proximo.data.readers.split import DataPhase, hold_out
 from proximo.data.rows import Row, fingerprints
 from proximo.data.token_cache import TokenCache
-from proximo.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +24,8 @@ class SplitRows:
     held_out: Sequence[Row]
     description: str
     """The number of rows from each source, as text."""
+    bounded: str = ""
+    """Why fewer rows are held out than `held_out_rows` asks for, to be said behind their number; else empty."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -33,7 +34,7 @@ class SplitRows:
 
 
 def read_split(data: DataConfig, *, seed: int) -> SplitRows:
-    """Read the sources of a stage. Raises DataError for malformed rows, and if too few rows are left for training."""
+    """Read the sources of a stage. Raises DataError for malformed rows."""
     phase = None
     if data.proportions is not None and data.phase is not None:
         phase = DataPhase(proportions=data.proportions, part=data.phase, seed=data.split_seed)
@@ -41,16 +42,13 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
     if data.evaluation_sources is not None:
         held_out = load_rows(as_sources(data.evaluation_sources), seed=seed).rows
         return SplitRows(training=found.rows, held_out=held_out, description=str(found))
-    if data.held_out_rows >= len(found.rows):
-        raise DataError(
-            f"data.held_out_rows is {data.held_out_rows}, but the sources have {len(found.rows)} rows in all: "
-            "none would be left to train on"
-        )
     kept, held = hold_out(len(found.rows), data.held_out_rows, seed=seed)
+    bounded = "" if len(held) == data.held_out_rows else f", a fifth, where held_out_rows is {data.held_out_rows:,}"
     return SplitRows(
         training=collected(found.rows[i] for i in kept) if held else found.rows,
         held_out=collected(found.rows[i] for i in held),
-        description=str(found),
+        description=f"{found}; {len(held):,} rows are held out{bounded}" if bounded else str(found),
+        bounded=bounded,
     )
 
 

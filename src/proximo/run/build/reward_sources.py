@@ -11,7 +11,8 @@ from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardC
 from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function import FunctionReward
 from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource, source_problem
@@ -56,15 +57,21 @@ def _function_reward(config: FunctionRewardConfig) -> RewardSource:
     return source
 
 
-def check_services(configs: Iterable[Section]) -> None:
-    """Contact each remote service once, from rank 0. Raises ConfigError if one does not answer."""
-    remote = [config for config in configs if isinstance(config, RemoteRewardConfig)]
+def check_sources(configs: Iterable[Section]) -> None:
+    """Contact each remote service, and import and bind each reward function, once, on rank 0.
 
-    def contact() -> None:
-        for config in remote:
-            _remote_reward(config).close()
+    Raises ConfigError if a service does not answer or a function cannot be used.
+    """
+    kinds = (RemoteRewardConfig, FunctionRewardConfig)
+    checked = [config for config in configs if isinstance(config, kinds)]
 
-    current().once(contact, what="the check of reward services")
+    def check() -> None:
+        for config in checked:
+            source = build_source_without_model(config)
+            if isinstance(source, FunctionReward | ProcessFunctionReward | RemoteReward):  # not an object of the user's
+                source.close()
+
+    current().once(check, what="the check of reward sources")
 
 
 def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:

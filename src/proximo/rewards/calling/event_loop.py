@@ -1,0 +1,52 @@
+"""An event loop that lives as long as the async function that it runs. Imports no torch."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from typing import Any
+
+CLOSE_SECONDS = 5.0
+"""How long the end of its thread is waited for."""
+
+
+class EventLoop:
+    """Runs awaitables in one loop, in a thread of its own, which begins with the first of them.
+
+    A client that an async function opens belongs to the loop that it was opened in, so the loop stays the same from
+    batch to batch. Several threads may wait at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """The result of the awaitable. Raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._started()).result()
+
+    def close(self) -> None:
+        """Cancels what still runs, and ends the thread. A later awaitable begins another one."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(CLOSE_SECONDS)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), daemon=True, name="async-reward")
+                self._thread.start()
+            return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
