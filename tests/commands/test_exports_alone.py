@@ -1,4 +1,4 @@
-"""Every checkpoint and export, read by transformers and peft alone in one fresh process, is the model that Proximo runs."""
+"""Every checkpoint and export, read by transformers and peft alone in a fresh process, is the model that runs here."""
 
 import json
 import subprocess
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from builders import CHAT_TEMPLATE, tiny_language_model, tiny_tokenizer
 from proximo.commands.export import ExportOptions, run_export
@@ -30,7 +29,7 @@ IDS = [1, 7, 8, 9, 10, 7]
 NEW = ["<n1>", "<n2>"]
 NUM_TOKENS = 63
 """Of the tokenizer without the new ones. Saved models have a spare row more, which the first new one takes."""
-READER = '''
+READER = """
 import json, sys
 import torch
 from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification
@@ -62,7 +61,7 @@ for path, asked in json.load(open("asked.json")).items():
     save_file({name: each.clone() for name, each in whole.state_dict().items()}, asked["weights"])
 assert not any(name.partition(".")[0] == "proximo" for name in sys.modules)
 json.dump(found, open("found.json", "w"))
-'''
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

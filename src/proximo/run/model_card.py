@@ -248,7 +248,7 @@ def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:
 def _num_rows(adapter: Path) -> int | None:
     """Rows of the embedding in an adapter's file: what is neither of LoRA nor a scalar head."""
     with safe_open(adapter, framework="np") as saved:
-        layers = [name for name in saved.keys() if "lora_" not in name and ".score." not in name]
+        layers = [name for name in set(saved.keys()) if "lora_" not in name and ".score." not in name]
         return max((saved.get_slice(name).get_shape()[0] for name in layers), default=None)
 
 
