@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from architectures import wide_norms
 from proximo.models.fast_path import PATHS, FastPath
@@ -45,6 +51,22 @@ def tiny_language_model(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return wide_norms(model).eval()
+
+
+def tiny_model_with_pictures() -> PreTrainedModel:
+    """A random model like Gemma 3 of 4 billion parameters and more, which reads pictures beside text."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"vocab_size": 64, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 16, "bos_token_id": 1}
+    pictures = {"image_size": 28, "patch_size": 14}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config={**sizes, **text, "eos_token_id": 2, "pad_token_id": None},
+        vision_config=sizes | pictures,
+        mm_tokens_per_image=4,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForImageTextToText.from_config(config).eval()
 
 
 def tiny_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:

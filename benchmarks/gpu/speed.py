@@ -196,7 +196,7 @@ def _plan_recipe(bench: Bench, size: str, *, rows: int, new_tokens: int) -> dict
     return {
         "run": {"folder": str(bench.work / "run"), "device": bench.device, "precision": "bf16"},
         "tokenizer": {"path": str(folder)},
-        "policy": {"config": shape},
+        "model": {"config": shape},
         "value": {"config": shape},
         "data": {"sources": [problems], "max_prompt_tokens": 128},
         "reward": [{"kind": "function", "name": "correct", "function": "proximo.recipes.arithmetic:correct"}],

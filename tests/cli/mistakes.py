@@ -4,6 +4,7 @@ A row is one command line in a folder of its own. Rows of other areas (data, mod
 mistake that is only found once torch is there says so with `before_torch=False`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -47,6 +48,11 @@ def _override(
 def _use(name: str, argv: str, *pieces: str, files: Mapping[str, str | bytes] | None = None) -> Mistake:
     """A command used wrongly."""
     return Mistake(name=name, argv=tuple(argv.split()), pieces=pieces, files=files or {})
+
+
+def _adapter(**changes: object) -> dict[str, str]:
+    """The files of a folder `d` with an adapter of peft."""
+    return {"d/adapter_config.json": json.dumps({"peft_type": "LORA"} | changes)}
 
 
 def _saved_run(name: str) -> dict[str, str]:
@@ -388,6 +394,34 @@ INPUTS = (
         "folder of data files", "data.sources.0.path=d", "save_to_disk", "d/a.jsonl"[2:], files={"d/a.jsonl": ""}
     ),
     _override("model folder that is not there", "model.path=./none", "model.path", "no folder ./none"),
+    _override("adapter of another kind", "model.path=d", "of the kind IA3; only LoRA", files=_adapter(peft_type="IA3")),
+    _override(
+        "adapter that depends on the tokens",
+        "model.path=d",
+        "with alora_invocation_tokens, which cannot be added into the weights",
+        files=_adapter(alora_invocation_tokens=[3]),
+    ),
+    _override(
+        "adapter whose base is gone",
+        "model.path=d",
+        "the adapter in d was trained on models/bsae",
+        "did you mean models/base?",
+        files={**_adapter(base_model_name_or_path="models/bsae"), "models/base/config.json": "{}"},
+    ),
+    _override("adapter without a base", "model.path=d", "does not name its base model", files=_adapter()),
+    _override(
+        "adapter beside whole weights",
+        "model.path=d",
+        "holds an adapter (adapter_config.json) and whole weights (model.safetensors)",
+        files={**_adapter(), "d/model.safetensors": ""},
+    ),
+    _override(
+        "model that reads pictures",
+        "model.path=d",
+        "d reads more than text (gemma3, with vision_config)",
+        "docs/faq.md",
+        files={"d/config.json": '{"model_type": "gemma3", "vision_config": {"hidden_size": 8}, "text_config": {}}'},
+    ),
     _override("folder without a model", "model.path=d", "holds no model", "config.json", files={"d/x": ""}),
     _override("run instead of a model", "model.path=run", "proximo export run OUT", files=RUN),
     _override("file instead of a model", "reward.0.path=f", "f is a file", files={"f": ""}),

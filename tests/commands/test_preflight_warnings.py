@@ -41,6 +41,14 @@ def test_rows_held_out_of_a_small_file_are_a_fifth_and_the_line_says_so(capsys):
     assert "8 rows to learn from, 2 to evaluate on, a fifth, where held_out_rows is 10" in out
 
 
+def test_new_tokens_that_an_adapter_does_not_train_are_told(capsys):
+    added, lora = "tokenizer.added_tokens=[<a>, <b>]", "model.lora={rank: 2}"
+    status, _, err = dry_run(capsys, "sft", SFT, added, lora)
+    assert status == 0
+    assert "note: model.lora trains no embedding: the rows of <a>, <b> stay as they start" in err
+    assert dry_run(capsys, "sft", SFT, added)[2] == dry_run(capsys, "sft", SFT, lora)[2] == ""
+
+
 def test_data_that_are_large_or_elsewhere_are_not_read(capsys, monkeypatch):
     monkeypatch.setattr(lines, "read_split", lambda *_, **__: pytest.fail("read"))
     assert dry_run(capsys, "sft", SFT, "data.held_out_rows=10")[0] == 0

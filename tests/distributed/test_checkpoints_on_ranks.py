@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from architectures import build_architecture
 from builders import tiny_tokenizer
@@ -28,6 +29,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, vocabulary_layers
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.trunk import scalar_on
 from proximo.run.build.sharding import shard_model
@@ -41,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "copies": {"devices": {"shard": "full", "shard_size": 1}},
     "experts": {"devices": {"shard": "full"}, "architecture": "qwen3_moe"},
     "lora": {"three": True, "devices": {"shard": "full"}, "lora": True},
+    "lora_added_rows": {"devices": {"shard": "full"}, "lora": True, "added_rows": 3},
     "trunk": {"three": True, "devices": {"shard": "full"}, "trunk": True},
     "value": {"three": True, "devices": {"shard": "full"}, "scalar": True},
     "replicate": {"devices": {"shard": "replicate"}},
@@ -50,11 +53,13 @@ CASES: dict[str, dict[str, Any]] = {
 class Built:
     """The models of a case on this rank, with a learner that has not learned yet."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, folder: Path) -> None:
         case = CASES[name]
         dtype = case.get("dtype", torch.float32)
         base_seed = 1 if case.get("lora") else seed  # a checkpoint of an adapter has no base
         plain = build_architecture(case.get("architecture", "llama"), seed=base_seed, dtype=dtype)
+        if case.get("added_rows"):
+            self._add_rows(plain, case["added_rows"], folder.parent / "base", shift=seed)
         model: LanguageModel | ScalarModel = LanguageModel(plain)
         if case.get("frozen_layers"):
             freeze_layers(model.base, case["frozen_layers"])
@@ -72,6 +77,15 @@ class Built:
         sharding = model.backbone.sharding
         learner = Learner(module, OptimizerOptions(learning_rate=1e-2), num_updates=9, sharding=sharding)
         self.learners = {self.role: learner}
+
+    @torch.no_grad()
+    def _add_rows(self, plain: PreTrainedModel, count: int, base: Path, *, shift: int) -> None:
+        """More tokens than the model in the folder `base` has; the checkpoint must say what their rows are."""
+        plain.name_or_path = str(base)
+        old = embedding_rows(plain)
+        resize_vocabulary(plain, old + count)
+        for layer in vocabulary_layers(plain):
+            layer.weight[old:] += shift
 
     def learn(self) -> None:
         """An update whose gradients are functions of the weights alone."""
@@ -94,7 +108,7 @@ class Built:
 
 def save(folder: Path, name: str, step: int = 1) -> dict[str, Tensor]:
     """Learn twice, save, and go on learning while the save is under way; what was to be saved, whole."""
-    built = Built(name, seed=1)
+    built = Built(name, seed=1, folder=folder)
     built.learn()
     built.learn()
     wanted = built.everything()
@@ -110,7 +124,7 @@ def save(folder: Path, name: str, step: int = 1) -> dict[str, Tensor]:
 
 def restore(folder: Path, name: str) -> dict[str, Tensor]:
     """What models of other weights have after the checkpoint was restored into them."""
-    built = Built(name, seed=2)
+    built = Built(name, seed=2, folder=folder)
     built.learn()
     checkpoint = current().once(CheckpointStore(folder).load, what="a test")
     restore_models(checkpoint, built.models, built.learners, head=built.head)
@@ -126,6 +140,7 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 
 def test_two_ranks_save_and_two_three_and_one_restore(two: Ranks, three: Ranks, tmp_path):
+    build_architecture("llama").save_pretrained(tmp_path / "base")
     for name, case in CASES.items():
         folder = tmp_path / name
         wanted = two.run(save, folder, name)[0]
@@ -148,7 +163,7 @@ STATE = {"task": {"updates": {"policy": 2, "value": 2}}}
 
 
 def save_only(folder: Path, name: str, step: int) -> None:
-    built = Built(name, seed=step)
+    built = Built(name, seed=step, folder=folder)
     built.learn()
     store = CheckpointStore(folder)
     store.save(step, writers_for(built.models, built.learners, tiny_tokenizer(), head=built.head), STATE, metric=-step)
@@ -199,7 +214,7 @@ def test_torch_reads_the_shards_too(two: Ranks, tmp_path):
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     shards = tmp_path / "step-000001" / "policy" / "shards"
     dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(shards)), no_dist=True)
-    built = Built("full", seed=1)
+    built = Built("full", seed=1, folder=tmp_path)
     built.learn()
     assert_equal(state, dict(built.models["policy"].model.named_parameters()))
 

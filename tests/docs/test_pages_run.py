@@ -15,7 +15,7 @@ import pytest
 import yaml
 from pages import PAGES, ROOT, blocks
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import tiny_language_model, tiny_model_with_pictures, tiny_tokenizer
 from proximo.cli import main
 from proximo.config.loader import load_recipe, resolved_yaml
 from proximo.trainer_kinds import recognise
@@ -54,6 +54,8 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder with the files that the pages speak of, and the tiny model."""
     monkeypatch.chdir(tmp_path)
     save_tiny(tmp_path / "tiny")
+    tiny_model_with_pictures().save_pretrained(tmp_path / "google/gemma-3-4b-it")
+    tiny_tokenizer().save_pretrained(tmp_path / "google/gemma-3-4b-it")
     asked = [f"add {number} and {number}: " for number in range(16)]
     write_rows(tmp_path / "texts.jsonl", [{"prompt": text, "response": "an answer"} for text in asked])
     write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "yes", "rejected": "no"} for text in asked])

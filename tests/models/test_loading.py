@@ -8,17 +8,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from architectures import LLAMA_LIKE, build_architecture, random_sequences
-from builders import tiny_tokenizer
+from builders import tiny_model_with_pictures, tiny_tokenizer
+from docs.pages import ROOT, blocks
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.folders import refuse_other_inputs
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.vocabulary import load_tokenizer
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 
 CPU = torch.device("cpu")
@@ -268,3 +272,68 @@ def test_a_source_is_a_path_or_a_config_and_not_both():
         ModelSource()
     with pytest.raises(ModelError, match="exactly one"):
         ModelSource(path="x", config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_return_sequences": 4}, "transformers refuses the generation_config.json of .*num_return_sequences"),
+        ({"early_stopping": "x"}, "transformers refuses the generation_config.json"),
+        ({"watermarking_config": 3}, "transformers refuses the generation_config.json"),
+        ({"eos_token_id": "2"}, "eos_token_id in the generation_config.json of .* is '2'; numbers are wanted"),
+        ({"eos_token_id": [2, 3.5]}, r"is \[2, 3.5\]; numbers are wanted"),
+    ],
+)
+def test_generation_settings_that_no_library_takes_are_named_before_the_weights_are_read(
+    settings: dict[str, Any], message: str, folder: Path
+):
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=f"{message}.*mend generation_config.json, or remove it"):
+        load(folder)
+
+
+OTHERS = (
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "llama4",
+    "mllama",
+    "qwen3_5",
+    "emu3",
+    "fuyu",
+    "git",
+    "phi4_multimodal",
+    "moshi",
+)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_that_reads_more_than_text_is_refused_before_its_weights(kind: str, tmp_path: Path):
+    """transformers has a causal language model of each, with the other parts or silently without them."""
+    CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"reads more than text \\({kind}, with .*_config\\).*docs/faq.md"):
+        load(tmp_path)
+
+
+def test_models_of_text_are_taken_for_that():
+    for kind in ("llama", "gemma3_text", "qwen3", "gpt2", "mpt", "dbrx", "mixtral"):
+        refuse_other_inputs(CONFIG_MAPPING[kind]().to_dict(), kind)
+
+
+def test_the_text_part_of_a_model_with_pictures_loads_once_it_is_saved_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    whole = tiny_model_with_pictures()
+    whole.save_pretrained("google/gemma-3-4b-it")
+    tiny_tokenizer().save_pretrained("google/gemma-3-4b-it")
+    (block,) = (each for each in blocks(ROOT / "docs" / "faq.md", "python") if "gemma-3-4b-it" in each.text)
+    exec(block.text, {})
+    text = load("gemma-3-text")
+    sequence = random_sequences([9])[0]
+    with torch.no_grad():
+        expected = whole(input_ids=torch.tensor([sequence])).logits[0]
+        torch.testing.assert_close(text.next_logits(text.hidden_states(pack([sequence]))), expected, atol=2e-5, rtol=0)
+    assert json.loads(Path("gemma-3-text/config.json").read_text())["model_type"] == "gemma3_text"
+    assert load_tokenizer("gemma-3-text").get_vocab() == tiny_tokenizer().get_vocab()

@@ -8,10 +8,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from architectures import ARCHITECTURES, build_architecture
+from builders import tiny_language_model
 from proximo.errors import CheckpointError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import load_weights, save_pretrained
+from proximo.models.pretrained.vocabulary import resize_vocabulary
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 
 
@@ -57,6 +59,40 @@ def test_scalar_models_and_adapters_come_back_too(tmp_path: Path):
         shake(model)
         load_weights(model, tmp_path / str(index))
         assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["two matrices", "one matrix"])
+def test_rows_that_were_added_below_an_adapter_come_back_too(tied: bool, tmp_path: Path):
+    tiny_language_model(tie_word_embeddings=tied).save_pretrained(tmp_path / "base")
+    models = []
+    for _ in range(2):
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        resize_vocabulary(base, 66)
+        models.append(LanguageModel(base).with_adapter(LoRAOptions(rank=2)).model)
+    shake(models[0])
+    with torch.no_grad():
+        for layer in (models[0].get_input_embeddings(), models[0].get_output_embeddings()):
+            layer.weight[64:] += 0.5  # unlike the mean of the others
+    save_pretrained(models[0], tmp_path / "adapter")
+    load_weights(models[1], tmp_path / "adapter")
+    second = models[1].state_dict()
+    assert all(tensor.equal(second[name]) for name, tensor in models[0].state_dict().items())
+
+
+@pytest.mark.parametrize("says_tied", [False, True])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_saved_configuration_says_whether_there_are_two_matrices(says_tied: bool, is_tied: bool, tmp_path: Path):
+    """It may be that of a model from a program, or of a file that another tool wrote."""
+    model = tiny_language_model(tie_word_embeddings=is_tied)
+    model.config.tie_word_embeddings = says_tied
+    wanted = model.lm_head.weight.detach().clone()
+    loaded = LanguageModel(model).model
+    resize_vocabulary(loaded, 66)
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is is_tied
+    save_pretrained(loaded, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.tie_word_embeddings is is_tied
+    assert again.lm_head.weight[:64].equal(wanted)
 
 
 def test_the_saved_configuration_does_not_name_our_attention(tmp_path: Path):

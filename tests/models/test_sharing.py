@@ -1,10 +1,13 @@
 """Several models on one set of base weights: one copy of the tensors, each model's own numbers and gradients."""
 
 import copy
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from architectures import ARCHITECTURES, build_architecture, random_sequences
 from builders import tiny_language_model
@@ -15,6 +18,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack, pack_responses
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.vocabulary import resize_vocabulary
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import (
     base_alone,
@@ -181,3 +185,37 @@ def test_a_folder_without_adapter_and_an_adapter_without_head_are_refused(tmp_pa
     save_pretrained(policy.model, tmp_path / "policy")
     with pytest.raises(ModelError, match="has no scalar head, so it is no reward model"):
         scalar_from_adapter(policy, tmp_path / "policy", role="reward")
+
+
+def test_an_adapter_that_brings_an_embedding_of_its_own_is_refused_on_a_base_that_others_use(tmp_path: Path) -> None:
+    """It would change the rows of all of them. The same rows, which the policy added too, are no others."""
+    tiny_language_model().save_pretrained(tmp_path / "base")
+
+    def grown() -> LanguageModel:
+        source = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        resize_vocabulary(source, 66)
+        return LanguageModel(source)
+
+    reward = scalar_from_language_model(grown(), HeadStart.NORMAL).with_adapter(OPTIONS)
+    save_pretrained(reward.model, tmp_path / "reward")
+    policy = grown().with_adapter(OPTIONS)
+    before = policy.base.model.embed_tokens.weight.detach().clone()
+    assert scalar_from_adapter(policy, tmp_path / "reward", role="reward").base.config.vocab_size == 66
+    assert policy.base.model.embed_tokens.weight.equal(before)
+    small = LanguageModel(AutoModelForCausalLM.from_pretrained(tmp_path / "base")).with_adapter(OPTIONS)
+    with torch.no_grad():
+        policy.base.model.embed_tokens.weight[65] += 1
+    for other in (small, policy):
+        with pytest.raises(ModelError, match="brings an embedding unlike the base's.*--merge and remove share_base"):
+            scalar_from_adapter(other, tmp_path / "reward", role="reward")
+
+
+def test_an_adapter_that_trained_more_than_layers_is_refused_on_a_base_that_others_use(tmp_path: Path) -> None:
+    policy, folder = on_disk(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+    options = LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj"], modules_to_save=["score", "norm"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, in peft
+        get_peft_model(model, options).save_pretrained(folder)
+    with pytest.raises(ModelError, match="trained more than linear layers and a scalar head; export it with --merge"):
+        scalar_from_adapter(policy, folder, role="reward")

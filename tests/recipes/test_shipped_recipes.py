@@ -69,8 +69,7 @@ def test_a_small_file_keeps_four_fifths_of_its_rows_for_training(
         lines = [line | {"steps": ["a", "b"], "labels": [True, False]} for line in lines]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = shipped_recipe(name).command
-    model = "policy.path" if command == "ppo" else "model.path"
     rewards = ['reward=[{kind: function, function: "proximo.recipes.arithmetic:correct"}]'] if name == "ppo" else []
-    models = [f"{model}=owner/model", "run.device=cpu", *rewards]
+    models = ["model.path=owner/model", "run.device=cpu", *rewards]
     assert main([command, name, "data.sources=[{path: rows.jsonl}]", *models, "--dry-run"]) == 0
     assert "40 rows to learn from, 10 to evaluate on, a fifth, where held_out_rows is " in capsys.readouterr().out

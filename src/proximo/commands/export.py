@@ -15,9 +15,10 @@ from proximo.commands.gguf import GGUFType, find_converter, write_gguf
 from proximo.errors import CheckpointError, ProximoError, UserError
 from proximo.models.adapted import is_adapted
 from proximo.models.loading import load_language_model, load_scalar_model
-from proximo.models.lora import load_adapter, merged_copy
+from proximo.models.lora import load_adapter, merge
+from proximo.models.pretrained.folders import ADAPTER_CONFIG, is_adapter_folder, read_adapter_config
 from proximo.models.pretrained.sharded import assemble, holds_shards
-from proximo.models.pretrained.sources import ModelSource, adapter_base, read_adapter_config
+from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
@@ -31,7 +32,6 @@ from proximo.system_errors import disk_refused
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -121,7 +121,7 @@ def export_model(
 
 def _check_pushable(model: Path, *, merge: bool) -> None:
     """Raises UserError for an adapter whose base is a local folder: it would load nowhere else."""
-    if merge or not is_adapter(model):
+    if merge or not is_adapter_folder(model):
         return
     base = read_adapter_config(model).get("base_model_name_or_path") or ""
     if Path(base).is_absolute():
@@ -134,20 +134,15 @@ def _check_pushable(model: Path, *, merge: bool) -> None:
 def _checked_converter(model: Path, *, merge: bool) -> Path:
     if model.name in SCALAR_ROLES:
         raise UserError(f"--gguf is for language models, and {model} gives scores: leave it out")
-    if is_adapter(model) and not merge:
+    if is_adapter_folder(model) and not merge:
         raise UserError(f"{model} is an adapter, and a GGUF file holds a whole model: add --merge")
     return find_converter()
-
-
-def is_adapter(folder: Path) -> bool:
-    """True if the folder holds an adapter, False for a whole model."""
-    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype | None], None]:
     if (source / HEAD_FILE).is_file():
         return _write_from_trunk
-    if not is_adapter(source):
+    if not is_adapter_folder(source):
         return _write_whole
     return _write_merged if merge else _write_adapter
 
@@ -179,21 +174,20 @@ def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> Non
 
 def _write_merged(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     merged = _merged_scalar(source) if source.name in SCALAR_ROLES else _merged_policy(source)
+    resize_vocabulary(merged, vocabulary_size(load_tokenizer(str(source))))
     with quiet_transformers():
         (merged if dtype is None else merged.to(dtype)).save_pretrained(target)
 
 
 def _merged_policy(source: Path) -> PreTrainedModel:
-    model = load_language_model(ModelSource(path=str(source)), device=torch.device("cpu"))
-    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
-    assert is_adapted(model.model)
-    return merged_copy(model.model)
+    model = load_language_model(ModelSource(path=str(source)), device=torch.device("cpu")).model
+    return merge(model) if is_adapted(model) else model
 
 
 def _merged_scalar(source: Path) -> PreTrainedModel:
     base = adapter_base(ModelSource(path=str(source)))
-    assert base is not None
+    if base is None:
+        raise CheckpointError(f"{source} holds no adapter any more: it was changed while it was read")
     # The head of the base does not matter: the adapter brings the trained one.
     model = load_scalar_model(base, fresh_head=HeadStart.ZERO, device=torch.device("cpu"))
-    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
-    return merged_copy(load_adapter(model.base, source))
+    return merge(load_adapter(model.base, source))

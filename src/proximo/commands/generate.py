@@ -213,8 +213,7 @@ def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -
     """A model, with its adapter if it has one, and an engine that samples from it."""
     check_tokenizer(ModelSource(path=path), tokenizer, role="policy")
     language = load_language_model(ModelSource(path=path), device=resolve_device(device))
-    if language.has_adapter:  # its base lacks embeddings of the tokens that the run added
-        resize_vocabulary(language.base, vocabulary_size(tokenizer))
+    resize_vocabulary(language.base, vocabulary_size(tokenizer))  # an adapter's tokenizer may have more tokens
     return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
 
 

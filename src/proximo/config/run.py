@@ -108,7 +108,8 @@ class TokenizerConfig(Section):
     """A Jinja chat template that replaces the tokenizer's own."""
     added_tokens: tuple[str, ...] = ()
     """Special tokens to add, or that a tokenizer has beyond its model's embedding; the embeddings of every role grow
-    accordingly. A tokenizer that is larger for another reason is an error."""
+    accordingly, by rows that are the mean of the others and that an adapter does not train. A tokenizer that is larger
+    for another reason is an error."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

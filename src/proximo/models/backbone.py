@@ -33,6 +33,7 @@ from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import settle_tying
 
 if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
     from peft import PeftModel
@@ -93,8 +94,12 @@ class Backbone:
             if isinstance(module, nn.Embedding):
                 # Inputs have no padding, so the embedding of the padding token trains like any other.
                 module.padding_idx = None
+        settle_tying(base)
         layers = base.base_model
-        assert isinstance(layers, PreTrainedModel)
+        if not isinstance(layers, PreTrainedModel):
+            raise ModelError(
+                f"the layers of {type(base).__name__} are a {type(layers).__name__}, which is no model of transformers"
+            )
         # It would search for padding in every pass, only to print a warning.
         layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
         self.layers = layers

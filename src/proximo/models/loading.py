@@ -22,7 +22,7 @@ from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
-from proximo.models.lora import load_adapter
+from proximo.models.lora import is_on_layers_alone, load_adapter, merge
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sharded import assemble, holds_shards
@@ -51,7 +51,8 @@ def load_language_model(
     """A causal language model in eval mode, probed.
 
     `tokenizer` is used for a random start only: it gives the vocabulary size and special token ids that the config
-    omits. Raises ModelError if the model cannot be loaded or packed.
+    omits. An adapter that changes more than linear layers is merged. Raises ModelError if the model cannot be loaded
+    or packed.
     """
     base = adapter_base(source)
     plain = _plain_language_model(base or source, tokenizer, device)
@@ -60,8 +61,9 @@ def load_language_model(
     settle_products(plain, precision)
     if base is None:
         return model
-    assert source.path is not None
-    return LanguageModel(load_adapter(plain, Path(source.path)).eval(), precision=precision)
+    adapted = load_adapter(plain, Path(source.name)).eval()
+    beside = is_on_layers_alone(adapted)
+    return LanguageModel(adapted if beside else merge(adapted), precision=precision)
 
 
 def load_scalar_model(

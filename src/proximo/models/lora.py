@@ -8,14 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import safe_open
 from torch import nn
 
 from proximo.errors import ModelError
-from proximo.models.adapted import is_adapted
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.pretrained.damage import misspelt_key
+from proximo.models.pretrained.folders import ADAPTER_CONFIG, read_adapter_config
 from proximo.models.pretrained.randomness import own_randomness
-from proximo.models.pretrained.sources import why_unread
+from proximo.models.pretrained.sources import first_part, why_unread
+from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, settle_tying, vocabulary_layers
 from proximo.models.quantised import is_quantised
 from proximo.system_errors import memory_ran_out
 
@@ -25,6 +28,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of adapter weights. peft would search the Hub if a folder had neither."""
+BASE_PREFIX = "base_model.model."
+"""What peft puts before the names of the base's tensors in a file."""
+BELOW_WRAPPERS = ("", ".base_layer", ".token_adapter.base_layer")
+"""Where in the file a layer's own matrix is: plain, below LoRA, below single tokens that train."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,18 +79,21 @@ def add_adapter(model: "PreTrainedModel", options: LoRAOptions) -> "PeftModel":
 def load_adapter(model: "PreTrainedModel", folder: Path) -> "PeftModel":
     """Put the adapters that `PeftModel.save_pretrained` wrote to `folder` into `model`, ready to train further.
 
-    Raises ModelError if the adapter is missing, unreadable or does not fit the model.
+    The vocabulary of `model` gets the rows that the adapter was trained with, in place. Raises ModelError if the
+    adapter is missing, unreadable, of a kind that is not merged, or does not fit the model.
     """
     from peft import LoraConfig, PeftModel
 
-    if not (folder / "adapter_config.json").is_file():
-        raise ModelError(f"{folder} holds no adapter: there is no adapter_config.json in it")
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise ModelError(f"{folder} holds no adapter: there is no {ADAPTER_CONFIG} in it")
     if not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
         raise ModelError(f"the adapter in {folder} has no weights: there is no {ADAPTER_WEIGHTS[0]} in it")
-    problem = misspelt_key(folder / "adapter_config.json", {field.name for field in fields(LoraConfig)})
+    problem = misspelt_key(folder / ADAPTER_CONFIG, {field.name for field in fields(LoraConfig)})
     if problem:
         raise ModelError(problem)
+    saved = read_adapter_config(folder)
     try:
+        _fit_vocabulary(model, folder, saved)
         with _quiet_peft():
             adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except Exception as error:  # peft, safetensors and torch raise different types
@@ -102,7 +112,7 @@ def _refuse_missing(adapted: "PeftModel", file: Path) -> None:
 
     if not file.is_file():
         return
-    with safe_open(file, framework="pt") as saved:
+    with safe_open(file, framework="pt") as saved, _quiet_peft():
         missing = sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - set(saved.keys()))
     if missing:
         raise ModelError(
@@ -111,29 +121,126 @@ def _refuse_missing(adapted: "PeftModel", file: Path) -> None:
         )
 
 
-def merged_copy(model: "PeftModel") -> "PreTrainedModel":
-    """A plain transformers model with the adapters added into its weights. The training model keeps its bits.
+def brings_other_vocabulary(model: "PreTrainedModel", folder: Path) -> bool:
+    """Whether the file of an adapter holds an embedding or output layer that is not that of `model`."""
+    with _saved_vocabulary(model, folder) as saved:
+        return any(
+            list(saved_layer.get_shape()) != list(layer.weight.shape)
+            or not torch.equal(saved_layer[:].to(layer.weight), layer.weight)
+            for layer, saved_layer in saved
+        )
 
-    Raises ModelError above a quantised base, whose few bits cannot hold the sum.
+
+@contextmanager
+def _saved_vocabulary(model: "PreTrainedModel", folder: Path) -> Generator[list[tuple[Any, Any]]]:
+    """Layers of the vocabulary of `model` with the matrix of that name in an adapter's file, which is not read yet."""
+    file = folder / ADAPTER_WEIGHTS[0]
+    if not file.is_file():
+        yield []
+        return
+    layers = vocabulary_layers(model)
+    names = {
+        f"{BASE_PREFIX}{name}{part}.weight": each
+        for name, each in model.named_modules()
+        if each in layers
+        for part in BELOW_WRAPPERS
+    }
+    with safe_open(file, framework="pt") as saved:
+        yield [(names[name], saved.get_slice(name)) for name in names.keys() & set(saved.keys())]
+
+
+def _fit_vocabulary(model: "PreTrainedModel", folder: Path, saved: dict[str, Any]) -> None:
+    """Give `model` the rows that the adapter in `folder` brings, or of which it changes some."""
+    indices = saved.get("trainable_token_indices") or ()
+    lists = indices.values() if isinstance(indices, dict) else [indices]
+    resize_vocabulary(model, 1 + max((index for each in lists for index in each), default=-1))
+    with _saved_vocabulary(model, folder) as layers:
+        rows = {saved_layer.get_shape()[0] for _, saved_layer in layers}
+    for num_rows in rows:
+        resize_vocabulary(model, num_rows)
+        if num_rows < embedding_rows(model):
+            model.resize_token_embeddings(num_rows)
+
+
+def is_on_layers_alone(adapted: "PeftModel") -> bool:
+    """True for an adapter that neither wraps embedding or output layer nor replaces a layer, but for a scalar head.
+
+    Only such a one runs beside its base; others have to be merged.
+    """
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    base = base_of(adapted)
+    replaced = {name for name, module in base.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)}
+    layers = (base.get_input_embeddings(), base.get_output_embeddings())
+    return replaced <= {"score"} and all(isinstance(each, nn.Embedding | nn.Linear | None) for each in layers)
+
+
+@torch.no_grad()
+def merge(adapted: "PeftModel") -> "PreTrainedModel":
+    """Add the adapters into the weights of their base, in place. Returns the base, of which every tensor trains.
+
+    Embedding and output layer become two matrices where the adapter made them differ. Raises ModelError where peft
+    cannot merge, and above a quantised base, whose few bits cannot hold the sum.
     """
     from transformers import PreTrainedModel
 
+    _refuse_quantised(adapted)
+    base = base_of(adapted)
+    if not is_on_layers_alone(adapted):
+        _untie(base)
+    try:
+        with _quiet_peft():
+            merged = adapted.merge_and_unload()
+    except Exception as error:  # each kind of LoRA refuses in its own way
+        if memory_ran_out(error):
+            raise
+        raise ModelError(f"the adapter cannot be merged into its base: {first_part(error)}") from error
+    if not isinstance(merged, PreTrainedModel):
+        raise ModelError(
+            f"the adapter was trained on a {type(merged).__name__}, which is no model of transformers: merge it with "
+            "what trained it"
+        )
+    layers = vocabulary_layers(merged)
+    if len(layers) == 2 and torch.equal(*(layer.weight for layer in layers)):
+        layers[1].weight = layers[0].weight
+    settle_tying(merged)
+    return merged.requires_grad_(True)
+
+
+def _untie(base: "PreTrainedModel") -> None:
+    """Give the output layer below an adapter a matrix of its own: peft would add to both what was learned for one."""
+    pair = [
+        next(module for module in layer.modules() if isinstance(module, nn.Embedding | nn.Linear))
+        for layer in (base.get_input_embeddings(), base.get_output_embeddings())
+        if layer is not None
+    ]
+    if len(pair) == 2 and pair[0].weight is pair[1].weight:
+        pair[1].weight = nn.Parameter(pair[1].weight.clone())
+
+
+def merged_copy(model: "PeftModel") -> "PreTrainedModel":
+    """A plain transformers model with the adapters added into its weights. The training model keeps its bits.
+
+    Raises ModelError as `merge` does.
+    """
+    _refuse_quantised(model)
+    return merge(copy.deepcopy(model))
+
+
+def _refuse_quantised(model: "PeftModel") -> None:
     if is_quantised(model.get_base_model()):
         raise ModelError(
             "an adapter is not merged into a quantised base, whose few bits cannot hold the sum: a value model goes on "
             "the policy's base with an adapter (value_on_base), and `proximo export --merge` takes the whole weights"
         )
-    merged = copy.deepcopy(model).merge_and_unload()
-    assert isinstance(merged, PreTrainedModel)
-    return merged
 
 
 @contextmanager
 def _quiet_peft() -> Generator[None]:
-    """Silences a deprecation warning of transformers, and one about missing keys, which `_refuse_missing` refuses."""
+    """Silences peft on what is settled here: missing keys are refused, tied matrices come apart where they have to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-        warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
+        warnings.filterwarnings("ignore", category=UserWarning)
         yield
 
 

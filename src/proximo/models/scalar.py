@@ -128,7 +128,8 @@ def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Pr
     """
     from transformers import PreTrainedModel
 
-    assert isinstance(layers, PreTrainedModel)
+    if not isinstance(layers, PreTrainedModel):
+        raise ModelError(f"a scalar head goes on layers of transformers, not on a {type(layers).__name__}")
     config = copy.deepcopy(layers.config)
     config.num_labels = 1
     _unpad(config)

@@ -27,8 +27,9 @@ from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.file_text import refuse_other_than_text
 from proximo.distributed.join import num_cores
-from proximo.errors import ConfigError, DataError
+from proximo.errors import ConfigError, DataError, ModelError
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
+from proximo.models.pretrained.folders import check_folder
 from proximo.run.environment_secrets import secret_problem
 from proximo.sandbox.packages import package_problem
 
@@ -175,7 +176,8 @@ def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str
         return Input(key=key, name=name, kind="stage")
     path = Path(name).expanduser()
     if path.is_dir():
-        return Input(key=key, name=name, kind="folder", problem=_folder_problem(path, wanted_files, what))
+        problem = _folder_problem(path, wanted_files, what) or (_model_problem(path) if what == "model" else None)
+        return Input(key=key, name=name, kind="folder", problem=problem)
     if path.exists():
         return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")
     if not is_local(name):
@@ -192,6 +194,14 @@ def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> s
     if is_run_folder(folder):
         return f"{folder} is a run, not a {what}: name the model in it, or write it with `proximo export {folder} OUT`"
     return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"
+
+
+def _model_problem(folder: Path) -> str | None:
+    try:
+        check_folder(folder)
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 def _function(import_path: str, key: str, *, may_be_async: bool = False) -> Input:

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from proximo.checkpoint.run_folder import MERGED
-from proximo.commands.export import export_model, is_adapter
+from proximo.commands.export import export_model
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.stages import MARK
 from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
+from proximo.models.pretrained.folders import is_adapter_folder
 from proximo.run.build.reward_sources import check_sources
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.folders import check_folders
@@ -91,7 +92,7 @@ def resolve_references(section: Stage, folder: Path) -> Stage:
 def whole_result(folder: Path, reference: str) -> Path:
     """The model of a stage as whole weights. An adapter is merged into its base, in a folder beside the checkpoints."""
     found = stage_result(folder, reference)
-    if not is_adapter(found):
+    if not is_adapter_folder(found):
         return found
     # Later stages start from whole models, so the adapter of this stage is merged into the base of a later one.
     merged = folder / reference.removeprefix(MARK) / MERGED / found.parent.name

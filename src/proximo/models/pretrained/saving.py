@@ -11,9 +11,10 @@ from torch import Tensor
 
 from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
 from proximo.errors import CheckpointError
-from proximo.models.adapted import is_adapted
+from proximo.models.adapted import base_of, is_adapted
 from proximo.models.pretrained.sharded import SHARDS, holds_shards, load_tensors
 from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import embedding_rows
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
@@ -28,16 +29,35 @@ def save_pretrained(
 ) -> None:
     """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one).
 
+    Where the run added tokens, embedding and output layer are in the adapter's file: its base has no rows for them.
     `adapter`: what `whole_adapter` gathered, of a model that lies on several ranks.
     """
     with quiet_transformers():
         if is_adapted(model):
             with _without_card(model):
-                # "auto" would ask the Hub whether the base's vocabulary has changed.
-                model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=adapter)
+                model.save_pretrained(str(folder), save_embedding_layers=_has_other_rows(model), state_dict=adapter)
             _settle_adapter_config(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
+
+
+def _has_other_rows(model: "PeftModel") -> bool:
+    """Whether the vocabulary has other rows than that of the base which the adapter names; False where it lies nowhere.
+
+    peft would ask the Hub in each save.
+    """
+    from transformers import AutoConfig
+
+    config = model.active_peft_config
+    if not config.base_model_name_or_path:
+        return False
+    try:
+        saved = AutoConfig.from_pretrained(
+            config.base_model_name_or_path, revision=config.revision, local_files_only=True
+        )
+    except (OSError, ValueError):
+        return False
+    return saved.get_text_config().vocab_size != embedding_rows(base_of(model))
 
 
 @contextmanager
@@ -110,7 +130,7 @@ def _adapter_tensors(model: "PeftModel", state: dict[str, Tensor]) -> dict[str, 
     """Those of `state`, which is the model's, that belong to the adapter, by their names in its file."""
     from peft import get_peft_model_state_dict
 
-    return get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+    return get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=_has_other_rows(model))
 
 
 def _fill_adapter(tensors: dict[str, Tensor], saved: dict[str, Tensor], folder: Path) -> None:

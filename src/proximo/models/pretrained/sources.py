@@ -1,7 +1,6 @@
 """Sources of models: reads configurations and refuses unsupported models before any weight is read."""
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from proximo.errors import ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import is_local, not_there
 from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key, overlooked_damage_in
+from proximo.models.pretrained.folders import base_of_adapter, is_adapter_folder, refuse_other_inputs
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
 from proximo.system_errors import memory_ran_out
@@ -49,31 +49,12 @@ class ModelSource:
 def adapter_base(source: ModelSource) -> ModelSource | None:
     """The model below an adapter that `source` names; None for a source that is no adapter folder.
 
-    Raises ModelError where the adapter does not say what it was trained on.
+    Raises ModelError where the adapter does not say what it was trained on, or cannot be added into it.
     """
-    if source.path is None or not (Path(source.path) / "adapter_config.json").is_file():
+    if source.path is None or not is_adapter_folder(Path(source.path)):
         return None
-    if (Path(source.path) / "config.json").is_file():
-        return None
-    saved = read_adapter_config(Path(source.path))
-    base = saved.get("base_model_name_or_path")
-    if not base:
-        raise ModelError(
-            f"{source.path} holds an adapter but does not name its base model; export the merged model instead"
-        )
-    return ModelSource(path=base, revision=saved.get("revision"))
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """What peft wrote of an adapter. Raises ModelError where it cannot be read, or is none."""
-    file = folder / "adapter_config.json"
-    try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the adapter's configuration {file} cannot be read: {first_part(error)}") from error
-    if not isinstance(saved, dict):
-        raise ModelError(f"the adapter's configuration {file} cannot be read: it is no JSON object")
-    return saved
+    base, revision = base_of_adapter(Path(source.path))
+    return ModelSource(path=base, revision=revision)
 
 
 def read_config(source: ModelSource) -> "PreTrainedConfig":
@@ -116,6 +97,7 @@ def refuse_unsupported(config: "PreTrainedConfig", name: str) -> None:
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )
 
+    refuse_other_inputs(config.to_dict(), name)
     kind, text = config.model_type, config.get_text_config()
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model ({kind}); Proximo trains causal language models only")
@@ -155,7 +137,31 @@ def _saved_config(source: ModelSource) -> "PreTrainedConfig":
         ) from error
     if is_local(source.path):
         _refuse_misspelt(Path(source.path), config)
+    _check_generation_settings(source.path, source.revision)
     return config
+
+
+def _check_generation_settings(path: str, revision: str | None) -> None:
+    """Raises ModelError for settings with which transformers would refuse the weights, or end no answer."""
+    from transformers import GenerationConfig
+
+    advice = (
+        f"mend {GENERATION}, or remove it: training takes from it which tokens end an answer, and config.json and the "
+        "tokenizer say that too"
+    )
+    try:
+        with within_reach(path):
+            settings = GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:  # a model need not have any
+        return
+    except Exception as error:  # each setting is checked in its own way
+        if memory_ran_out(error):
+            raise
+        raise ModelError(f"transformers refuses the {GENERATION} of {path}: {first_part(error)}; {advice}") from error
+    ends = settings.eos_token_id
+    for end in ends if isinstance(ends, list) else [ends]:
+        if end is not None and not isinstance(end, int):
+            raise ModelError(f"eos_token_id in the {GENERATION} of {path} is {ends!r}; numbers are wanted: {advice}")
 
 
 def _refuse_misspelt(folder: Path, config: "PreTrainedConfig") -> None:

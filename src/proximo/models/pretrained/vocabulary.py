@@ -36,7 +36,11 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> "PreTrainedToke
         if memory_ran_out(error):
             raise
         raise ModelError(f"the tokenizer of {path} cannot be read: {_why_unread(path, error)}") from error
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ModelError(
+            f"the tokenizer of {path} is read as a {type(tokenizer).__name__}, which is none of transformers' own: "
+            "save it as tokenizer.json"
+        )
     return tokenizer
 
 
@@ -121,17 +125,37 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
         return
     with own_randomness(model.device):  # it draws rows that are overwritten below
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
-    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if layer is None:
-            continue
-        assert isinstance(layer, nn.Embedding | nn.Linear)
+    for layer in vocabulary_layers(model):
         layer.weight[old:] = layer.weight[:old].mean(dim=0)
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             layer.bias[old:] = layer.bias[:old].mean()
 
 
 def embedding_rows(model: "PreTrainedModel") -> int:
-    """Token ids that the model can read; may exceed the tokenizer's."""
-    layer = model.get_input_embeddings()
-    assert isinstance(layer, nn.Embedding)
-    return layer.num_embeddings
+    """Token ids that the model can read; may exceed the tokenizer's. Raises ModelError as `vocabulary_layers` does."""
+    return vocabulary_layers(model)[0].weight.shape[0]
+
+
+def vocabulary_layers(model: "PreTrainedModel") -> list[nn.Embedding | nn.Linear]:
+    """The embedding and, of a language model, the output layer. Raises ModelError where an adapter wraps one."""
+    layers: list[nn.Embedding | nn.Linear] = []
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if isinstance(layer, nn.Embedding | nn.Linear):
+            layers.append(layer)
+        elif layer is not None:
+            raise ModelError(
+                f"a layer of the vocabulary of {type(model).__name__} is a {type(layer).__name__}, where a plain "
+                "embedding and a plain linear layer are wanted: merge an adapter on them first (merge_and_unload)"
+            )
+    return layers
+
+
+def settle_tying(model: "PreTrainedModel") -> None:
+    """Let the configuration say whether embedding and output layer are one matrix.
+
+    A file may hold two where its configuration says one. transformers then runs with two, but a later growth of the
+    vocabulary would tie them, and other programs would read one of the two.
+    """
+    layers = vocabulary_layers(model)
+    if len(layers) == 2:
+        model.config.tie_word_embeddings = layers[0].weight is layers[1].weight

@@ -12,8 +12,9 @@ from proximo.errors import ModelError
 from proximo.local_or_hub import is_local
 from proximo.models.adapted import base_of, is_adapted
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions, load_adapter
-from proximo.models.pretrained.sources import ModelSource, adapter_base, read_adapter_config
+from proximo.models.lora import LoRAOptions, brings_other_vocabulary, is_on_layers_alone, load_adapter
+from proximo.models.pretrained.folders import read_adapter_config
+from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.quantised import beside_weights, carry_flags
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
 
@@ -44,7 +45,19 @@ def scalar_from_adapter(policy: LanguageModel, folder: Path, *, role: str) -> Sc
     """
     check_scalar_adapter(ModelSource(path=policy.base.name_or_path), folder, role=role)
     model = _scalar_on_base(policy, HeadStart.ZERO, seed=0)
-    return ScalarModel(load_adapter(model.base, folder).eval(), precision=policy.precision)
+    advice = "export it with --merge and remove share_base"
+    if brings_other_vocabulary(model.base, folder):
+        raise ModelError(
+            f"share_base of the {role} model: the adapter in {folder} brings an embedding unlike the base's, since its "
+            f"training added tokens or changed some; {advice}"
+        )
+    adapted = load_adapter(model.base, folder).eval()
+    if not is_on_layers_alone(adapted):
+        raise ModelError(
+            f"share_base of the {role} model: the adapter in {folder} trained more than linear layers and a scalar "
+            f"head; {advice}"
+        )
+    return ScalarModel(adapted, precision=policy.precision)
 
 
 def check_scalar_adapter(source: ModelSource, folder: Path, *, role: str) -> None:
@@ -89,12 +102,15 @@ def _shared_base(model: LanguageModel) -> "PreTrainedModel":
             "frozen_copy, or give it one"
         )
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
     base = base_of(model.model)
     kept = {id(each): each for each in (*base.parameters(), *base.buffers(), *beside_weights(base))}
     for module in base.modules():
         if isinstance(module, BaseTunerLayer):  # copy the wrapped layer in place of the adapter's wrapper
             kept[id(module)] = copy.deepcopy(module.get_base_layer(), kept)
+        elif isinstance(module, AuxiliaryTrainingWrapper):
+            kept[id(module)] = copy.deepcopy(module.original_module, kept)
     return copy.deepcopy(base, kept)
 
 

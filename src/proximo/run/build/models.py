@@ -137,11 +137,10 @@ def build_language_model(
     # A quantised base is packed on its device, and never sharded.
     place = device_spec.loading_device if source.quantisation is None else device_spec.device
     model = load_language_model(source, device=place, precision=device_spec.precision, tokenizer=tokenizer)
-    resize_vocabulary(model.base, vocabulary_size(tokenizer))
     if is_adapted(model.model):
         # An earlier adapter is part of this stage's start, and therefore of its reference.
-        whole = merged_copy(model.model).requires_grad_(True)  # peft froze it
-        model = LanguageModel(whole, precision=device_spec.precision)
+        model = LanguageModel(merged_copy(model.model), precision=device_spec.precision)
+    resize_vocabulary(model.base, vocabulary_size(tokenizer))
     if config.lora is not None:
         options = lora_options(config.lora, seed=device_spec.seed)
         model = LanguageModel(add_adapter(model.base, options), precision=device_spec.precision)

@@ -1,0 +1,98 @@
+"""What the JSON files of a model's folder say of it, before a library reads them. Imports no torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proximo.errors import ModelError
+from proximo.local_or_hub import is_local, not_there
+
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_KIND = "LORA"
+"""What peft calls the only kind of adapter that is added into the weights below it."""
+UNMERGED_OPTIONS = ("alora_invocation_tokens", "arrow_config", "layer_replication")
+"""Options of LoRA whose sum depends on the tokens, or that change the layers themselves."""
+OTHER_INPUTS = ("vision_config", "audio_config", "audio_encoder_config", "vq_config", "text_config")
+"""Sections of a configuration whose model reads more than text. The text has a section of its own only there."""
+WHOLE_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """True for an adapter without the weights below it, whose base lies elsewhere.
+
+    Raises ModelError where whole weights lie beside the adapter: libraries disagree on which of them are meant.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return False
+    whole = [file.name for pattern in WHOLE_WEIGHTS for file in sorted(folder.glob(pattern))]
+    if whole:
+        raise ModelError(
+            f"{folder} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({whole[0]}), so that it is not said "
+            "which are meant: move one of them to a folder of its own"
+        )
+    return True
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """What peft wrote of an adapter. Raises ModelError where it cannot be read, or is of a kind that is not merged."""
+    file = folder / ADAPTER_CONFIG
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the adapter's configuration {file} cannot be read: {error}") from error
+    if not isinstance(saved, dict):
+        raise ModelError(f"the adapter's configuration {file} cannot be read: it is no JSON object")
+    kind = saved.get("peft_type")
+    if kind != ADAPTER_KIND:
+        raise ModelError(
+            f"{folder} holds an adapter of the kind {kind}; only LoRA is read ({ADAPTER_KIND}). Merge it with peft, if "
+            "peft can (merge_and_unload), save the whole model, and start from that"
+        )
+    used = [option for option in UNMERGED_OPTIONS if saved.get(option)]
+    if used:
+        raise ModelError(
+            f"{folder} holds a LoRA adapter with {used[0]}, which cannot be added into the weights of its base: train "
+            f"one without {used[0]}"
+        )
+    return saved
+
+
+def base_of_adapter(folder: Path) -> tuple[str, str | None]:
+    """Path or Hub name of the model below an adapter, and its revision. Raises ModelError where it names none."""
+    saved = read_adapter_config(folder)
+    base = saved.get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        raise ModelError(f"{folder} holds an adapter but does not name its base model; export the merged model instead")
+    return base, saved.get("revision")
+
+
+def refuse_other_inputs(config: Mapping[str, Any], name: str) -> None:
+    """Raises ModelError for the configuration of a model that reads pictures or sound beside text."""
+    sections = [section for section in OTHER_INPUTS if config.get(section)]
+    if sections:
+        raise ModelError(
+            f"{name} reads more than text ({config.get('model_type')}, with {sections[0]}); Proximo trains models of "
+            "text only. Save its text part as a model of its own first: docs/faq.md says how"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ModelError for what the JSON files of a model's folder say alone: a base that is not there, other inputs.
+
+    A file that cannot be read is left to the reader of the model.
+    """
+    if is_adapter_folder(folder):
+        base, _ = base_of_adapter(folder)
+        if is_local(base):
+            if not Path(base).is_dir():
+                raise ModelError(f"the adapter in {folder} was trained on {base}: {not_there(base)}")
+            check_folder(Path(base))
+        return
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict):
+        refuse_other_inputs(config, str(folder))
