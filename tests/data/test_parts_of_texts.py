@@ -6,19 +6,26 @@ from itertools import product
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from builders import tiny_language_model
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.prompt_response import Exchange
-from proximo.data.labelled import LabelledOptions, load_labelled_responses
+from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
 from proximo.data.parts.decoding import decode, end_of_prompt, response_text
-from proximo.data.preferences import PairOptions, load_preference_pairs
+from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import encode_exchanges, render_for
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.stepwise.examples import StepExample, StepOptions, load_step_examples
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
+from proximo.models.language import LanguageModel
+from proximo.ppo.inputs.coerce import as_prompts, as_responses
+from proximo.ppo.reference_answers import answer_responses
 from proximo.records import Prompt
+from proximo.supervised.kto.label_scores import label_sample
+from proximo.supervised.pair_scores import pair_sample
+from proximo.supervised.prm.step_scores import solution_sample
 from tokenizer_kinds import KINDS, legacy, metaspace, word_piece
 
 PROMPTS = ["Once", "Once upon", "def a():\n", "a\U0001f642\U0001f642", "n\n\n", "a ", "  ", "\U0001f642 " * 9]
@@ -151,6 +158,34 @@ def test_every_stage_learns_the_same_tokens_behind_a_prompt(make) -> None:
     steps = load_step_examples(rows(steps=["a time", "a"], labels=[True, True]), tokenizer, StepOptions())[0][0]
     assert tokenizer.decode(steps.token_ids, skip_special_tokens=True) == "Once upona time\na\n"
     assert tokenizer.decode(learned.token_ids, skip_special_tokens=True) == "Once upon a time"
+
+
+def test_what_shows_a_response_shows_what_it_adds_to_its_prompt() -> None:
+    tokenizer = legacy()
+    asked, answered = ids(tokenizer, "def a():\n", "    return x")
+    pair = PreferencePair(id="p", prompt_token_ids=asked, chosen_token_ids=answered, rejected_token_ids=answered[:1])
+    shown = pair_sample(tokenizer, pair, (1.0, 0.0))
+    assert (shown["prompt"], shown["chosen"], shown["rejected"]) == ("def a():\n", "    return x", "    ")
+    labelled = LabelledResponse(id="p", prompt_token_ids=asked, response_token_ids=answered, desirable=True)
+    assert label_sample(tokenizer, labelled, 1.0)["response"] == "    return x"
+    steps = StepExample(id="p", token_ids=(*asked, *answered), ends=(), labels=(), num_prompt_tokens=len(asked))
+    assert solution_sample(tokenizer, steps, [0.0])["response"] == "    return x"
+
+
+def test_what_a_library_is_given_reads_as_what_it_adds_to_its_prompt() -> None:
+    tokenizer = legacy()
+    policy = LanguageModel(tiny_language_model(vocab_size=len(tokenizer)))
+    asked, answered = ids(tokenizer, "Once upon", " a time")
+    prompts = as_prompts(tokenizer, [asked, "Once upon"])
+    assert [prompt.text for prompt in prompts] == ["<s>Once upon", "Once upon"]
+    found = as_responses(tokenizer, prompts, [answered, answered], policy=policy, policy_version=0)
+    assert [response.text for response in found] == [" a time"] * 2
+    known = [
+        Prompt(id="p", token_ids=asked, answer=" a time"),
+        Prompt(id="p", token_ids=asked, text="Once upon", answer=" a time"),
+    ]
+    for response in answer_responses(known, tokenizer):
+        assert response.token_ids == (*answered, tokenizer.eos_token_id)
 
 
 def test_the_report_of_a_load_counts_a_boundary_that_merges_and_no_other() -> None:

@@ -168,8 +168,13 @@ class TextEncoder:
         return [ids[part] for part in parts]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        return decode(self.tokenizer, ids, skip_special_tokens=False)
+        """The text of token ids from the beginning of a whole, special tokens included.
+
+        What the tokenizer puts before every text is none of it, also behind its BOS.
+        """
+        is_begun = tuple(ids[: len(self.start_ids)]) == self.start_ids
+        pieces = (self.start_ids, ids[len(self.start_ids) :]) if is_begun else (ids,)
+        return "".join(decode(self.tokenizer, piece, skip_special_tokens=False) for piece in pieces)
 
     def count_merges(
         self, batch: Sequence[Rendered], encoded: Sequence[Encoded], *, limit: int = 500

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from proximo.data.formats.prompt_response import Exchange
-from proximo.data.parts.decoding import decode, response_text
+from proximo.data.parts.decoding import response_text
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError
@@ -200,7 +200,7 @@ def _prompt_of_ids(tokenizer: "PreTrainedTokenizerBase", index: int, given: Toke
     if num_tokens is not None:
         check_range(token_ids, num_tokens=num_tokens, what="prompt")
     # The text, with special tokens, is what reward functions and samples show for this prompt.
-    return Prompt(id=str(index), token_ids=token_ids, text=decode(tokenizer, token_ids, skip_special_tokens=False))
+    return Prompt(id=str(index), token_ids=token_ids, text=TextEncoder(tokenizer).text(token_ids))
 
 
 def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
