@@ -180,3 +180,10 @@ def test_the_case_of_the_fine_tuning_format() -> None:
     ((whole, counted),), _ = load(tokenizer, json.loads(row))
     assert counted == "GOOD<|im_end|>"
     assert "BAD" in whole
+
+
+def test_a_weight_is_not_for_the_template() -> None:
+    whole = "{% for m in messages %}{{ m | tojson }}<eos>{% endfor %}"
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    tokenizer.chat_template = whole
+    assert load(tokenizer, {"messages": [ASK, {**YES, "weight": 1}]}) == load(tokenizer, {"messages": [ASK, YES]})
