@@ -108,7 +108,7 @@ def test_the_trainer_takes_the_same_forms() -> None:
         ([(float("nan"), brief)], "pairs"),
         ([(0.5, brief, 1)], "pairs"),
         (3, "cannot be called"),
-        ([lambda prompts: [0.0]], "signature"),
+        ([lambda trainer_state: [0.0]], "trainer_state"),
         (Brief, "Brief"),
         ([brief, (0.5, brief)], "different names"),
     ],

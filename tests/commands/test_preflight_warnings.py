@@ -38,7 +38,7 @@ def test_the_rows_of_files_are_counted(capsys, kind, text):
 def test_rows_held_out_of_a_small_file_are_a_fifth_and_the_line_says_so(capsys):
     status, out, err = dry_run(capsys, "sft", SFT, "data.sources.0.path=t.jsonl", "data.held_out_rows=10")
     assert (status, err) == (0, "")
-    assert "8 rows to learn from, 2 to evaluate on, a fifth, where held_out_rows is 10" in out
+    assert "8 rows to learn from, 2 to evaluate on (at most a fifth; held_out_rows asks for 10)" in out
 
 
 def test_new_tokens_that_an_adapter_does_not_train_are_told(capsys):

@@ -190,7 +190,7 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("policy without numbers", lambda: trainer(policy=tiny_language_model().to("meta")), "embed_tokens.*meta device"),
     ("policy with NaN", lambda: trainer(policy=spoilt(float("nan"))), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),
     ("policy with infinity", lambda: trainer(policy=spoilt(float("inf"))), "layers.1.mlp.up_proj.weight .*not finite"),
-    ("number as function", lambda: FunctionReward(3), "it is a int, which cannot be called"),
+    ("number as function", lambda: FunctionReward(3), "is a int, which cannot be called"),
     ("text as time-out", lambda: FunctionReward(length, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
     ("number as arguments", lambda: FunctionReward(length, kwargs=3), "must be a mapping from their names"),
     ("number as name", lambda: FunctionReward(length, name=3), "is part of metric names: use letters.*got 3"),

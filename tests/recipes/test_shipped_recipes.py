@@ -72,4 +72,6 @@ def test_a_small_file_keeps_four_fifths_of_its_rows_for_training(
     rewards = ['reward=[{kind: function, function: "proximo.recipes.arithmetic:correct"}]'] if name == "ppo" else []
     models = ["model.path=owner/model", "run.device=cpu", *rewards]
     assert main([command, name, "data.sources=[{path: rows.jsonl}]", *models, "--dry-run"]) == 0
-    assert "40 rows to learn from, 10 to evaluate on, a fifth, where held_out_rows is " in capsys.readouterr().out
+    assert (
+        "40 rows to learn from, 10 to evaluate on (at most a fifth; held_out_rows asks for " in capsys.readouterr().out
+    )

@@ -276,7 +276,10 @@ def test_a_single_held_out_answer_has_no_other_one_to_be_compared_with() -> None
 
 
 def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> None:
-    made = build_task(recipe(make_inputs(tmp_path), **{"kto.desirable_weight": 3.0, "data.held_out_rows": 5}))
+    place = make_inputs(tmp_path)
+    evaluated = [{"path": str(place / "labelled.jsonl"), "max_rows": 5}]
+    changes = {"kto.desirable_weight": 3.0, "data.held_out_rows": 0, "data.evaluation_sources": evaluated}
+    made = build_task(recipe(place, **changes))
     record = made.evaluate()
     assert record is not None
     share = sum(row.desirable for row in made.held_out) / 5
@@ -349,7 +352,7 @@ def write_rows(place: Path, labels: list[bool], prompt: str = "ab") -> None:
 def test_answers_of_one_label_are_refused(label: bool, advice: str, tmp_path: Path) -> None:
     place = make_inputs(tmp_path)
     write_rows(place, [label] * 4)
-    with pytest.raises(DataError, match=f"all 2 training answers are labelled {str(label).lower()}, .*{advice}"):
+    with pytest.raises(DataError, match=f"all 3 training answers are labelled {str(label).lower()}, .*{advice}"):
         build_task(recipe(place))
 
 

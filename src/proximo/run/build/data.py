@@ -43,11 +43,12 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
         held_out = load_rows(as_sources(data.evaluation_sources), seed=seed).rows
         return SplitRows(training=found.rows, held_out=held_out, description=str(found))
     kept, held = hold_out(len(found.rows), data.held_out_rows, seed=seed)
-    bounded = "" if len(held) == data.held_out_rows else f", a fifth, where held_out_rows is {data.held_out_rows:,}"
+    asked = f" (at most a fifth; held_out_rows asks for {data.held_out_rows:,})"
+    bounded = "" if len(held) == data.held_out_rows else asked
     return SplitRows(
         training=collected(found.rows[i] for i in kept) if held else found.rows,
         held_out=collected(found.rows[i] for i in held),
-        description=f"{found}; {len(held):,} rows are held out{bounded}" if bounded else str(found),
+        description=f"{found}; held out: {len(held):,}{bounded}" if bounded else str(found),
         bounded=bounded,
     )
 
