@@ -38,8 +38,8 @@ def _untrained_rows(stage: TrainerRecipe, prefix: str) -> Iterator[str]:
         if added and model.lora is not None:
             yield (
                 f"{prefix}{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, "
-                "mostly alike, so that the model cannot tell new tokens apart; train the whole model, or start from one "
-                "that knows them"
+                "mostly alike, so that the model cannot tell new tokens apart; train the whole model, or start from "
+                "one that knows them"
             )
 
 
