@@ -140,7 +140,7 @@ def test_in_the_warmup_the_head_learns_at_its_own_rate_and_the_trunk_waits() -> 
     for step, ((trunk, head), (trunk_after, head_after)) in enumerate(pairwise(seen)):
         assert any(not a.equal(b) for a, b in zip(trunk, trunk_after, strict=True)) == (step >= 2)
         assert not head[0].equal(head_after[0])
-    assert [line["progress/policy_version"] for line in lines] == [0, 0, 4, 8]
+    assert [line["progress/updates"] for line in lines] == [0, 0, 4, 8]
     # Eight updates of the head: the last of the first step is its fourth.
     assert [line.get("value/learning_rate") for line in lines[:3]] == pytest.approx([3e-3 * 5 / 8, 3e-3 / 8, None])
     assert "policy/loss" not in lines[0]

@@ -372,7 +372,7 @@ class PPOTrainer:
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
         """The declared metrics of the step that was just taken."""
         own: dict[str, MetricValue] = {
-            "progress/policy_version": Last(self.policy_version),
+            "progress/updates": Last(self.policy_version),
             "progress/prompts": Last(self.state.rollouts_done * self.config.prompts_per_step),
         }
         metrics = step_metrics(outcome, self.config, precision=self.policy.precision)

@@ -129,6 +129,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
             f"{group}/learning_rate": Last(result.learning_rate),
             f"{group}/skipped_updates": Sum(int(skipped)),
+            "progress/updates": Last(self.learners[self.role].updates_done),
             "progress/epoch": Last(step * size / len(self.examples)),
             "time/step_seconds": Sum(seconds),
             "throughput/train_tokens_per_second": Mean(num_tokens, seconds),
