@@ -71,6 +71,10 @@ class TrainingError(ProximoError, RuntimeError):
     """The run cannot go on: an invariant broke, or too many failures were counted."""
 
 
+class GuardError(TrainingError):
+    """A guard ended the run before the step changed anything: what was trained before it is intact, and is saved."""
+
+
 class RankError(ProximoError, RuntimeError):
     """Another rank of the run failed, is missing, or has other numbers; the message names it."""
 

@@ -43,7 +43,7 @@ def test_no_pairs_have_no_error():
     assert calibration([]).error is None
 
 
-def test_a_score_that_is_not_a_number_is_in_no_bin_and_makes_the_error_of_probabilities_none():
+def test_a_score_that_is_not_a_number_is_in_no_bin():
     assert calibration([math.nan, logit(0.88)]).num_pairs == 1
     assert calibration([math.nan]).error is None
     assert math.isnan(probability_error([0.3, math.nan], [0, 1]) or 0.0)

@@ -74,6 +74,11 @@ class StepOutcome:
     """All sampled responses of best of n, or of several rollouts; None if the step trains on all of them."""
 
     @property
+    def guard(self) -> str | None:
+        """Why a guard ends the run after this step; None to go on."""
+        return next((each.guard for each in (self.policy, self.value) if each is not None and each.guard), None)
+
+    @property
     def sampled(self) -> Sequence[Scored]:
         """All sampled responses, including those that are not trained on."""
         return self.experience.scored if self.candidates is None else self.candidates

@@ -21,7 +21,7 @@ from proximo.data.order import rows_at
 from proximo.dataflow.executor import Executor, LocalExecutor, Outcome
 from proximo.dataflow.graph import Graph
 from proximo.distributed.world import current
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, TrainingError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -199,7 +199,8 @@ class PPOTrainer:
             response_masks: for each response True (or 1) for tokens of the policy. Other tokens, such as tool output,
                 are context only: they have no part in loss, KL and advantages.
 
-        Raises DataError if the numbers of prompts, responses, scores and masks do not match.
+        Raises DataError if the numbers of prompts, responses, scores and masks do not match, and TrainingError after a
+        step where a guard ends the training.
         """
         records = self._adopt(prompts, responses, response_masks)
         scored = scored_once(lambda: as_scored(records, scores), records, name="step")
@@ -259,8 +260,8 @@ class PPOTrainer:
     ) -> StepOutcome:
         """Run one step from its prompts, from those of all steps, or from scored responses.
 
-        Raises TrainingError if too many responses are unscored, too many updates were skipped, the learner's log-probs
-        differ from the sampler's, or memory ran out. A failed step may have changed some weights.
+        Raises GuardError, with nothing changed, where a guard ends the run before the updates (one that ends it after
+        them is the `guard` of the outcome), and TrainingError if log-probs differ in the first one or memory ran out.
         """
         if self.config.advantage.zero_variance_groups == "resample" and scored is None:
             return self._resampled_step(prompts_of)
@@ -379,6 +380,8 @@ class PPOTrainer:
         return metrics | own | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
+        if outcome.guard is not None:
+            raise TrainingError(outcome.guard)
         recorder = Recorder()
         recorder.record_all(self.metrics(outcome))
         return recorder.line()

@@ -159,6 +159,10 @@ class GuardConfig(Section):
     left to learn; null disables the check. Use 5 or more for binary verifiers. docs/rewards.md."""
 
 
+ENDING_GUARDS = ("max_skipped_fraction", "max_unscored_fraction", "max_constant_reward_steps")
+"""Guards that only decide whether the run ends: they may change on resume."""
+
+
 class PTXConfig(Section):
     """Loss on texts in every update of the policy, which preserves earlier abilities."""
 

@@ -68,8 +68,8 @@ def no_update_rule(check: Callable[[Run], str | None] = _no_update, *, explains:
     """The rule for steps without an update. `check`: with the causes of a trainer. `explains`: alarms of its own."""
     return Rule(
         title=NO_UPDATE,
-        when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three steps, "
-        f"or in {IDLE_STEPS} steps in a row",
+        when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three "
+        f"steps, or in {IDLE_STEPS} steps in a row",
         advice="What the run saves is the model of the last update. Remove the cause, and start again.",
         severity=Severity.PROBLEM,
         check=check,

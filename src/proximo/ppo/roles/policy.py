@@ -31,7 +31,7 @@ from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, check_skipped_fraction
+from proximo.ppo.update.epochs import Epochs, too_many_skipped
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.invariants import check_first_minibatch, likely_causes
 from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_share, value_share
@@ -340,7 +340,6 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         state: TrainState,
     ) -> Report:
         options = self.config.policy_loss
-        check_skipped_fraction(taken.whole, self.config, role=self.role, step=state.steps_done)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         by_token = options.aggregation == "token_mean" and not options.is_pairwise
         weights = taken.num_tokens if by_token else taken.num_responses
@@ -352,6 +351,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return Report(
             metrics=metrics | behaviour_metrics(experience, options),
             refusals=taken.refusals,
+            guard=too_many_skipped(taken.whole, self.config, role=self.role, step=state.steps_done),
             first_minibatch=reduce(add, taken.results[0].statistics),
             share_trained=len(taken.results) / taken.num_planned,
         )
