@@ -199,8 +199,7 @@ class PPOTrainer:
             response_masks: for each response True (or 1) for tokens of the policy. Other tokens, such as tool output,
                 are context only: they have no part in loss, KL and advantages.
 
-        Raises DataError if the numbers of prompts, responses, scores and masks do not match, and TrainingError after a
-        step where a guard ends the training.
+        Raises DataError if the numbers of these do not match, and TrainingError after a step where a guard ends it.
         """
         records = self._adopt(prompts, responses, response_masks)
         scored = scored_once(lambda: as_scored(records, scores), records, name="step")
@@ -376,8 +375,9 @@ class PPOTrainer:
             "progress/updates": Last(self.policy_version),
             "progress/prompts": Last(self.state.rollouts_done * self.config.prompts_per_step),
         }
-        metrics = step_metrics(outcome, self.config, precision=self.policy.precision)
-        return metrics | own | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
+        own |= self.roles.policy.sampler_guard.metrics(self.policy_version)
+        metrics = step_metrics(outcome, self.config, precision=self.policy.precision) | own
+        return metrics | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         if outcome.guard is not None:
@@ -389,7 +389,7 @@ class PPOTrainer:
     def _adopt(
         self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None
     ) -> list[Response]:
-        """Convert responses to records. Responses that are token ids get log-probs of the policy."""
+        """Responses as records. Those that are token ids get log-probs of the policy."""
         records = as_responses(
             self.tokenizer,
             self._prompts(prompts),
