@@ -72,10 +72,10 @@ def main(argv: Sequence[str]) -> int:
 
     User errors and known failures print one message on stderr; any other exception keeps its traceback.
     """
-    _limit_spinning_threads()
-    _escape_unencodable_output()
     arguments = explicit_resume(argv) or ["--help"]
     try:
+        _limit_spinning_threads()
+        _escape_unencodable_output()
         _register_installed_trainers()
         training.add_to(app)  # a second time, for trainers registered by installed packages
         command = typer.main.get_command(app)

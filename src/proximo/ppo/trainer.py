@@ -21,7 +21,7 @@ from proximo.data.order import rows_at
 from proximo.dataflow.executor import Executor, LocalExecutor, Outcome
 from proximo.dataflow.graph import Graph
 from proximo.distributed.world import current
-from proximo.errors import ConfigError, TrainingError
+from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -48,6 +48,7 @@ from proximo.ppo.inputs.coerce import (
 from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_learning, check_tokenizer, check_training
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
+from proximo.ppo.phases import phase
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
@@ -62,7 +63,7 @@ from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
-from proximo.run.memory import check_release, memory_advice
+from proximo.run.memory import check_release
 from proximo.run.user_code import call_on_step
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -199,7 +200,7 @@ class PPOTrainer:
             response_masks: for each response True (or 1) for tokens of the policy. Other tokens, such as tool output,
                 are context only: they have no part in loss, KL and advantages.
 
-        Raises DataError if the numbers of these do not match, and TrainingError after a step where a guard ends it.
+        Raises DataError if the numbers of these do not match, and TrainingError after a step that a guard ends.
         """
         records = self._adopt(prompts, responses, response_masks)
         scored = scored_once(lambda: as_scored(records, scores), records, name="step")
@@ -346,14 +347,13 @@ class PPOTrainer:
         self, graph: Graph, inputs: Mapping[str, Any], *, state: TrainState, together: Collection[str] = ()
     ) -> Outcome:
         step = self.state.steps_done + 1  # also while the end of a step runs with the state after it
-        own = driver_handlers(state, self.config, device=self.policy.device)
         return self.executor.run(
             graph,
             {"state": state, **inputs},
             groups=[self.roles.group],
-            driver=own | handlers_of(self.extra_calls),
+            driver=driver_handlers(state, self.config, device=self.policy.device) | handlers_of(self.extra_calls),
             together=together,
-            around=lambda call: memory_advice(self.config.memory_settings, call.name, step=step),
+            around=lambda call: phase(call.name, self.config.memory_settings, step=step),
         )
 
     def _ahead(self, experience: Experience) -> StepAhead | None:
@@ -361,8 +361,7 @@ class PPOTrainer:
         if ahead is None or ahead.taken is None:
             return None
         responses = [scored.response for scored in experience.scored]
-        behind = ahead.steps_behind(responses, step=self.state.steps_done)
-        return StepAhead(rollouts=ahead.taken, steps_behind=behind)
+        return StepAhead(rollouts=ahead.taken, steps_behind=ahead.steps_behind(responses, step=self.state.steps_done))
 
     def _next_coefficient(self, step: StepOutcome) -> float:
         if step.policy is None:  # during critic warm-up the policy does not move, so neither does the coefficient
@@ -374,14 +373,13 @@ class PPOTrainer:
         own: dict[str, MetricValue] = {
             "progress/updates": Last(self.policy_version),
             "progress/prompts": Last(self.state.rollouts_done * self.config.prompts_per_step),
+            **self.roles.policy.sampler_guard.metrics(self.policy_version),
         }
-        own |= self.roles.policy.sampler_guard.metrics(self.policy_version)
         metrics = step_metrics(outcome, self.config, precision=self.policy.precision) | own
         return metrics | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
-        if outcome.guard is not None:
-            raise TrainingError(outcome.guard)
+        outcome.check_guard()
         recorder = Recorder()
         recorder.record_all(self.metrics(outcome))
         return recorder.line()

@@ -1,5 +1,6 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -65,6 +66,8 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
     world = current()
     num_ranks = world.size  # inside `once` it is 1
     world.once(lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs")
+    if world.leads and not (options.quiet or options.keeps_process):  # a notebook shows a view of its own
+        print(f"{trainer_of(recipe).name}: preparing models and data", file=sys.stderr, flush=True)
     with kept_working_directory():
         task = build()
     with closing(task), ExitStack() as opened:
