@@ -74,7 +74,8 @@ def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     made.train(PROMPTS, reward=count_a)
     roles = made.roles
     assert roles.value is not None
-    responses = [replace(made.generate(["a"])[0], token_ids=(), logprobs=torch.empty(0)), *made.generate(PROMPTS)]
+    nothing = {"token_ids": (), "logprobs": torch.empty(0), "response_mask": torch.empty(0, dtype=torch.bool)}
+    responses = [replace(made.generate(["a"])[0], **nothing), *made.generate(PROMPTS)]
     logprobs, values = roles.policy.logprobs_and_values(responses, value=roles.value)
     torch.testing.assert_close(logprobs, roles.policy.logprobs(responses), rtol=0, atol=1e-6)
     torch.testing.assert_close(values, roles.value.values(responses)[0], rtol=0, atol=1e-6)

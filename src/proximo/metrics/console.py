@@ -21,6 +21,7 @@ from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_duration, format_number
 from proximo.metrics.notebook.display import Pace, UpdatedCell
 from proximo.metrics.notebook.html import Number, progress_html
+from proximo.pages import with_addresses
 from proximo.trainer_kinds import TrainerKind
 
 Clock = Callable[[], float]
@@ -360,4 +361,4 @@ def _number(label: str, number: str) -> Text:
 
 
 def _print(console: Console, message: str) -> None:
-    console.print(redacted(message), markup=False, highlight=False, soft_wrap=True)
+    console.print(with_addresses(redacted(message)), markup=False, highlight=False, soft_wrap=True)
