@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -66,6 +67,28 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel) -> Non
     assert any(name.startswith("proximo/metrics/report/templates/") for name in held)
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
     assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proximo"}
+
+
+def test_the_wheel_carries_the_pages_of_the_documentation_without_their_pictures(wheel) -> None:
+    docs = SOURCE.parent / "docs"
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: info for info in archive.infolist() if (name := info.filename).startswith("proximo/docs/")}
+    assert set(held) == {f"proximo/docs/{path.relative_to(docs).as_posix()}" for path in docs.rglob("*.md")}
+    assert sum(info.compress_size for info in held.values()) < 500_000
+
+
+def test_what_the_installed_helps_and_errors_name_can_be_opened(environment, empty) -> None:
+    proximo, python = environment / "bin" / "proximo", environment / "bin" / "python"
+    commands = re.findall(r"^  ([a-z-]+)  ", run(proximo, "--help", cwd=empty), re.MULTILINE)
+    assert {"sft", "kto", "engine", "doctor"} <= set(commands)
+    named = [word for name in commands for word in run(proximo, name, "--help", cwd=empty).split() if "docs/" in word]
+    assert len(named) >= 9
+    raised = "from proximo.errors import ConfigError; print(ConfigError('see docs/vllm.md'))"
+    named += run(python, "-c", raised, cwd=empty).split()[-1:]
+    for word in named:
+        path = Path(word.strip("().,;:")).expanduser()
+        assert path.is_file(), word
+        assert path.is_relative_to(environment), word
 
 
 def test_the_wheel_and_the_citation_say_the_same_of_the_package(wheel) -> None:

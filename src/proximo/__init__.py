@@ -1,5 +1,10 @@
 """Proximo trains language models with PPO. Importing it loads nothing heavy; its public names load when first used."""
 
+from proximo.early_interrupt import end_silently, is_command  # isort: skip
+
+if is_command():
+    end_silently()
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

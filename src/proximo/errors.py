@@ -6,6 +6,8 @@ returns: 2 for a user's mistake, 1 for a failure of the run.
 
 import re
 
+from proximo.pages import with_addresses
+
 HIDDEN = "***"
 _WORD = r"(?:[A-Za-z]{1,16}\d{0,4}|\d{1,6})"
 ANCHOR = rf"{_WORD}(?:[-_.]{_WORD})*"
@@ -38,7 +40,7 @@ class ProximoError(Exception):
     exit_status = 1
 
     def __str__(self) -> str:
-        return redacted(super().__str__())
+        return with_addresses(redacted(super().__str__()))
 
 
 class UserError(ProximoError, ValueError):
@@ -69,6 +71,10 @@ class MissingExtraError(UserError, ImportError):
 
 class TrainingError(ProximoError, RuntimeError):
     """The run cannot go on: an invariant broke, or too many failures were counted."""
+
+
+class GuardError(TrainingError):
+    """A guard ended the run before the step changed anything: what was trained before it is intact, and is saved."""
 
 
 class RankError(ProximoError, RuntimeError):

@@ -1,8 +1,10 @@
-"""Classifies errors of libraries as what the system reported: out of memory, or a disk that refuses. Raises nothing."""
+"""Classifies errors of libraries as what the system reported: out of memory, or a disk that refuses; names the file."""
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 DISK_ERRORS = frozenset(
     (
@@ -31,6 +33,8 @@ DISK_ERRORS = frozenset(
     )
 )
 """What a file system says that is full, read-only, broken or gone, and not a mistake of the program."""
+WRITE_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE))
+"""What a write to an open file says, and a network does not."""
 MEMORY_ERRORS = (errno.ENOMEM, errno.EAGAIN)
 OUT_OF_MEMORY = re.compile(
     r"bad_alloc|DefaultCPUAllocator|out of memory|cannot allocate memory|failed to map segment|can't start new thread"
@@ -57,6 +61,17 @@ def memory_ran_out(error: BaseException) -> bool:
 def disk_refused(error: BaseException) -> bool:
     """Whether it is a file or a folder that could not be read or written, by whatever library it is told."""
     return _number(error) in DISK_ERRORS
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Give an OSError that names no file the name of `path`: a write to a full disk says only that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in WRITE_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _number(error: BaseException) -> int | None:

@@ -483,6 +483,46 @@ def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
     assert "Traceback" not in done.stderr
 
 
+INTERRUPTED_FROM_THE_START = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["INTERRUPTED_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.parametrize("module", ["proximo.commands", "proximo.trainer_kinds", "proximo.cli", "proximo.cli.program"])
+@pytest.mark.parametrize("start", ["the command", "the module"])
+def test_ctrl_c_is_no_traceback_while_the_package_itself_is_imported(start, module, tmp_path):
+    """As the console script and `python -m` import it, before any of its code can catch an interrupt."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_FROM_THE_START)
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = Path(sys.executable).with_name("proximo")
+    command = [str(script)] if start == "the command" else [sys.executable, "-m", "proximo"]
+    environment = {**os.environ, "PYTHONPATH": search, "INTERRUPTED_AT": module}
+    done = subprocess.run(
+        [*command, "--version"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == -2, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_program_that_imports_the_package_keeps_its_interrupts():
+    program = (
+        "import signal, proximo, proximo.cli\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    prefix = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prefix + program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "True\n"
+
+
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 

@@ -223,7 +223,7 @@ def step_twice(what: str, devices: Mapping[str, Any], options: Mapping[str, Any]
         PolicyWorker._loss = loss
         try:
             line = made.step(PROMPTS, RESPONSES, SCORES)
-            names = ("policy/skipped_updates", "policy/stopped_updates", "policy/loss", "progress/policy_version")
+            names = ("policy/skipped_updates", "policy/stopped_updates", "policy/loss", "progress/updates")
             ends.append({name: line[name] for name in names if name in line})
         except ProximoError as error:
             ends.append(f"{type(error).__name__}: {error}")
@@ -269,6 +269,6 @@ def test_numbers_of_one_rank_end_an_update_alike_on_all(two: Ranks, kind: str, d
         assert re.match(wanted, end), end
         return
     assert wanted.items() <= end.items()
-    assert end["progress/policy_version"] == 1
-    assert [each["progress/policy_version"] for each in rest] == [3], "the next step is taken"
+    assert end["progress/updates"] == 1
+    assert [each["progress/updates"] for each in rest] == [3], "the next step is taken"
     assert first["finite"]

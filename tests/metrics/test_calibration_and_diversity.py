@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proximo.metrics.calibration import calibration
+from proximo.metrics.calibration import calibration, probability_error
 from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 
 
@@ -41,6 +41,12 @@ def test_certainty_and_huge_margins_fall_in_the_last_bin():
 
 def test_no_pairs_have_no_error():
     assert calibration([]).error is None
+
+
+def test_a_score_that_is_not_a_number_is_in_no_bin():
+    assert calibration([math.nan, logit(0.88)]).num_pairs == 1
+    assert calibration([math.nan]).error is None
+    assert math.isnan(probability_error([0.3, math.nan], [0, 1]) or 0.0)
 
 
 def test_distinct_two_counts_pairs_across_responses():

@@ -1,6 +1,8 @@
 """TensorBoard says what metrics.jsonl says."""
 
 import json
+import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,19 @@ def test_a_null_in_the_file_is_a_gap_in_the_curve(tmp_path: Path):
     assert points(tmp_path / "tensorboard", "score/mean") == [(1, 2.0)]
     with pytest.raises(KeyError):
         points(tmp_path / "tensorboard", "policy/loss")
+
+
+def test_a_disk_that_refuses_is_an_error_that_names_the_file_and_no_other_thread_says_it(tmp_path: Path):
+    threads = threading.enumerate()
+    sink = TensorBoardSink(tmp_path / "tensorboard", tmp_path / "metrics.jsonl")
+    assert threading.enumerate() == threads
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large.*events.out.tfevents") as caught:
+            sink.write(1, {"score/mean": 0.5, "a/name/that/fills/the/file": 1.0, "another/one": 2.0})
+        with pytest.raises(OSError, match="File too large"):
+            sink.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert Path(caught.value.filename).parent == tmp_path / "tensorboard"

@@ -53,7 +53,7 @@ def test_the_schedule_of_the_policy_counts_its_own_updates_and_that_of_the_criti
     lines = trainer().train(PROMPTS, reward=count_a)
     assert [line.get("policy/learning_rate") for line in lines] == [None, None, 1e-2, pytest.approx(0.5e-2)]
     assert [line["value/learning_rate"] for line in lines] == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
-    assert [line["progress/policy_version"] for line in lines] == [0, 0, 1, 2]
+    assert [line["progress/updates"] for line in lines] == [0, 0, 1, 2]
 
 
 def test_a_step_of_the_warmup_reports_no_policy_and_counts_one_model_in_its_speed() -> None:

@@ -68,7 +68,7 @@ def test_an_engine_of_its_own_weights_gets_them_at_the_start_and_after_every_ste
     history = made.train(PROMPTS, reward=count_a, on_step=look)
     assert versions == [8, 16, 24]
     assert engine.loaded == [0, *versions]
-    assert [line["progress/policy_version"] for line in history] == versions
+    assert [line["progress/updates"] for line in history] == versions
     steps, ends = executor.ran[::2], executor.ran[1::2]
     assert all("policy_logprobs" in step and "sampled_logprobs" not in step for step in steps)
     assert ends == [["push_weights"]] * 3

@@ -109,7 +109,7 @@ def test_what_could_not_be_scored_is_in_no_pair() -> None:
 
 
 def test_too_few_scores_choose_no_best_checkpoint() -> None:
-    wanted = "evaluation: 2 of 3 responses could not be scored, more than max_unscored_fraction = 0.2"
+    wanted = "evaluation: 2 of 3 responses could not be scored, more than ppo.guards.max_unscored_fraction = 0.2"
     with pytest.raises(TrainingError, match=wanted):
         evaluate(trainer(), by_place(None, 1.0, None))
     calls = iter([(2.0, 1.0, 1.0), (1.0, None, 1.0)])

@@ -74,7 +74,8 @@ def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     made.train(PROMPTS, reward=count_a)
     roles = made.roles
     assert roles.value is not None
-    responses = [replace(made.generate(["a"])[0], token_ids=(), logprobs=torch.empty(0)), *made.generate(PROMPTS)]
+    nothing = {"token_ids": (), "logprobs": torch.empty(0), "response_mask": torch.empty(0, dtype=torch.bool)}
+    responses = [replace(made.generate(["a"])[0], **nothing), *made.generate(PROMPTS)]
     logprobs, values = roles.policy.logprobs_and_values(responses, value=roles.value)
     torch.testing.assert_close(logprobs, roles.policy.logprobs(responses), rtol=0, atol=1e-6)
     torch.testing.assert_close(values, roles.value.values(responses)[0], rtol=0, atol=1e-6)
@@ -140,7 +141,7 @@ def test_in_the_warmup_the_head_learns_at_its_own_rate_and_the_trunk_waits() -> 
     for step, ((trunk, head), (trunk_after, head_after)) in enumerate(pairwise(seen)):
         assert any(not a.equal(b) for a, b in zip(trunk, trunk_after, strict=True)) == (step >= 2)
         assert not head[0].equal(head_after[0])
-    assert [line["progress/policy_version"] for line in lines] == [0, 0, 4, 8]
+    assert [line["progress/updates"] for line in lines] == [0, 0, 4, 8]
     # Eight updates of the head: the last of the first step is its fourth.
     assert [line.get("value/learning_rate") for line in lines[:3]] == pytest.approx([3e-3 * 5 / 8, 3e-3 / 8, None])
     assert "policy/loss" not in lines[0]

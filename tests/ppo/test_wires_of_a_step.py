@@ -216,12 +216,10 @@ def test_a_third_of_the_updates_skipped_is_more_than_three_tenths(fraction: floa
     guards = {"max_skipped_fraction": fraction, "max_ratio": 50.0, "max_unscored_fraction": 0.9}
     roles, experience, _ = batch(guards=guards, minibatch_responses=2)
     experience.old_logprobs[: experience.lengths[0]] -= 9
-    if stops:
-        with pytest.raises(TrainingError, match=r"1 of 3 updates of the policy were skipped.*max_skipped_fraction = 0"):
-            roles.policy.train(experience, state())
-    else:
-        (report,) = roles.policy.train(experience, state())
-        assert report.metrics["policy/skipped_updates"].value == 1
+    (report,) = roles.policy.train(experience, state())
+    assert report.metrics["policy/skipped_updates"].value == 1
+    told = "step 1: 1 of 3 updates of the policy were skipped, more than ppo.guards.max_skipped_fraction = 0.3 allows"
+    assert (report.guard or "").partition(";")[0] == (told if stops else "")
 
 
 def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> None:
@@ -229,8 +227,10 @@ def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> Non
     assert roles.value is not None
     assert experience.returns is not None
     experience.returns[0] = math.inf
-    with pytest.raises(TrainingError, match=r"1 of 3 updates of the value were skipped.*the loss is inf"):
-        roles.value.train(experience, state())
+    (report,) = roles.value.train(experience, state())
+    assert report.guard is not None
+    assert "1 of 3 updates of the value were skipped" in report.guard
+    assert "the loss is inf" in report.guard
 
 
 @pytest.mark.parametrize(("fraction", "stops"), [(0.2, True), (0.3, False)])

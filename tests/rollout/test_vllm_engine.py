@@ -400,10 +400,11 @@ def trained(fault: Fault | None = None, *, staleness: int = 0, **options: Any) -
     return PPOTrainer(policy, tiny_tokenizer(), engine=engine, config=config), fakes[0]
 
 
-def run(trainer: PPOTrainer) -> list[dict[str, float]]:
-    def length(prompts: Any, responses: Any, metadata: Any) -> list[float]:
-        return [float(len(text)) for text in responses]
+def length(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [float(len(text)) for text in responses]
 
+
+def run(trainer: PPOTrainer) -> list[dict[str, float]]:
     return [dict(line) for line in trainer.train(["ab", "cde", "f", "gh"], reward=length)]
 
 

@@ -496,6 +496,14 @@ KNOBS = [
     ),
     Knob(
         ppo.GuardConfig,
+        "max_mismatch",
+        "ppo",
+        {"ppo.guards.max_mismatch": 1e-9},
+        {"run.precision": "bf16", "ppo.rollout.staleness": 0},
+        "max_mismatch",
+    ),
+    Knob(
+        ppo.GuardConfig,
         "max_unscored_fraction",
         "ppo",
         {"ppo.guards.max_unscored_fraction": 0.1},

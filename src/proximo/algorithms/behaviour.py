@@ -129,3 +129,22 @@ def _over_responses(
     if how == "mean":
         total = total / segment_sum(mask.to(values.dtype), lengths).clamp(min=1)
     return total[owners]
+
+
+@torch.no_grad()
+def unexplained_difference(
+    sampled_logprobs: Float[Tensor, "tokens"],
+    proximal_logprobs: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    movement: Float[Tensor, "tokens"],
+) -> float | None:
+    """Mean over the masked tokens of |sampled - proximal| - 2 movement, in nats, at least 0; None without a token.
+
+    `movement`: how far the mean log-prob of a token moved from the policy that is said to have sampled it to the
+    proximal one. It is measured on other tokens, which is why it counts twice. By the triangle inequality the rest is
+    not of that policy. Unlike an estimate of the KL, the mean of absolute values is not decided by single tokens.
+    """
+    if not mask.any():
+        return None
+    rest = (sampled_logprobs - proximal_logprobs)[mask].double().abs() - 2 * movement[mask].double()
+    return max(0.0, float(rest.mean()))

@@ -5,16 +5,14 @@ Every effect on the file system goes through one of five one-line functions (`_m
 name that begins with `TEMPORARY_PREFIX`; `clear_temporaries` removes what a crash left behind.
 """
 
-import errno
 import os
 import shutil
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
+from proximo.system_errors import naming
+
 TEMPORARY_PREFIX = ".partial-"
-WRITE_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE))
-"""What a write to an open file says, and a network does not."""
 
 
 def temporary_beside(path: Path, purpose: str = "new") -> Path:
@@ -38,17 +36,6 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
     _sync(temporary)
     _rename(temporary, path)
     _sync(path.parent)
-
-
-@contextmanager
-def naming(path: Path) -> Generator[None]:
-    """Give an OSError that names no file the name of `path`: a write to a full disk says only that the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno not in WRITE_ERRORS:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -66,8 +66,11 @@ class CheckpointStore:
         state: Mapping[str, Any],
         *,
         metric: float | None = None,
+        keeps_all: bool = False,
     ) -> Checkpoint | None:
         """Write a checkpoint and make it the latest.
+
+        `keeps_all`: remove no earlier checkpoint now. The next save does.
 
         Each writer is called with the path of its name (relative, "/" between folders). `state` is JSON. A metric that
         is not finite counts as not measured. The step that is the latest already is not written twice: equal state
@@ -91,10 +94,10 @@ class CheckpointStore:
         temporary = current().once(lambda: self._begin(step, parts, encoded), what=what)
         shared = {name: part.each for name, part in parts.items() if part.each is not None}
         if not shared:
-            return current().once(lambda: self._publish(step, temporary, metric, {}), what=what)
+            return current().once(lambda: self._publish(step, temporary, metric, {}, keeps_all), what=what)
 
         def publish(files: Mapping[str, FileEntry]) -> None:
-            self._publish(step, temporary, metric, files)
+            self._publish(step, temporary, metric, files, keeps_all)
 
         work = partial(written_by_ranks, temporary, shared, publish, step=step)
         self._pending = Background(work, what=what)
@@ -191,7 +194,12 @@ class CheckpointStore:
             return temporary
 
     def _publish(
-        self, step: int, temporary: Path, metric: float | None, files_of_ranks: Mapping[str, FileEntry]
+        self,
+        step: int,
+        temporary: Path,
+        metric: float | None,
+        files_of_ranks: Mapping[str, FileEntry],
+        keeps_all: bool,
     ) -> Checkpoint:
         """Give a checkpoint whose parts are all written its manifest, its name and the pointers."""
         with self._refused_by_disk(step):
@@ -201,7 +209,8 @@ class CheckpointStore:
             atomic.write_bytes(temporary / MANIFEST, manifest.encode())
             atomic.publish_folder(temporary, self._folder_of(step))
             self._point_to(step)
-            self.tidy()
+            if not keeps_all:
+                self.tidy()
         return self._read(step, parts=())
 
     @contextmanager

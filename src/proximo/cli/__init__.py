@@ -1,8 +1,9 @@
 """The command line of `proximo`. Importing it imports neither torch nor transformers."""
 
-import signal
 import sys
 from collections.abc import Sequence
+
+from proximo.early_interrupt import end_silently, raise_again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -10,14 +11,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     While the modules are imported, Ctrl-C ends the process without a traceback: no run has begun yet.
     """
-    at_interrupt = signal.getsignal(signal.SIGINT)
+    end_silently()
     try:
-        if at_interrupt is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         from proximo.cli import program
     finally:
-        if at_interrupt is signal.default_int_handler:
-            signal.signal(signal.SIGINT, at_interrupt)
+        raise_again()
     return program.main(sys.argv[1:] if argv is None else argv)
 
 

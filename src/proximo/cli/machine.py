@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from proximo.checkpoint.versions import installed_version
+from proximo.pages import address
 
 GIB = 2**30
 SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")
@@ -58,7 +59,7 @@ def _device() -> Finding:
     if device.type == "cuda":
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         names = ", ".join(f"{each.name} with {each.total_memory / GIB:.1f} GiB" for each in devices)
-        several = f"docs/scale.md trains on all {len(devices)}: devices.num={len(devices)}"
+        several = f"{address('scale')} trains on all {len(devices)}: devices.num={len(devices)}"
         return Finding(f"cuda: {names}", several if len(devices) > 1 else None)
     if device.type == "mps":
         return Finding("mps")
@@ -162,7 +163,7 @@ def _vllm() -> Finding:
     folder = environment_folder(None)
     if (folder / "bin" / "python").is_file():
         return Finding(f"in {folder}")
-    return Finding("none; the built-in engine samples", "`proximo engine install` adds vLLM (docs/vllm.md)")
+    return Finding("none; the built-in engine samples", f"`proximo engine install` adds vLLM ({address('vllm')})")
 
 
 def _extras() -> Finding:

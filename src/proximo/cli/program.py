@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points, version
-from typing import Annotated
+from inspect import cleandoc
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +27,7 @@ from proximo.cli import (
     using,
 )
 from proximo.errors import ConfigError, ProximoError, redacted
+from proximo.pages import with_addresses
 from proximo.system_errors import disk_refused, memory_ran_out
 from proximo.trainer_kinds import register
 
@@ -50,7 +52,8 @@ OTHER_TOOLS_COMMANDS = {
 """Command of another tool -> the command here."""
 SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
 """Matches a config key that is written as an option, such as `--ppo.num_steps=3`."""
-SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+HELP_OPTIONS = frozenset(("-h", "--help"))
+SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS)
 starting.add_to(app)
@@ -72,13 +75,15 @@ def main(argv: Sequence[str]) -> int:
 
     User errors and known failures print one message on stderr; any other exception keeps its traceback.
     """
-    _limit_spinning_threads()
-    _escape_unencodable_output()
     arguments = explicit_resume(argv) or ["--help"]
     try:
+        _limit_spinning_threads()
+        _escape_unencodable_output()
         _register_installed_trainers()
         training.add_to(app)  # a second time, for trainers registered by installed packages
         command = typer.main.get_command(app)
+        if HELP_OPTIONS.intersection(arguments):
+            _name_pages(command)
         status = command.main(args=arguments, prog_name="proximo", standalone_mode=False, obj=arguments)
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
@@ -93,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         known = _known_failure(error)
         if known is None:
             raise
-        return _refuse(known, 1)
+        return _refuse(with_addresses(known), 1)
     return status if isinstance(status, int) else 0
 
 
@@ -110,6 +115,22 @@ def _register_installed_trainers() -> None:
                 f"the trainer {point.name} of an installed package ({point.value}) cannot be registered: {error}; mend "
                 "or remove that package"
             ) from error
+
+
+def _name_pages(command: Any) -> None:
+    """Put the addresses of the pages into the helps of a command, of its parameters, and of the commands below it.
+
+    A paragraph with an address keeps its lines: wrapped at a hyphen it would lead nowhere.
+    """
+    for parameter in command.params:
+        parameter.help = parameter.help and with_addresses(parameter.help)
+    paragraphs = [(text, with_addresses(text)) for text in cleandoc(command.help or "").split("\n\n")]
+    command.help = "\n\n".join(
+        addressed if text == addressed or text.startswith("\b") else f"\b\n{addressed}"
+        for text, addressed in paragraphs
+    )
+    for other in getattr(command, "commands", {}).values():
+        _name_pages(other)
 
 
 def _known_failure(error: BaseException) -> str | None:

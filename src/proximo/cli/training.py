@@ -130,6 +130,8 @@ def _run(recipe: "Recipe", options: RunOptions) -> int:
 
     if recipe.run.device in ("auto", "cpu"):
         begin_making()
+    if not options.quiet:  # under load this alone takes a minute
+        print("loading torch and transformers", file=sys.stderr, flush=True)
     with imports_without_collection():
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)

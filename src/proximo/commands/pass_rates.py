@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proximo.algorithms.scores import common_score
-from proximo.checkpoint.atomic import naming, temporary_beside
+from proximo.checkpoint.atomic import temporary_beside
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
@@ -35,6 +35,7 @@ from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.preflight import inputs_of
 from proximo.run.user_code import ask
+from proximo.system_errors import naming
 from proximo.working_directory import kept_working_directory
 
 

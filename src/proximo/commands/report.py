@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proximo.checkpoint.atomic import naming
 from proximo.checkpoint.run_folder import settle_run
 from proximo.errors import RunFolderError, UserError
 from proximo.metrics.catalogue import trainer_by_metrics
@@ -15,6 +14,7 @@ from proximo.metrics.report.rendering import is_page, write_page
 from proximo.metrics.report.svg import SERIES
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import Run, read_run
+from proximo.system_errors import naming
 from proximo.trainer_kinds import trainer_kinds
 
 COMPARISON = "comparison.html"

@@ -12,6 +12,7 @@ from typing import Any
 from proximo.callables import IMPORT_PATH
 from proximo.config.loader import as_yaml, read_document
 from proximo.config.shipped import shipped_recipes
+from proximo.pages import address
 from proximo.trainer_kinds import recipe_kinds
 
 MACHINES = {
@@ -102,7 +103,7 @@ def starter_recipe(answers: Answers, file: Path) -> str:
             f"# {answers.train}: {answers.model} on {answers.data}, for {MACHINES[answers.machine]}",
             "#",
             f"# From the shipped recipe {base}: `proximo recipes show {base}` says why.",
-            f"# Every default: `proximo config show {file}`. The keys: docs/configuration.md.",
+            f"# Every default: `proximo config show {file}`. The keys: {address('configuration')}.",
             "#",
             *(f"# {command:<{width}}   {what}" for command, what in commands.items()),
             as_yaml(tree),

@@ -41,10 +41,12 @@ class Calibration:
 
 
 def calibration(margins: Iterable[float], *, num_bins: int = 10) -> Calibration:
-    """Bins of equal width. `margins`: chosen minus rejected score of each pair."""
+    """Bins of equal width. `margins`: chosen minus rejected score of each pair; those that are NaN are left out."""
     width = 0.5 / num_bins
     members: list[list[tuple[float, float]]] = [[] for _ in range(num_bins)]
     for margin in margins:
+        if math.isnan(margin):
+            continue
         confidence = 1 / (1 + math.exp(-abs(margin)))
         index = min(int((confidence - 0.5) / width), num_bins - 1)
         members[index].append((confidence, 0.5 if margin == 0 else float(margin > 0)))
@@ -55,8 +57,11 @@ def calibration(margins: Iterable[float], *, num_bins: int = 10) -> Calibration:
 def probability_error(probabilities: Sequence[float], labels: Sequence[float], *, num_bins: int = 10) -> float | None:
     """Expected calibration error of probabilities: mean |mean probability - mean label| over bins, weighted by entries.
 
-    The bins of probability are of equal width. A label is 0, 1 or itself a probability. None without entries.
+    The bins of probability are of equal width. A label is 0, 1 or itself a probability. None without entries, NaN where
+    a probability is NaN.
     """
+    if any(map(math.isnan, probabilities)):
+        return math.nan
     members: list[list[tuple[float, float]]] = [[] for _ in range(num_bins)]
     for probability, label in zip(probabilities, labels, strict=True):
         members[min(int(probability * num_bins), num_bins - 1)].append((probability, label))

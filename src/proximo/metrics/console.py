@@ -21,6 +21,7 @@ from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_duration, format_number
 from proximo.metrics.notebook.display import Pace, UpdatedCell
 from proximo.metrics.notebook.html import Number, progress_html
+from proximo.pages import with_addresses
 from proximo.trainer_kinds import TrainerKind
 
 Clock = Callable[[], float]
@@ -133,7 +134,9 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line per step, for log files and pipes. The first and the last step are always shown."""
+    """One line per step, for log files and pipes. The first and the last step are always shown, and before the first
+    one what it is doing, since it may take long.
+    """
 
     def __init__(self, info: ProgressInfo, console: Console, *, every_seconds: float = 0.0) -> None:
         self._info = info
@@ -142,8 +145,12 @@ class PlainProgress:
         self._quiet = QuietProgress(console)
         self._started = info.clock()
         self._last_shown: float | None = None
+        self._waiting_for: int | None = info.first_step + 1 if info.first_step else 0
+        """The step whose phases are shown; 0 is the evaluation before training. None once a step is complete."""
+        self._phases: set[str] = set()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._waiting_for = step + 1 if step == self._info.first_step else None
         now = self._info.clock()
         due = self._last_shown is None or now - self._last_shown >= self._every_seconds
         if not due and step < self._info.total_steps:
@@ -158,7 +165,11 @@ class PlainProgress:
         remaining = [f"{format_duration(left)} left"] if left else []
         _print(self._console, "  ".join([self._info.label(step), *numbers, *remaining]))
 
-    def phase(self, name: str) -> None: ...
+    def phase(self, name: str) -> None:
+        if self._waiting_for is None or name in self._phases:
+            return
+        self._phases.add(name)
+        _print(self._console, f"{self._info.label(self._waiting_for)}: {name}")
 
     def note(self, message: str) -> None:
         _print(self._console, message)
@@ -350,4 +361,4 @@ def _number(label: str, number: str) -> Text:
 
 
 def _print(console: Console, message: str) -> None:
-    console.print(redacted(message), markup=False, highlight=False, soft_wrap=True)
+    console.print(with_addresses(redacted(message)), markup=False, highlight=False, soft_wrap=True)

@@ -24,10 +24,10 @@ PROGRESS = (
         definition="Prompts (PPO), examples (SFT) or pairs (reward model) used since the start.",
     ),
     Metric(
-        name="progress/policy_version",
+        name="progress/updates",
         reduction=Last,
         unit="updates",
-        definition="Optimizer steps that changed the policy since the start.",
+        definition="Optimizer steps of the model that is trained, in PPO of the policy, since the start.",
     ),
     Metric(
         name="progress/non_finite_metrics",

@@ -89,7 +89,7 @@ class Outcome:
     total_steps: int
     """Planned number of steps."""
     reason: str | None = None
-    """The error, if the run failed."""
+    """The error, if the run failed; why it took no update, if it finished so."""
     push_failures: int = 0
     """Pushes to the Hub that failed after the last line of metrics.jsonl."""
     not_pushed: str | None = None

@@ -10,6 +10,7 @@ from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
 from proximo.config.placed_roles import PlacedRole
 from proximo.config.ppo.distillation import distillation_problem
+from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
 from proximo.config.recipe import (
@@ -40,6 +41,7 @@ class PPORecipe(TrainerRecipe):
     may_change: ClassVar[tuple[str, ...]] = (
         "ppo.num_steps",
         "ppo.rollout.max_num_seqs",
+        *(f"ppo.guards.{name}" for name in ENDING_GUARDS),
         *(f"engine.{name}" for name in ENGINE_MAY_CHANGE),
     )
     reward_settings: ClassVar[tuple[str, ...]] = ("reward", "gold")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proximo.algorithms.scores import common_score
 from proximo.config.ppo.options import GuardConfig, PPOConfig
-from proximo.errors import DataError, TrainingError
+from proximo.errors import DataError, GuardError
 from proximo.ppo.counted import counts, has_score, task_reward_of
 from proximo.records import Scored
 
@@ -91,27 +91,27 @@ LARGEST_SCORE = 1e18
 
 
 def check_scored_fraction(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
-    """Raises TrainingError if more than `max_unscored_fraction` is unscored, or a score exceeds LARGEST_SCORE."""
+    """Raises GuardError if more than `max_unscored_fraction` is unscored, or a score exceeds LARGEST_SCORE."""
     for s in scored:
         if s.valid and abs(s.score) > LARGEST_SCORE:
-            raise TrainingError(
+            raise GuardError(
                 f"{where}: a response was scored {s.score:g}, and beyond {LARGEST_SCORE:g} either way nothing can "
                 "be computed in float32: let the reward source return None where it cannot tell, or a smaller number"
             )
     unscored = [s for s in scored if not s.valid]
     limit = guards.max_unscored_fraction
     if len(unscored) > limit * len(scored):
-        raise TrainingError(
+        raise GuardError(
             f"{where}: {len(unscored)} of {len(scored)} responses could not be scored, more than "
-            f"max_unscored_fraction = {limit:g} allows; last reason: {unscored[-1].reason}"
+            f"ppo.guards.max_unscored_fraction = {limit:g} allows; last reason: {unscored[-1].reason}"
         )
 
 
 def check_constant_rewards(equal: ConstantRewardSteps, guards: GuardConfig, *, step: int) -> None:
-    """Raises TrainingError if all scores of `max_constant_reward_steps` consecutive steps are equal."""
+    """Raises GuardError if all scores of `max_constant_reward_steps` consecutive steps are equal."""
     if guards.max_constant_reward_steps is not None and equal.count >= guards.max_constant_reward_steps:
-        raise TrainingError(
+        raise GuardError(
             f"step {step}: all scores of {equal.count} steps in a row are {equal.score:g}, which is what a dead reward "
             "source looks like, or a task that has nothing left to teach; look at the last samples, and at what the "
-            "source answers to them by hand (guards.max_constant_reward_steps: null goes on)"
+            "source answers to them by hand (--resume with ppo.guards.max_constant_reward_steps=null goes on)"
         )

@@ -14,6 +14,7 @@ from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
 from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo.options import PPOConfig
+from proximo.errors import TrainingError
 from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.ppo.counted import (
@@ -72,6 +73,16 @@ class StepOutcome:
     """None in a synchronous step."""
     candidates: Sequence[Scored] | None = None
     """All sampled responses of best of n, or of several rollouts; None if the step trains on all of them."""
+
+    @property
+    def guard(self) -> str | None:
+        """Why a guard ends the run after this step; None to go on."""
+        return next((each.guard for each in (self.policy, self.value) if each is not None and each.guard), None)
+
+    def check_guard(self) -> None:
+        """Raises TrainingError where a guard ends the run."""
+        if self.guard is not None:
+            raise TrainingError(self.guard)
 
     @property
     def sampled(self) -> Sequence[Scored]:

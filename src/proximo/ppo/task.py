@@ -94,7 +94,7 @@ class PPOTask:
         divergences = sequence_kl(outcome.experience)
         rows = rows_to_log(scored, self.samples_per_step)
         samples = [self._sample("train", scored[i], divergences[i], gold[i]) for i in rows]
-        return Record(metrics=metrics, samples=samples)
+        return Record(metrics=metrics, samples=samples, guard=outcome.guard)
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:
         """Sample responses to the held-out prompts, and score them by the reward and the gold source."""

@@ -56,6 +56,7 @@ from proximo.ppo.inputs.parts import (
 )
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
+from proximo.ppo.phases import phase
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
@@ -70,7 +71,7 @@ from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
-from proximo.run.memory import check_release, memory_advice
+from proximo.run.memory import check_release
 from proximo.run.user_code import call_on_step
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -207,7 +208,7 @@ class PPOTrainer:
             response_masks: for each response True (or 1) for tokens of the policy. Other tokens, such as tool output,
                 are context only: they have no part in loss, KL and advantages.
 
-        Raises DataError if the numbers of prompts, responses, scores and masks do not match.
+        Raises DataError if the numbers of these do not match, and TrainingError after a step that a guard ends.
         """
         records = self._adopt(prompts, responses, response_masks)
         scored = scored_once(lambda: as_scored(records, scores), records, name="step")
@@ -269,8 +270,8 @@ class PPOTrainer:
     ) -> StepOutcome:
         """Run one step from its prompts, from those of all steps, or from scored responses.
 
-        Raises TrainingError if too many responses are unscored, too many updates were skipped, the learner's log-probs
-        differ from the sampler's, or memory ran out. A failed step may have changed some weights.
+        Raises GuardError, with nothing changed, where a guard ends the run before the updates (one that ends it after
+        them is the `guard` of the outcome), and TrainingError if log-probs differ in the first one or memory ran out.
         """
         if self.config.advantage.zero_variance_groups == "resample" and scored is None:
             return self._resampled_step(prompts_of)
@@ -356,14 +357,13 @@ class PPOTrainer:
         self, graph: Graph, inputs: Mapping[str, Any], *, state: TrainState, together: Collection[str] = ()
     ) -> Outcome:
         step = self.state.steps_done + 1  # also while the end of a step runs with the state after it
-        own = driver_handlers(state, self.config, device=self.policy.device)
         return self.executor.run(
             graph,
             {"state": state, **inputs},
             groups=[self.roles.group],
-            driver=own | handlers_of(self.extra_calls),
+            driver=driver_handlers(state, self.config, device=self.policy.device) | handlers_of(self.extra_calls),
             together=together,
-            around=lambda call: memory_advice(self.config.memory_settings, call.name, step=step),
+            around=lambda call: phase(call.name, self.config.memory_settings, step=step),
         )
 
     def _ahead(self, experience: Experience) -> StepAhead | None:
@@ -371,8 +371,7 @@ class PPOTrainer:
         if ahead is None or ahead.taken is None:
             return None
         responses = [scored.response for scored in experience.scored]
-        behind = ahead.steps_behind(responses, step=self.state.steps_done)
-        return StepAhead(rollouts=ahead.taken, steps_behind=behind)
+        return StepAhead(rollouts=ahead.taken, steps_behind=ahead.steps_behind(responses, step=self.state.steps_done))
 
     def _next_coefficient(self, step: StepOutcome) -> float:
         if step.policy is None:  # during critic warm-up the policy does not move, so neither does the coefficient
@@ -382,13 +381,15 @@ class PPOTrainer:
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
         """The declared metrics of the step that was just taken."""
         own: dict[str, MetricValue] = {
-            "progress/policy_version": Last(self.policy_version),
+            "progress/updates": Last(self.policy_version),
             "progress/prompts": Last(self.state.rollouts_done * self.config.prompts_per_step),
+            **self.roles.policy.sampler_guard.metrics(self.policy_version),
         }
-        metrics = step_metrics(outcome, self.config, precision=self.policy.precision)
-        return metrics | own | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
+        metrics = step_metrics(outcome, self.config, precision=self.policy.precision) | own
+        return metrics | engine_statistics(self.roles.policy.engine) | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
+        outcome.check_guard()
         recorder = Recorder()
         recorder.record_all(self.metrics(outcome))
         return recorder.line()
@@ -396,7 +397,7 @@ class PPOTrainer:
     def _adopt(
         self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None
     ) -> list[Response]:
-        """Convert responses to records. Responses that are token ids get log-probs of the policy."""
+        """Responses as records. Those that are token ids get log-probs of the policy."""
         records = as_responses(
             self.tokenizer,
             self._prompts(prompts),

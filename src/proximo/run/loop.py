@@ -1,10 +1,12 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
@@ -14,7 +16,7 @@ from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.world import current
-from proximo.errors import RankError, RunFolderError
+from proximo.errors import GuardError, RankError, RunFolderError, TrainingError
 from proximo.metrics.console import ProgressInfo, open_progress
 from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
@@ -64,6 +66,8 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
     world = current()
     num_ranks = world.size  # inside `once` it is 1
     world.once(lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs")
+    if world.leads and not (options.quiet or options.keeps_process):  # a notebook shows a view of its own
+        print(f"{trainer_of(recipe).name}: preparing models and data", file=sys.stderr, flush=True)
     with kept_working_directory():
         task = build()
     with closing(task), ExitStack() as opened:
@@ -105,6 +109,8 @@ class _Decision:
     """The metric that ranks the checkpoint, if there is one."""
     exit_status: int | None
     """To stop with, after a signal."""
+    guard: str | None
+    """Why a guard ends the run here."""
 
 
 class _Loop:
@@ -144,6 +150,8 @@ class _Loop:
             functions=function_sources(recipe),
         )
         self.rank_metrics = RankMetrics(self.world)
+        self.status_at_end = 0
+        """Of a run that took all of its steps."""
 
     def run(self) -> int:
         first = self._restore()
@@ -162,7 +170,7 @@ class _Loop:
                 journal.end("stopped" if status else "finished")
                 if status == 0:
                     journal.finish_pushes(self.store)
-                return status
+                return status or self.status_at_end
             except Exception as error:
                 known = self.world.explain(error)
                 with suppress(Exception):  # a save that is under way needs no main thread, only ranks that live
@@ -201,8 +209,7 @@ class _Loop:
             for step in range(first + 1, last + 1):
                 journal.phase("training")
                 self.rank_metrics.before_step()
-                with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
-                    record = self.task.step(step)
+                record = self._step(journal, step)
                 records = [record, self.rank_metrics.after_step(), self._evaluation_due(journal, step)]
 
                 def decide(step: int = step, records: Sequence[Record | None] = records) -> _Decision:
@@ -210,14 +217,19 @@ class _Loop:
 
                 decision = self.world.once(decide, what=f"the end of step {step}")
                 if decision.saves:
-                    self._save(journal, step, decision.metric)
+                    self._save(journal, step, decision.metric, keeps_all=decision.guard is not None)
                     schedule.saved()
                     if decision.exit_status is None:
                         journal.saved(self.store)
-                if decision.exit_status is not None:
+                if decision.guard is not None:
+                    self._end_by_guard(journal, step, decision.guard)
+                if decision.exit_status is not None and step < last:
                     self.store.finish()
                     journal.note(f"stopped by a signal after step {step}; go on with --resume")
                     return decision.exit_status
+                if decision.exit_status is not None:
+                    journal.note(f"the signal came in step {step}, the last one: nothing is left to do")
+                    self.status_at_end = decision.exit_status if self.options.more_follows else 0
         return 0
 
     def _interruption(self) -> Interruption:
@@ -230,10 +242,32 @@ class _Loop:
             keeps_process=self.options.keeps_process and alone,
         )
 
+    def _step(self, journal: Journal, step: int) -> Record:
+        """Take a step. Where a guard ends the run before it has changed anything, what was trained before is saved."""
+        try:
+            with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
+                return self.task.step(step)
+        except GuardError as error:
+            self.store.finish()
+            before = step - 1
+            if before and not self.world.once(lambda: before in self.store.steps(), what="the last checkpoint"):
+                self._save(journal, before, None, keeps_all=True)
+            self._end_by_guard(journal, before, str(error))
+
+    def _end_by_guard(self, journal: Journal, step: int, reason: str) -> NoReturn:
+        """End the run, which was saved after `step`. Raises TrainingError."""
+        self.store.finish()
+        if step:
+            journal.note(f"saved after step {step}")
+        raise TrainingError(reason)
+
     def _evaluation_due(self, journal: Journal, step: int) -> Record | None:
         every = self.run_config.evaluate_every_steps
         if step == self.task.num_steps or (every is not None and step % every == 0):
-            return self._evaluate(journal, step)
+            try:
+                return self._evaluate(journal, step)
+            except GuardError as error:  # the step itself is complete
+                return Record(metrics={}, guard=str(error))
         return None
 
     def _decide(
@@ -252,11 +286,13 @@ class _Loop:
         if stopping:
             interruption.step_ended()
         due = step == self.task.num_steps or schedule.due(step)
+        guard = next((record.guard for record in records if record is not None and record.guard is not None), None)
         # A save caused by a signal must not become the best: an uninterrupted run would not have made it.
         return _Decision(
-            saves=stopping or due,
+            saves=stopping or due or guard is not None,
             metric=metric if due else None,
             exit_status=interruption.exit_status if stopping else None,
+            guard=guard,
         )
 
     def _evaluate(self, journal: Journal, step: int) -> Record | None:
@@ -277,14 +313,14 @@ class _Loop:
                 self.options.on_step(step, line)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
-    def _save(self, journal: Journal, step: int, metric: float | None) -> None:
+    def _save(self, journal: Journal, step: int, metric: float | None, *, keeps_all: bool = False) -> None:
         journal.sync()
         state = {
             "task": dict(self.task.state()),
             "fingerprints": self.fingerprints.to_json(),
             "num_log_lines": journal.num_log_lines,
         }
-        self.store.save(step, self.task.writers(), state, metric=metric)
+        self.store.save(step, self.task.writers(), state, metric=metric, keeps_all=keeps_all)
 
     def _restore(self) -> int:
         """Steps already done: 0 for a new run."""

@@ -25,6 +25,8 @@ class RunOptions:
     """Print warnings and errors only."""
     pipeline_folder: str = ""
     """The pipeline's folder, for a stage: paths below it stay valid when the pipeline is moved."""
+    more_follows: bool = False
+    """Another run follows this one: it returns the status of a signal in its last step, which completes it."""
     recipe_text: str = ""
     """The text of the recipe, saved in the run folder as config.yaml."""
     on_step: Callable[[int, Mapping[str, float]], Any] | None = None

@@ -16,6 +16,8 @@ class Record:
     metrics: Mapping[str, MetricValue]
     samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Rows of samples.jsonl, without the step number."""
+    guard: str | None = None
+    """Why a guard ends the run after this step; None to go on."""
 
 
 class Task(Protocol):
@@ -32,7 +34,10 @@ class Task(Protocol):
     best_is_lowest: bool
 
     def step(self, step: int) -> Record:
-        """Take one step, and return its metrics and samples."""
+        """Take one step, and return its metrics and samples.
+
+        Raises GuardError where a guard ends the run before the step has changed anything.
+        """
         ...
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:

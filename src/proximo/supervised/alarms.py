@@ -1,7 +1,7 @@
 """Alarm rules that SFT, reward model training, DPO and KTO share, with their texts. The checks: alarm_checks.py."""
 
 from proximo.metrics.alarms import Rule, Severity
-from proximo.metrics.declared.rules import NOT_FINITE, SKIPPED
+from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarm_checks import Accuracy
 
@@ -14,7 +14,18 @@ UNLIKELY_DESIRABLE = "The desirable answers become much less likely"
 GAP, FLAT_LOSS = "Accuracy is much higher in training than held out", "The loss does not fall"
 CAUSED_BY_OVERFITTING = (UNLIKELY, UNLIKELY_DESIRABLE, OVERCONFIDENT, OVERFITTING)
 """Alarms that overfitting to single pairs explains."""
-CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, UNLABELLED, CONSTANT, GAP, *CAUSED_BY_OVERFITTING, SKIPPED, NOT_FINITE)
+CAUSED_BY_SPIKE = (
+    FLAT_LOSS,
+    CHANCE,
+    UNLEARNED,
+    UNLABELLED,
+    CONSTANT,
+    GAP,
+    *CAUSED_BY_OVERFITTING,
+    NO_UPDATE,
+    SKIPPED,
+    NOT_FINITE,
+)
 """Alarms that one too large step explains."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from proximo.metrics.alarms import Rule
 from proximo.metrics.curves import Curve, Section, Trace, held_out
 from proximo.metrics.declared.curves import SPEED
-from proximo.metrics.declared.rules import COMMON_RULES
+from proximo.metrics.declared.rules import COMMON_RULES, no_update_rule
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
@@ -38,7 +38,7 @@ def supervised_metrics(
         },
         before_after=before_after,
         curves=(*curves, *_update_curves(group, gradients), *SPEED),
-        rules=(*rules, *COMMON_RULES),
+        rules=(*rules, no_update_rule(), *COMMON_RULES),
     )
 
 

@@ -1,5 +1,6 @@
 """Base of reward model training and DPO: an update and an evaluation over preference pairs. Subclasses add the loss."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import reduce
@@ -57,10 +58,11 @@ class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Con
             parts.append(part)
             scores |= dict(zip(indices, zip(part.scores.chosen, part.scores.rejected, strict=True), strict=True))
         total = reduce(add, parts)
+        error = calibration(total.scores.gaps).error
         metrics = self.evaluation_metrics(total) | {
             "evaluation/pairs": Sum(len(held_out)),
             "evaluation/loss": Mean(loss * len(held_out), len(held_out)),
-            "evaluation/calibration_error": Last(calibration(total.scores.gaps).error),
+            "evaluation/calibration_error": Last(math.nan if error is None else error),
         }
         rows = [pair_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(held_out)]
         return Record(metrics=metrics, samples=rows)

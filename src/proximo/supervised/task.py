@@ -15,7 +15,6 @@ from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
-from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
@@ -111,9 +110,8 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         """
 
     def step(self, step: int) -> Record:
-        """One update over the next examples in the order of their epoch.
-
-        Raises TrainingError after MAX_CONSECUTIVE_SKIPS consecutive skipped updates.
+        """One update over the next examples in the order of their epoch. The run ends after MAX_CONSECUTIVE_SKIPS
+        consecutive skipped updates.
         """
         start = time.perf_counter()
         size = self.examples_per_step
@@ -124,17 +122,18 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group
         self._compare_ranks(step, result)
-        self._stop_if_diverged(step, result)
+        guard = self._diverged(step, result)
         shared: dict[str, MetricValue] = {
             f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
             f"{group}/learning_rate": Last(result.learning_rate),
             f"{group}/skipped_updates": Sum(int(skipped)),
+            "progress/updates": Last(self.learners[self.role].updates_done),
             "progress/epoch": Last(step * size / len(self.examples)),
             "time/step_seconds": Sum(seconds),
             "throughput/train_tokens_per_second": Mean(num_tokens, seconds),
             "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
         }
-        return Record(metrics=metrics | shared)
+        return Record(metrics=metrics | shared, guard=guard)
 
     def results_of(
         self, batches: Sequence[Batch], run: Callable[[Batch], tuple[Any, ...]], *, what: str = "the evaluation"
@@ -156,14 +155,16 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             digest = {"loss": repr(result.loss), "gradient norm": repr(result.gradient_norm)}
             world.agree(digest | self.learners[self.role].digest(), what=f"the numbers and weights of step {step}")
 
-    def _stop_if_diverged(self, step: int, result: UpdateResult) -> None:
+    def _diverged(self, step: int, result: UpdateResult) -> str | None:
+        """Why the run ends after this step; None to go on."""
         self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1
-        if self.num_skipped_in_a_row >= MAX_CONSECUTIVE_SKIPS:
-            raise TrainingError(
-                f"step {step}: {MAX_CONSECUTIVE_SKIPS} updates in a row were skipped, so nothing is learned any more; "
-                f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: "
-                "lower it, and start again"
-            )
+        if self.num_skipped_in_a_row < MAX_CONSECUTIVE_SKIPS:
+            return None
+        return (
+            f"step {step}: {self.num_skipped_in_a_row} updates in a row were skipped, so nothing is learned any more; "
+            f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: "
+            "lower it, and start again"
+        )
 
     def writers(self) -> Mapping[str, Writer | RankWriter]:
         """Writers of the model and its optimizer, by folder of the checkpoint."""

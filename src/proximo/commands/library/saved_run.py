@@ -64,8 +64,11 @@ class SavedRun:
     def progress(self) -> str:
         """How far the run has come: `step 3 of 5, unfinished`."""
         read = self.read()
-        state = "unfinished" if read.outcome is None else read.outcome.state
-        return f"step {read.last_step} of {read.total_steps}, {state}"
+        done = f"step {read.last_step} of {read.total_steps}"
+        if read.outcome is None:
+            return f"{done}, unfinished"
+        reason = f", but {read.outcome.reason}" if read.outcome.state == "finished" and read.outcome.reason else ""
+        return f"{done}, {read.outcome.state}{reason}"
 
     @property
     def metrics(self) -> list[Mapping[str, float]]:

@@ -50,7 +50,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     for stage in stages:
         try:
             resolved = world.once(partial(resolve_references, stage, folder), what="the models of earlier stages")
-            status = run_trainer(resolved, of_stage)
+            status = run_trainer(resolved, replace(of_stage, more_follows=stage is not stages[-1]))
         except Exception as error:
             world.publish(world.explain(error))
             if world.leads:

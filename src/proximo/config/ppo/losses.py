@@ -181,11 +181,20 @@ class GuardConfig(Section):
     this, without updating on it; a separate value model continues."""
     max_skipped_fraction: float = Field(0.5, gt=0, le=1)
     """Stop the run if more than this fraction of the updates of a step is skipped."""
+    max_mismatch: float | None = Field(0.2, gt=0)
+    """Stop the run, before anything of the step is trained, if the log-probs of the engine that sampled differ from the
+    learner's by more than this many nats per token (mean absolute difference), beyond what `rollout.staleness`
+    explains; null disables the check. Ten times what bf16 explains. docs/rollout.md, "When engine and learner
+    differ"."""
     max_unscored_fraction: float = Field(0.2, ge=0, le=1)
     """Stop the run if more than this fraction of a batch, or of an evaluation, could not be scored."""
     max_constant_reward_steps: int | None = Field(None, ge=2)
     """Stop the run if all scores of this many consecutive steps are one number: the verifier is down, or nothing is
     left to learn; null disables the check. Use 5 or more for binary verifiers. docs/rewards.md."""
+
+
+ENDING_GUARDS = ("max_mismatch", "max_skipped_fraction", "max_unscored_fraction", "max_constant_reward_steps")
+"""Guards that only decide whether the run ends: they may change on resume."""
 
 
 class PTXConfig(Section):

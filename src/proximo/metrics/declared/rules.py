@@ -1,14 +1,80 @@
 """The alarm rules of every run. Rules of one trainer are declared beside it."""
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+
 from proximo.metrics.alarms import Rule, Severity, counted
 from proximo.metrics.run_files import Run
 
-SKIPPED, NOT_FINITE = "Updates were skipped", "Some metrics were not finite"
+NO_UPDATE, SKIPPED, NOT_FINITE = "No update was taken", "Updates were skipped", "Some metrics were not finite"
+IDLE_STEPS = 10
+"""Steps in a row without an update after which the alarm is raised, however long the run is."""
+Lines = Sequence[Mapping[str, float]]
+"""Lines of metrics.jsonl."""
+
+
+def idle_lines(run: Run, *, first_step: int = 1) -> Lines:
+    """The lines of the last steps without an update, if there are too many of them; otherwise none.
+
+    Too many are half of the run's steps, at least three, or all of a shorter run, and never more than IDLE_STEPS.
+    `first_step`: the first one that is to take an update.
+    """
+    steps = [line for line in run.lines if line["step"] >= first_step and "progress/updates" in line]
+    before = [0.0, *(line["progress/updates"] for line in steps)]
+    idle = 0
+    while idle < len(steps) and before[-1 - idle] == before[-2 - idle]:
+        idle += 1
+    total = IDLE_STEPS * 2 if run.total_steps is None else run.total_steps - first_step + 1
+    enough = min(IDLE_STEPS, max(min(3, total), math.ceil(total / 2)))
+    return steps[len(steps) - idle :] if idle >= max(1, enough) else ()
+
+
+def no_update_detail(run: Run, idle: Lines, causes: Mapping[str, Callable[[Mapping[str, float]], bool]]) -> str:
+    """Since when there was no update, and why. `causes`: words -> whether they hold in the line of a step."""
+    last = int(run.lines[-1]["step"])
+    since = int(idle[0]["step"])
+    steps = f"in steps {since} to {last}" if last > since else f"in step {last}"
+    number = idle[-1]["progress/updates"]
+    counts = {words: sum(map(holds, idle)) for words, holds in causes.items()}
+    found = [
+        words if count == len(idle) else f"{words} in {count} of these {len(idle)} steps"
+        for words, count in counts.items()
+        if count
+    ]
+    return f"{number:.0f} updates in all, none {steps}: {'; '.join(found) or 'no token counted'}."
+
+
+def _was_skipped(line: Mapping[str, float]) -> bool:
+    return any(value > 0 for name, value in line.items() if name.endswith("/skipped_updates"))
+
+
+SKIPPED_CAUSE: dict[str, Callable[[Mapping[str, float]], bool]] = {
+    "every update was skipped, for a number that was not finite or by a guard": _was_skipped
+}
+"""The cause that every trainer may have."""
+
+
+def _no_update(run: Run) -> str | None:
+    idle = idle_lines(run)
+    return no_update_detail(run, idle, SKIPPED_CAUSE) if idle else None
 
 
 def _skipped(run: Run) -> str | None:
     """Counts the skipped updates of all trained models."""
     return counted(run, "Updates", *(name for name in run.names if name.endswith("/skipped_updates")))
+
+
+def no_update_rule(check: Callable[[Run], str | None] = _no_update, *, explains: Sequence[str] = ()) -> Rule:
+    """The rule for steps without an update. `check`: with the causes of a trainer. `explains`: alarms of its own."""
+    return Rule(
+        title=NO_UPDATE,
+        when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three "
+        f"steps, or in {IDLE_STEPS} steps in a row",
+        advice="What the run saves is the model of the last update. Remove the cause, and start again.",
+        severity=Severity.PROBLEM,
+        check=check,
+        explains=(*explains, SKIPPED, NOT_FINITE),
+    )
 
 
 COMMON_RULES = (

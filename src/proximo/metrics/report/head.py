@@ -92,5 +92,7 @@ def outcome_words(run: Run) -> str:
             return f"running, or killed, {done}{of}"
         case "stopped":
             return f"stopped by a signal {done}{of}; --resume continues it"
+        case "finished" if run.outcome and run.outcome.reason:
+            return f"finished {done}{of}, but {run.outcome.reason}"
         case state:
             return f"{state} {done}{of}"

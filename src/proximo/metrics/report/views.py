@@ -11,6 +11,7 @@ from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.curves import Curve, Section
+from proximo.metrics.declared.rules import NO_UPDATE
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
 from proximo.metrics.report.head import facts
@@ -137,6 +138,14 @@ def run_alarms(run: Run) -> tuple[Alarm, ...]:
     """Alarms of the run by its trainer's rules; empty if the run has recorded nothing."""
     trainer = trainer_by_metrics(run.names)
     return find_alarms(run, trainer.metrics.rules) if trainer else ()
+
+
+def without_update(run: Run) -> str | None:
+    """Why a run that took all of its steps took no update, or none any more; None if it did."""
+    found = (each for alarm in run_alarms(run) for each in (alarm, *alarm.consequences))
+    return next(
+        (f"{NO_UPDATE[0].lower()}{NO_UPDATE[1:]}: {each.detail}" for each in found if each.title == NO_UPDATE), None
+    )
 
 
 def headlines(stages: Sequence[Stage]) -> tuple[Headline, ...]:

@@ -5,9 +5,10 @@ differ are success.
 """
 
 from proximo.metrics.alarms import Rule, Severity, counted
-from proximo.metrics.declared.rules import NOT_FINITE, SKIPPED
+from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule
 from proximo.ppo.metrics import score_checks as scores
 from proximo.ppo.metrics import update_checks as updates
+from proximo.ppo.metrics.no_update import no_update
 
 DESTROYED = "One step destroyed the policy"
 DISAGREE = "The sampler and the learner disagree"
@@ -39,7 +40,7 @@ GOLD = "The score rises while the gold score falls"
 OF_LENGTH = (LONGER, SHORTER, LENGTHENS, SHORTENS)
 LEARNS_NOTHING = (TINY, FLAT, COLLAPSE, CRITIC, GROUPS)
 """Alarms that a lack of learning signal causes."""
-CAUSED_BY_LARGE_MOVES = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, SKIPPED, NOT_FINITE)
+CAUSED_BY_LARGE_MOVES = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, NO_UPDATE, SKIPPED, NOT_FINITE)
 """Alarms that a policy far from its start causes."""
 
 PPO_RULES = (
@@ -87,7 +88,7 @@ PPO_RULES = (
         advice=updates.LEFT_OUT_ADVICE,
         severity=Severity.PROBLEM,
         check=updates.mostly_left_out,
-        explains=LEARNS_NOTHING,
+        explains=(NO_UPDATE, *LEARNS_NOTHING),
     ),
     Rule(
         title=NOISE,
@@ -197,7 +198,7 @@ PPO_RULES = (
         severity=Severity.WARNING,
         check=scores.all_cut_off,
         trend=True,
-        explains=(ONE_SCORE, CIRCLES, *LEARNS_NOTHING),
+        explains=(ONE_SCORE, NO_UPDATE, CIRCLES, *LEARNS_NOTHING),
     ),
     Rule(
         title=ONE_SCORE,
@@ -207,8 +208,9 @@ PPO_RULES = (
         "prompts, or fine-tune more. ppo.guards.max_constant_reward_steps stops such a run.",
         severity=Severity.PROBLEM,
         check=scores.all_scores_equal,
-        explains=(OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
+        explains=(NO_UPDATE, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
     ),
+    no_update_rule(no_update, explains=(TINY, FLAT, GROUPS)),
     Rule(
         title=OUTWEIGHS,
         when="in the last fifth the KL penalty of a response, or its noise, exceeds three times the sum of the largest "

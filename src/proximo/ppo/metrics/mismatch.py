@@ -29,6 +29,15 @@ MISMATCH = (
         better=Better.DOWN,
     ),
     Metric(
+        name="mismatch/unexplained",
+        reduction=Last,
+        unit="nats per token",
+        definition="Mean absolute difference of the two log-probs of a token, which `guards.max_mismatch` bounds. With "
+        "`rollout.staleness` over tokens of earlier weights too, less twice the movement of the policy since then "
+        "(`staleness/movement`); 0 where that is more.",
+        better=Better.DOWN,
+    ),
+    Metric(
         name="engine/retries",
         reduction=Sum,
         unit="requests",
@@ -76,6 +85,13 @@ STALENESS = (
         definition="KL of the weights that sampled from those that train, by the estimator k3, over tokens that "
         "earlier weights drew.",
         better=Better.DOWN,
+    ),
+    Metric(
+        name="staleness/movement",
+        reduction=Last,
+        unit="nats per token",
+        definition="Mean absolute change of a token's log-prob by the updates of this step, over eight of its "
+        "responses.",
     ),
     Metric(
         name="staleness/effective_fraction",

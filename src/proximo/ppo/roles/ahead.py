@@ -41,6 +41,8 @@ class RolloutsAhead:
         self._rollouts = AsyncRollouts(own, plan) if current().leads else None
         self._step_of: dict[int, int] = {}
         """Version -> the last step that trained these weights."""
+        self._moved: dict[int, float] = {}
+        """Version -> mean absolute change of a token's log-prob from the weights before to these, in nats."""
         self.taken: Rollouts | None = None
         """What the last step learned from."""
         self._resumed: bytes | None = None
@@ -73,6 +75,7 @@ class RolloutsAhead:
         """Begin what the bound allows, and wait for the responses of a step, which trains weights of `version`."""
         oldest = step - self._plan.staleness
         self._step_of = {each: done for each, done in self._step_of.items() if done >= oldest} | {version: step}
+        self._moved = {each: nats for each, nats in self._moved.items() if each > min(self._step_of)}
         self._put_resumed(prompts_of)
         world = current()
         kept: list[Response] = []
@@ -93,19 +96,41 @@ class RolloutsAhead:
 
     def steps_behind(self, responses: Sequence[Response], *, step: int) -> Tensor:
         """[T] int64: how many steps before `step` the weights were trained last that drew each token."""
-        versions = [
-            version
-            for response in responses
-            for version in response.token_versions or (response.policy_version,) * len(response.token_ids)
-        ]
+        versions = _versions(responses)
         # Steps on responses of the caller's own, between two that sample, push versions that are not noted here.
         known = sorted(self._step_of)
         trained = {each: self._step_of[known[max(0, bisect_right(known, each) - 1)]] for each in set(versions)}
         return step - torch.tensor([trained[version] for version in versions])
 
+    def moved(self, version: int, nats: float) -> None:
+        """The updates of a step moved the log-prob of a token by so much on average, to weights of this version."""
+        if version not in self._step_of:  # else every update was skipped
+            self._moved[version] = nats
+
+    def moved_to(self, version: int) -> float | None:
+        """How far the weights of this version are from those before, in nats per token; None if it is not known."""
+        return self._moved.get(version)
+
+    def movement(self, responses: Sequence[Response], *, version: int) -> Tensor:
+        """[T] nats by which a token's log-prob moved at most, on average, from the weights that drew it to `version`.
+
+        NaN for weights since which the movement is not known.
+        """
+        known = {version: 0.0} | {
+            each: sum(nats for other, nats in self._moved.items() if other > each)
+            for each in self._step_of
+            if all(other in self._moved for other in self._step_of if other > each)
+        }
+        moved = [known.get(each, torch.nan) for each in _versions(responses)]
+        return torch.tensor(moved, dtype=torch.float32)
+
     def state(self) -> dict[str, Any]:
-        """For a checkpoint, beside `write`: versions of weights, each with the last step that trained them."""
-        return {"trained": [[version, step] for version, step in self._step_of.items()]}
+        """For a checkpoint, beside `write`: versions of weights, with the last step that trained them, and how far each
+        is from the one before."""
+        return {
+            "trained": [[version, step] for version, step in self._step_of.items()],
+            "moved": [[version, nats] for version, nats in self._moved.items()],
+        }
 
     def write(self, path: Path) -> None:
         """Write the complete responses of later steps. What is still being sampled begins again after a resume."""
@@ -117,6 +142,7 @@ class RolloutsAhead:
     def restore(self, state: Mapping[str, Any], path: Path) -> None:
         """Go on with what `state` and `write` kept."""
         self._step_of = dict(state["trained"])
+        self._moved = dict(state.get("moved", ()))
         self._resumed = path.read_bytes()
 
     def _put_resumed(self, prompts_of: PromptsOfStep) -> None:
@@ -139,6 +165,15 @@ class RolloutsAhead:
         """End the threads. What they were sampling is lost."""
         if self._rollouts is not None:
             self._rollouts.close()
+
+
+def _versions(responses: Sequence[Response]) -> list[int]:
+    """[T] version of the weights that drew each token."""
+    return [
+        version
+        for response in responses
+        for version in response.token_versions or (response.policy_version,) * len(response.token_ids)
+    ]
 
 
 def _check_thread_safe(engine: Engine) -> None:

@@ -28,10 +28,11 @@ from proximo.ppo.counted import nothing_to_learn
 from proximo.ppo.roles.ahead import RolloutsAhead
 from proximo.ppo.roles.passes import logprobs_of, over_batches
 from proximo.ppo.roles.reference import ReferenceWorker
+from proximo.ppo.roles.sampler_guard import SamplerGuard
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, check_skipped_fraction
+from proximo.ppo.update.epochs import Epochs, too_many_skipped
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.invariants import check_first_minibatch, likely_causes
 from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_share, value_share
@@ -110,6 +111,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         """The prompts of all steps, which sampling ahead needs."""
         self.on_finished = on_finished
         self.check_first = check_first
+        self.sampler_guard = SamplerGuard(config.guards.max_mismatch, ahead)
         self._canaries: list[Prompt] = []
 
     @property
@@ -117,7 +119,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return {
             "generate": self.generate,
             "generate_greedy": self.generate_greedy,
-            "policy_logprobs": lambda responses: (self.logprobs(responses),),
+            "policy_logprobs": self.old_logprobs,
             "policy_logprobs_and_values": self.logprobs_and_values,
             "train_policy": self.train,
             "train_policy_and_value": self.train_with_value,
@@ -135,6 +137,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         Raises TrainingError if it does not hold them afterwards, or does not sample with them.
         """
         if self.ahead is not None:
+            self.sampler_guard.measure(self.logprobs, version=self.version)
             self.ahead.before_push()
             self.ahead.push(self.model, version=self.version)
         if push_to(self.engine, self.model, version=self.version) and self._canaries:
@@ -228,8 +231,14 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         pieces = self.logprobs(responses).split([len(response.token_ids) for response in responses])
         return [replace(response, logprobs=piece) for response, piece in zip(responses, pieces, strict=True)]
 
+    def old_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T] log-probs before the step's updates. Raises GuardError if the sampler's are too far from them."""
+        logprobs = self.logprobs(responses)
+        self.sampler_guard.check(responses, logprobs, version=self.version)
+        return (logprobs,)
+
     def logprobs_and_values(self, responses: Sequence[Response], *, value: ValueWorker) -> tuple[Tensor, Tensor]:
-        """[T] log-probs and [T + R] values, from one pass through the shared trunk."""
+        """[T] log-probs as `old_logprobs`, and [T + R] values, from one pass through the shared trunk."""
         temperature = self.config.rollout.temperature
 
         def run(batch: PackedResponses) -> Tensor:
@@ -242,7 +251,9 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
         both = over_batches(responses, run, self.model, self.config, extra=1)
         before_tokens = value_positions([len(response.token_ids) for response in responses])
-        return both[before_tokens, 0], value.scale.values(both[:, 1])
+        logprobs = both[before_tokens, 0]
+        self.sampler_guard.check(responses, logprobs, version=self.version)
+        return logprobs, value.scale.values(both[:, 1])
 
     def train(
         self, experience: Experience, state: TrainState, *, reference: ReferenceWorker | None = None
@@ -340,7 +351,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         state: TrainState,
     ) -> Report:
         options = self.config.policy_loss
-        check_skipped_fraction(taken.whole, self.config, role=self.role, step=state.steps_done)
+        self.sampler_guard.trained(experience)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         by_token = options.aggregation == "token_mean" and not options.is_pairwise
         weights = taken.num_tokens if by_token else taken.num_responses
@@ -352,6 +363,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return Report(
             metrics=metrics | behaviour_metrics(experience, options),
             refusals=taken.refusals,
+            guard=too_many_skipped(taken.whole, self.config, role=self.role, step=state.steps_done),
             first_minibatch=reduce(add, taken.results[0].statistics),
             share_trained=len(taken.results) / taken.num_planned,
         )

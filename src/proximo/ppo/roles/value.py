@@ -22,7 +22,7 @@ from proximo.ppo.roles.passes import over_batches
 from proximo.ppo.roles.value_scale import ValueScale
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, check_skipped_fraction
+from proximo.ppo.update.epochs import Epochs, too_many_skipped
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.reports import Report, UpdateLog, update_metrics
 from proximo.ppo.update.value_loss import value_loss
@@ -81,9 +81,9 @@ class ValueWorker(RoleWorker[ScalarModel]):
 
         columns = self.columns(experience)
         taken = self.epochs.take(self.learner, experience, columns, loss, step=state.steps_done)
-        check_skipped_fraction(taken.results, self.config, role=self.role, step=state.steps_done)
+        guard = too_many_skipped(taken.results, self.config, role=self.role, step=state.steps_done)
         metrics = update_metrics(self.role, taken, taken.num_tokens) | self.metrics(taken)
-        return (Report(metrics=metrics, refusals=taken.refusals),)
+        return (Report(metrics=metrics, refusals=taken.refusals, guard=guard),)
 
     def loss(self, hidden: Tensor, batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
         """The value loss of a micro-batch. `hidden`: [T, D] states before its response tokens."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.models.cpu.thread_split import check_peer, use_all_threads
 from proximo.models.language import LanguageModel
@@ -85,15 +84,16 @@ class Epochs:
         return taken
 
 
-def check_skipped_fraction(results: Sequence[UpdateResult], config: PPOConfig, *, role: str, step: int) -> None:
-    """Raises TrainingError if more than `guards.max_skipped_fraction` of the updates were skipped.
+def too_many_skipped(results: Sequence[UpdateResult], config: PPOConfig, *, role: str, step: int) -> str | None:
+    """Why the run ends after this step: more than `guards.max_skipped_fraction` of the updates were skipped. Else None.
 
     `step` counts from 0.
     """
     skipped = [result.refusal for result in results if result.refusal]
     limit = config.guards.max_skipped_fraction
-    if len(skipped) > limit * len(results):
-        raise TrainingError(
-            f"step {step + 1}: {len(skipped)} of {len(results)} updates of the {role} were skipped, more than "
-            f"max_skipped_fraction = {limit:g} allows; the last reason: {skipped[-1]}"
-        )
+    if len(skipped) <= limit * len(results):
+        return None
+    return (
+        f"step {step + 1}: {len(skipped)} of {len(results)} updates of the {role} were skipped, more than "
+        f"ppo.guards.max_skipped_fraction = {limit:g} allows; the last reason: {skipped[-1]}"
+    )

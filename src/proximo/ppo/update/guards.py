@@ -37,11 +37,11 @@ class PolicyGuard(Generic[Statistics]):
         ratio, divergence = (total.ratio / total.num_tokens).item(), _divergence(total)
         moved = f"the KL from the step's start is {divergence:.3g} per token, above"
         if config.target_kl is not None and divergence > config.target_kl:
-            return f"{moved} target_kl = {config.target_kl:g}: the updates of this step end here"
+            return f"{moved} ppo.guards.target_kl = {config.target_kl:g}: the updates of this step end here"
         if config.max_ratio is not None and ratio > config.max_ratio:
-            return f"the mean ratio is {ratio:.3g}, above max_ratio = {config.max_ratio:g}"
+            return f"the mean ratio is {ratio:.3g}, above ppo.guards.max_ratio = {config.max_ratio:g}"
         if config.max_kl is not None and divergence > config.max_kl:
-            return f"{moved} max_kl = {config.max_kl:g}"
+            return f"{moved} ppo.guards.max_kl = {config.max_kl:g}"
         return None
 
     def ends(self, parts: Sequence[Statistics]) -> bool:

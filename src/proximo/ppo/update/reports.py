@@ -18,6 +18,8 @@ class Report:
     metrics: dict[str, MetricValue]
     refusals: tuple[str, ...]
     """Reasons of skipped updates. The last entry may be why the step ended early."""
+    guard: str | None = None
+    """Why a guard ends the run after this step."""
     first_minibatch: PolicyStatistics | None = None
     share_trained: float = 1.0
     """Fraction of the planned updates whose gradient was computed; below 1 if target_kl ended the step."""

@@ -16,7 +16,7 @@ from proximo.errors import ProximoError
 from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
 from proximo.metrics.report.head import PUSH_FAILURES
 from proximo.metrics.report.page import write_report
-from proximo.metrics.report.views import run_alarms
+from proximo.metrics.report.views import run_alarms, without_update
 from proximo.metrics.run_files import read_run
 from proximo.metrics.values import Sum
 from proximo.run.hub.pushes import Pushes
@@ -165,6 +165,7 @@ class RunJournal(Journal):
         with self._opened:
             if state == "finished":
                 write_final_cards(self._folder.path)
+                reason = without_update(read_run(self._folder.path))
             self._folder.write_outcome(state, total_steps=total, reason=reason)
             if self._pushes is not None:
                 self._folder.add_to_outcome(self._pushes.outcome)
@@ -174,6 +175,7 @@ class RunJournal(Journal):
             for tracker in self._trackers:
                 tracker.write_report(page)
         steps = f": {total} steps" if state == "finished" else ""
+        steps += f", but {reason.removesuffix('.')}" if state == "finished" and reason else ""
         report = self._shown(page)
         if (failed := self._folder.failed_start) is not None:
             report = self._shown(failed / report.name)
@@ -205,7 +207,7 @@ def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
     """Finish what a crash after the last checkpoint left undone: model cards, outcome and report."""
     write_final_cards(folder.path)
     if not folder.outcome.is_file():
-        folder.write_outcome("finished", total_steps=total_steps)
+        folder.write_outcome("finished", total_steps=total_steps, reason=without_update(read_run(folder.path)))
     report, metrics = folder.report, folder.metrics
     if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
         write_report(folder.path)

@@ -30,14 +30,15 @@ def progress_warnings(progress: ProgressView) -> Generator[None]:
 
 
 class _Notes(logging.Handler):
-    """Turns log records into lines of the progress view."""
+    """Turns log records into lines of the progress view, and those that name a phase into that."""
 
     def __init__(self, progress: ProgressView) -> None:
         super().__init__(logging.INFO)
         self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._progress.note(record.getMessage())
+        show = self._progress.phase if getattr(record, "phase", False) else self._progress.note
+        show(record.getMessage())
 
 
 @contextmanager
