@@ -87,9 +87,11 @@ class Sharding:
 
     def release(self) -> None:
         """Free gathered parameters, also after passes without a backward pass."""
-        if not self._is_gathered:
-            for unit in self._units:
-                unit.reshard()
+        if self._is_gathered:
+            return
+        for unit in self._units:
+            unit.reshard()
+        _forget_passes(self._root, self._units)
 
     @contextmanager
     def gathered(self) -> Generator[None]:
@@ -113,6 +115,31 @@ class Sharding:
                 keeps = unit is self._root or self._options.keeps_gathered
                 unit.set_reshard_after_forward(not keeps, recurse=False)
             self.release()
+
+
+def _forget_passes(root: Any, units: Sequence[Any]) -> None:
+    """Drop the passes that FSDP noted for a backward pass: without one, notes and what they refer to grow all run."""
+    noted: list[Any] = getattr(root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # none before the first pass
+    noted.clear()
+    for unit in units:
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            group._post_forward_indices.clear()
+
+
+def _fix_order(units: Sequence[Any]) -> None:
+    """Have each unit gather the one that runs next in the backward pass. `units`: in the order of the forward pass.
+
+    By itself, FSDP gathers the one that ran before in the forward passes of this rank. A rank with less to sample has
+    run others, and would wait for another layer than the rest. Below the first unit that trains there is no backward
+    pass; what a unit gathers there is itself, which is there already.
+    """
+    first = next((number for number, unit in enumerate(units) if _trains(unit)), len(units))
+    for number, unit in enumerate(units):
+        unit.set_modules_to_backward_prefetch([units[number - 1] if number > first else unit])
+
+
+def _trains(unit: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in unit.parameters())
 
 
 _meshes: WeakKeyDictionary[World, dict[tuple[str, int], DeviceMesh]] = WeakKeyDictionary()
@@ -220,15 +247,18 @@ def shard(
     policy = MixedPrecisionPolicy(
         param_dtype=options.matrix_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    units: list[Any] = []
     for layer in layers:
         inside = [module for module in layer.modules() if module in narrow]
         if inside:
             fully_shard(inside, mp_policy=policy, reshard_after_forward=not options.keeps_gathered, **wrap)
-        fully_shard(layer, reshard_after_forward=not options.keeps_gathered, **wrap)
+            units.append(inside[0])  # one for all of them
+        units.append(fully_shard(layer, reshard_after_forward=not options.keeps_gathered, **wrap))
         common.unify()
     root = _Root(modules)
     fully_shard(root, reshard_after_forward=False, **wrap)
     common.unify()
+    _fix_order([*units, root])
     for module in root.modules():
         if isinstance(module, FSDPModule):  # neither call recurses
             module.set_gradient_divide_factor(1.0)
