@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo import given
 from proximo.config.functions import source_digest
 from proximo.config.recipe import Recipe
 from proximo.run.build.data import SplitRows
