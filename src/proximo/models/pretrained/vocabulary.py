@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from proximo.distributed.unread import Grown, Unread, source_of
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
@@ -126,13 +127,17 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     old = embedding_rows(model)
     if num_tokens <= old:
         return
+    layers = [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each is not None]
+    sources = [source_of(layer.get_parameter("weight")) for layer in layers]
     with own_randomness(model.device):  # it draws rows that are overwritten below
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
-    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if layer is None:
-            continue
+    grown: dict[int, nn.Parameter] = {}
+    for layer, source in zip((model.get_input_embeddings(), model.get_output_embeddings()), sources, strict=False):
         assert isinstance(layer, nn.Embedding | nn.Linear)
-        layer.weight[old:] = layer.weight[:old].mean(dim=0)
+        if source is None:
+            layer.weight[old:] = layer.weight[:old].mean(dim=0)
+        else:  # of tied layers one
+            layer.weight = grown.setdefault(id(source), Unread.of(Grown(source, num_tokens)))
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             layer.bias[old:] = layer.bias[:old].mean()
 
