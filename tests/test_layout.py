@@ -1,9 +1,16 @@
 """The tree of the sources: no folder is a hall. Which way imports go is held by import-linter (pyproject.toml)."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+from pkgutil import walk_packages
+
+import pytest
+
+import proximo
 
 SOURCE = Path(__file__).parents[1] / "src" / "proximo"
 FOLDERS = [path for path in (SOURCE, *SOURCE.rglob("*")) if path.is_dir() and path.name != "__pycache__"]
@@ -24,6 +31,36 @@ def test_no_files_import_each_other_in_a_ring() -> None:
     """import-linter orders folders, and passes over types; here imports in functions and for type checkers count."""
     files = {"proximo." + ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
     TopologicalSorter({name: set(imported(name)) & files for name in files}).prepare()  # a CycleError names the ring
+
+
+EACH_ALONE = """
+import importlib, os, sys, traceback
+import datasets, matplotlib, peft, pydantic, torch.distributed.fsdp, transformers, typer
+failed = []
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    failed += [name] if os.wait()[1] else []
+assert not failed, failed
+"""
+"""Imports each module in a process that has none of ours. Libraries, which have no ring with ours, are loaded once."""
+
+
+@pytest.mark.parametrize("name", ["proximo.rollout.ranks_engine", "proximo.config.functions"])
+def test_a_module_imports_alone(name: str) -> None:
+    """Of those that take a module out of the package itself, which loads its public names when first asked for one."""
+    subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+
+
+@pytest.mark.soak
+def test_every_module_imports_alone() -> None:
+    names = [module.name for module in walk_packages(proximo.__path__, "proximo.") if module.name != "proximo.__main__"]
+    subprocess.run([sys.executable, "-c", EACH_ALONE, *names], check=True)
 
 
 def imported(name: str) -> Iterator[str]:

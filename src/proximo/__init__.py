@@ -6,6 +6,7 @@ if is_command():
     end_silently()
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from proximo.commands.pipeline.kind import PIPELINE
@@ -35,7 +36,8 @@ else:
             return version("proximo")
         if name == "__all__":  # so that `from proximo import *` gives what there is
             return import_module("proximo.api").__all__
-        if name.startswith("_"):
+        if name.startswith("_") or find_spec(f"proximo.{name}") is not None:
+            # `from proximo import errors` asks for an attribute first, and imports the file if there is none.
             raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
         public = import_module("proximo.api")
         if name in public.__all__:

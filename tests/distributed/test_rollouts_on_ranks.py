@@ -1,26 +1,32 @@
 """Samples of two and three ranks are those of one, and an engine of the user's is called on rank 0 alone."""
 
+import gc
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders import run_through_modules, tiny_language_model, tiny_tokenizer
 from distributed.ranks import Ranks
+from distributed.test_memory_of_ranks import live_bytes
 from foreign_engine import ForeignEngine, RemoteEngine
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current, whole
 from proximo.errors import ConfigError, RankError, TrainingError, UserError
 from proximo.metrics.values import Sum
+from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import fingerprint, statistics_of
+from proximo.rollout.engine import Fingerprint, Holding, fingerprint, statistics_of
 from proximo.rollout.first_rank_engine import FirstRankEngine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks, push_to, sampling_with
@@ -234,6 +240,111 @@ def test_an_engine_of_the_users_is_called_on_rank_0_with_whole_weights(two: Rank
     first, second = two.run(with_foreign_engine, shard)
     assert first == wanted
     assert second == wanted | {"told": 0, "loaded": []}
+
+
+class Gathers(TorchDispatchMode):
+    """Counts the bytes of tensors that are gathered outside of the passes of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name == "_c10d_functional::all_gather_into_tensor":
+            self.num_bytes += result.nbytes
+        return result
+
+
+class OnePassEngine(ForeignEngine):
+    """Takes each tensor once, and notes the bytes that lie on this rank then and did not at the start."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.notes: list[int] = []
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        own = dict(self.model.model.named_parameters())
+        found, before = Fingerprint(), live_bytes()
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self.notes.append(live_bytes() - before)
+                found.add(name, tensor)
+                own[name].copy_(tensor)
+        self.loaded.append(version)
+        self.digest = found.hexdigest()
+
+    def holds(self) -> Holding | None:
+        return Holding(version=self.loaded[-1], fingerprint=self.digest) if self.loaded else None
+
+
+def bytes_of_pushes() -> dict[str, int]:
+    """Three steps and an evaluation with an engine of rank 0: pushes, bytes gathered for them, and most bytes there."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    model = LanguageModel(tiny_language_model(initializer_range=0.2, **sizes))
+    engine: Any = OnePassEngine(model) if current().leads else None
+    config = PPOConfig.model_validate(
+        {
+            "num_steps": 3,
+            "prompts_per_step": 4,
+            "rollout": {"max_new_tokens": 5},
+            "advantage": {"estimator": "group_centred"},
+            "responses_per_prompt": 2,
+        }
+    )
+    whole_bytes = sum(parameter.nbytes for parameter in model.model.parameters())
+    layer = sum(parameter.nbytes for parameter in decoder_layers(model.base)[0].parameters())
+    trainer = PPOTrainer(
+        model,
+        tiny_tokenizer(),
+        engine=FirstRankEngine(engine),
+        config=config,
+        devices=DevicesConfig.model_validate({"shard": "full"}),
+    )
+    gc.collect()
+    gc.freeze()
+    with Gathers() as gathers:
+        trainer.train(PROMPTS, reward=lambda prompts, responses, metadata: [float(len(r)) for r in responses])
+    gc.unfreeze()
+    return {
+        "pushes": 0 if engine is None else len(engine.loaded),
+        "gathered": gathers.num_bytes,
+        "whole": whole_bytes,
+        "layer": layer,
+        "most": 0 if engine is None else max(engine.notes),
+    }
+
+
+def test_a_push_gathers_each_tensor_once_and_no_whole_policy_lies_on_a_rank(two: Ranks) -> None:
+    first, second = two.run(bytes_of_pushes)
+    print(first)
+    assert first["pushes"] == 4
+    assert first["gathered"] == second["gathered"] == 4 * first["whole"]
+    assert first["most"] < 2 * first["layer"]
+
+
+def push_a_broken(fault: str) -> str:
+    """What a rank raises where the engine fails between two tensors, or holds something else afterwards."""
+
+    class Broken(OnePassEngine):
+        def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+            next(iter(tensors.values()))
+            if fault == "raises":
+                raise TrainingError("no room")
+            super().load_weights(version + 1, tensors)
+
+    engine = FirstRankEngine(cast(Any, Broken(policy("replicate")) if current().leads else None))
+    model = policy("full")
+    with pytest.raises((TrainingError, RankError)) as error:
+        push_to(engine, model, version=1)
+    current().barrier(what="the end")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("fault", "message"), [("raises", "no room"), ("holds", "but holds version 2")])
+def test_an_engine_that_fails_during_a_push_ends_it_on_every_rank(two: Ranks, fault: str, message: str) -> None:
+    for said in two.run(push_a_broken, fault):
+        assert message in said
 
 
 def test_responses_survive_as_bytes() -> None:

@@ -679,7 +679,7 @@ def test_a_push_is_written_in_parts_and_of_each_no_more_is_copied_than_must_be(
     monkeypatch.setattr(pushed_weights, "_on_host", noted)
     tensors = {f"t{n}": torch.randn(500) for n in range(8)}
     files = PushedWeights(tmp_path, adapter=None, num_tensors=9)
-    folder = files.write("a", tensors, torch.bfloat16)
+    folder = files.write(tensors.items(), torch.bfloat16)
     found = {name: tensor for path in folder.iterdir() for name, tensor in load_file(path).items()}
     assert fingerprint(found) == fingerprint(tensors, torch.bfloat16) != fingerprint(tensors)
     assert counts == [1, 2, 3, 1, 2, 3, 1, 2], "three tensors of 1000 bytes are a part"

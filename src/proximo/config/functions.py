@@ -6,7 +6,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo import given
 
 IMPORT_PATH_HINT = "a function is named as package.module:function"
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from proximo.distributed.shard_names import INDEX, file_of_rank
+from proximo.distributed.unread import Source
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 
@@ -115,6 +116,9 @@ class SavedTensor:
     shape: tuple[int, ...]
     pieces: list[_Piece] = field(default_factory=list, repr=False)
 
+    def __str__(self) -> str:
+        return f"the tensor {self.name}"
+
     def dim(self) -> int:
         """The number of dimensions."""
         return len(self.shape)
@@ -183,11 +187,23 @@ class SavedShards(Mapping[str, SavedTensor]):
         return len(self._tensors)
 
 
+def saved_tensors_of(file: Path) -> dict[str, SavedTensor]:
+    """The tensors of an ordinary safetensors file, by name. Raises SafetensorError and OSError where it is none."""
+    opened, found = safe_open(file, framework="pt"), {}
+    for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+        part = opened.get_slice(name)
+        shape = tuple(part.get_shape())
+        dtype = (part[:0] if shape else opened.get_tensor(name)).dtype
+        piece = _Piece(file=opened, offsets=(0,) * len(shape), shape=shape)
+        found[name] = SavedTensor(name=name, dtype=dtype, shape=shape, pieces=[piece])
+    return found
+
+
 @torch.no_grad()
-def fill(target: Tensor, saved: Tensor | SavedTensor) -> None:
+def fill(target: Tensor, saved: Tensor | Source) -> None:
     """Copy a whole tensor into one of the same shape, of which this rank may have a part only."""
     part = local_part(target)
-    if isinstance(saved, SavedTensor):
+    if not isinstance(saved, Tensor):
         part.tensor.copy_(saved.read(part.offsets, part.tensor.shape))
         return
     shape = part.tensor.shape

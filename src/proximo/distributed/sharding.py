@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from proximo.distributed.unread import DESTROYED, Source, Unread, num_not_finite, source_of
 from proximo.distributed.world import World
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, ModelError
 
 Result = TypeVar("Result")
 
@@ -87,9 +88,11 @@ class Sharding:
 
     def release(self) -> None:
         """Free gathered parameters, also after passes without a backward pass."""
-        if not self._is_gathered:
-            for unit in self._units:
-                unit.reshard()
+        if self._is_gathered:
+            return
+        for unit in self._units:
+            unit.reshard()
+        _forget_passes(self._root, self._units)
 
     @contextmanager
     def gathered(self) -> Generator[None]:
@@ -113,6 +116,63 @@ class Sharding:
                 keeps = unit is self._root or self._options.keeps_gathered
                 unit.set_reshard_after_forward(not keeps, recurse=False)
             self.release()
+
+
+def _forget_passes(root: Any, units: Sequence[Any]) -> None:
+    """Drop the passes that FSDP noted for a backward pass: without one, notes and what they refer to grow all run."""
+    noted: list[Any] = getattr(root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # none before the first pass
+    noted.clear()
+    for unit in units:
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            group._post_forward_indices.clear()
+
+
+def _fix_order(units: Sequence[Any]) -> None:
+    """Have each unit gather the one that runs next in the backward pass. `units`: in the order of the forward pass.
+
+    By itself, FSDP gathers the one that ran before in the forward passes of this rank. A rank with less to sample has
+    run others, and would wait for another layer than the rest. Below the first unit that trains there is no backward
+    pass; what a unit gathers there is itself, which is there already.
+    """
+    first = next((number for number, unit in enumerate(units) if _trains(unit)), len(units))
+    for number, unit in enumerate(units):
+        unit.set_modules_to_backward_prefetch([units[number - 1] if number > first else unit])
+
+
+def _trains(unit: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in unit.parameters())
+
+
+@contextmanager
+def _reading(module: nn.Module, mesh: DeviceMesh) -> Generator[None]:
+    """Around the sharding of a module: of parameters that were not read yet, each rank reads its shard alone.
+
+    Raises ModelError for numbers that are not finite.
+    """
+    places = _make_memory(module, mesh.device_type)
+    yield
+    for inner, name, source in places:
+        part = part_of_sharded(getattr(inner, name))
+        assert part is not None
+        shard, offsets, _ = part
+        shard.copy_(source.read(offsets, shard.shape))
+        if count := num_not_finite(shard):
+            raise ModelError(f"{source} holds {count} values that are not finite (NaN or infinite): {DESTROYED}")
+
+
+def _make_memory(module: nn.Module, device: str) -> list[tuple[nn.Module, str, Source]]:
+    """Give parameters that were not read yet memory of the whole size, from which FSDP cuts its shards.
+
+    Nothing is written there, so a host does not provide it. Returns where each of them is, once.
+    """
+    places = {}
+    for inner in module.modules():
+        for name, parameter in inner.named_parameters(recurse=False):
+            source = source_of(parameter)
+            if source is not None and id(parameter) not in places:
+                places[id(parameter)] = inner, name, source
+                parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    return list(places.values())
 
 
 _meshes: WeakKeyDictionary[World, dict[tuple[str, int], DeviceMesh]] = WeakKeyDictionary()
@@ -167,7 +227,12 @@ class _Common:
         for module in (each for outer in modules for each in outer.modules()):
             for name, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in others or parameter in _shards:
-                    fresh = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                    source = source_of(parameter)
+                    fresh = (
+                        nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                        if source is None
+                        else Unread.of(source, dtype=parameter.dtype, requires_grad=parameter.requires_grad)
+                    )
                     setattr(module, name, own.setdefault(id(parameter), fresh))
                     self._left.append((parameter, module, name))
 
@@ -220,15 +285,20 @@ def shard(
     policy = MixedPrecisionPolicy(
         param_dtype=options.matrix_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    units: list[Any] = []
     for layer in layers:
         inside = [module for module in layer.modules() if module in narrow]
-        if inside:
-            fully_shard(inside, mp_policy=policy, reshard_after_forward=not options.keeps_gathered, **wrap)
-        fully_shard(layer, reshard_after_forward=not options.keeps_gathered, **wrap)
+        with _reading(layer, mesh):
+            if inside:
+                fully_shard(inside, mp_policy=policy, reshard_after_forward=not options.keeps_gathered, **wrap)
+                units.append(inside[0])  # one for all of them
+            units.append(fully_shard(layer, reshard_after_forward=not options.keeps_gathered, **wrap))
         common.unify()
     root = _Root(modules)
-    fully_shard(root, reshard_after_forward=False, **wrap)
+    with _reading(root, mesh):
+        fully_shard(root, reshard_after_forward=False, **wrap)
     common.unify()
+    _fix_order([*units, root])
     for module in root.modules():
         if isinstance(module, FSDPModule):  # neither call recurses
             module.set_gradient_divide_factor(1.0)

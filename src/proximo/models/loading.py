@@ -4,7 +4,9 @@ Weights are float32, whatever dtype the checkpoint has: bf16 training also needs
 """
 
 import copy
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from proximo.distributed.unread import read_all
+from proximo.distributed.world import current
 from proximo.errors import CheckpointError, ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES
@@ -24,6 +28,7 @@ from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.lora import is_on_layers_alone, load_adapter, merge
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.by_shards import unread_model
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sharded import assemble, holds_shards
 from proximo.models.pretrained.sources import ModelSource, adapter_base, first_part, read_config, why_unread
@@ -40,6 +45,8 @@ from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_m
 from proximo.models.sharing.trunk import HEAD_FILE, load_head
 from proximo.system_errors import memory_ran_out
 
+LOG = logging.getLogger("proximo.models")
+
 
 def load_language_model(
     source: ModelSource,
@@ -47,20 +54,23 @@ def load_language_model(
     device: torch.device,
     precision: Precision = Precision.FLOAT32,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    by_shards: bool = False,
 ) -> LanguageModel:
     """A causal language model in eval mode, probed.
 
     `tokenizer` is used for a random start only: it gives the vocabulary size and special token ids that the config
-    omits. An adapter that changes more than linear layers is merged. Raises ModelError if the model cannot be loaded
-    or packed.
+    omits. An adapter that changes more than linear layers is merged. `by_shards`: leave its numbers in their files
+    until it is sharded, where that is possible; every rank has to call it. Raises ModelError if the model cannot be
+    loaded or packed.
     """
     base = adapter_base(source)
-    plain = _plain_language_model(base or source, tokenizer, device)
+    plain = _plain_language_model(base or source, tokenizer, device, by_shards=by_shards)
     model = LanguageModel(plain, precision=precision)
     probe_language_model(model)
     settle_products(plain, precision)
     if base is None:
         return model
+    read_all(plain)
     adapted = load_adapter(plain, Path(source.name)).eval()
     beside = is_on_layers_alone(adapted)
     return LanguageModel(adapted if beside else merge(adapted), precision=precision)
@@ -74,15 +84,21 @@ def load_scalar_model(
     precision: Precision = Precision.FLOAT32,
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    by_shards: bool = False,
 ) -> ScalarModel:
-    """A value or reward model in eval mode, probed.
+    """A value or reward model in eval mode, probed. Its head has its numbers also if it is loaded `by_shards`.
 
     A sequence-classification checkpoint keeps its head, and so does the folder `value` of a run whose value head sits
     on the policy's trunk: the layers are those of the policy beside it, adapters merged in. A language model, or a
     random start, gets `fresh_head`, drawn from `seed`; None refuses those.
     """
     if source.path is not None and (Path(source.path) / HEAD_FILE).is_file():
-        return _from_trunk(Path(source.path), device=device, precision=precision)
+        layers = load_language_model(
+            _trunk_below(Path(source.path)), device=device, precision=precision, by_shards=by_shards
+        )
+        model = scalar_from_language_model(layers, HeadStart.ZERO)
+        load_head(model, Path(source.path))
+        return model
     if adapter_base(source) is not None:
         raise ModelError(
             f"{source.name} holds an adapter only: export it with --merge and start from that, or give a reward model "
@@ -90,15 +106,16 @@ def load_scalar_model(
         )
     config = read_config(source)
     if _is_classifier(config):
-        saved = _saved_model(AutoModelForSequenceClassification, source, config, device)
+        saved = _saved_model(AutoModelForSequenceClassification, source, config, device, by_shards=by_shards)
         model = ScalarModel(saved, precision=precision)
+        read_all(saved.get_submodule("score"))
     elif fresh_head is None:
         raise ModelError(
             f"{source.name} is a language model without a trained scalar head; train a reward model from it first, or "
             "ask for a fresh head"
         )
     else:
-        plain = _plain_language_model(source, tokenizer, device)
+        plain = _plain_language_model(source, tokenizer, device, by_shards=by_shards)
         model = scalar_over(plain.base_model, fresh_head, seed=seed, precision=precision)
         carry_flags(plain, model.base)
     probe_scalar_model(model)
@@ -158,19 +175,12 @@ def _trunk_below(folder: Path) -> ModelSource:
     return ModelSource(path=str(policy))
 
 
-def _from_trunk(folder: Path, *, device: torch.device, precision: Precision) -> ScalarModel:
-    layers = load_language_model(_trunk_below(folder), device=device, precision=precision)
-    model = scalar_from_language_model(layers, HeadStart.ZERO)
-    load_head(model, folder)
-    return model
-
-
 def _plain_language_model(
-    source: ModelSource, tokenizer: PreTrainedTokenizerBase | None, device: torch.device
+    source: ModelSource, tokenizer: PreTrainedTokenizerBase | None, device: torch.device, *, by_shards: bool
 ) -> PreTrainedModel:
     config = read_config(source)
     if source.config is None:
-        return _saved_model(AutoModelForCausalLM, source, config, device)
+        return _saved_model(AutoModelForCausalLM, source, config, device, by_shards=by_shards)
     if tokenizer is not None:
         _fit_to_tokenizer(config, tokenizer, source.config)
     return random_model(config, source).to(device)
@@ -205,38 +215,59 @@ def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
             )
 
 
-def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
+def _saved_model(
+    loader: Any, source: ModelSource, config: PreTrainedConfig, device: torch.device, *, by_shards: bool
+) -> PreTrainedModel:
     """Load a checkpoint. Raises ModelError for missing, unexpected and mismatched weights."""
+    if by_shards:
+        with _explaining(source, device), quiet_transformers(), within_reach(source.path or ""):
+            unread = unread_model(loader, source, config)
+        if not isinstance(unread, str):
+            return _complete(source, *unread).eval()
+        if current().leads:
+            LOG.warning("%s is loaded whole on every rank before it is sharded: %s", source.name, unread)
     kind = source.quantisation
     if source.path is not None and holds_shards(Path(source.path)):
         return _assembled_model(loader, source, config).to(device)
     options = {} if kind is None else loading_options(kind, device)
+    with _explaining(source, device), quiet_transformers(), within_reach(source.path or ""):
+        model, report = loader.from_pretrained(
+            source.path,
+            revision=source.revision,
+            config=copy.deepcopy(config),
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    _complete(source, model, report)
+    if kind is None:
+        return model.eval().to(device)
+    settle_products(model, Precision.FLOAT32)  # for the probe
+    return model.eval()
+
+
+@contextmanager
+def _explaining(source: ModelSource, device: torch.device) -> Generator[None]:
+    """Inside, what goes wrong is a ModelError that names the source: each library raises errors of its own."""
     try:
-        with quiet_transformers(), within_reach(source.path or ""):
-            model, report = loader.from_pretrained(
-                source.path,
-                revision=source.revision,
-                config=copy.deepcopy(config),
-                dtype=torch.float32,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **options,
-            )
+        yield
     except Exception as error:  # safetensors, pickle and each architecture raise different types
         if memory_ran_out(error):
             raise
-        how = "" if kind is None else f" with quantisation {kind} on {device}"
+        how = "" if source.quantisation is None else f" with quantisation {source.quantisation} on {device}"
         why = first_part(error) if source.path is None else why_unread(source.path, error, weights=True)
         raise ModelError(f"the weights of {source.name} cannot be read{how}: {why}") from error
+
+
+def _complete(source: ModelSource, model: PreTrainedModel, report: Mapping[str, Any]) -> PreTrainedModel:
+    """The model. Raises ModelError where transformers reports weights that are missing, left over or mismatched."""
     mismatched = {f"{name} ({list(saved)}, not {list(wanted)})" for name, saved, wanted in report["mismatched_keys"]}
     faults = {"missing": report["missing_keys"], "left over": report["unexpected_keys"], "of another shape": mismatched}
     found = [f"{len(names)} {fault}: {_some(names)}" for fault, names in faults.items() if names]
     if found:
         raise ModelError(f"the weights of {source.name} do not fit a {type(model).__name__}: {'; '.join(found)}")
-    if kind is None:
-        return model.eval().to(device)
-    settle_products(model, Precision.FLOAT32)  # for the probe
-    return model.eval()
+    return model
 
 
 def _assembled_model(loader: Any, source: ModelSource, config: PreTrainedConfig) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from proximo.distributed.unread import cast, numbers_of
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 
@@ -29,7 +30,7 @@ def narrow_frozen(model: LanguageModel | ScalarModel, *, beside: Iterable[nn.Mod
     others = {id(tensor) for module in beside for tensor in module.parameters()}
     for weight in _rounded_anyway(model):
         if id(weight) not in others and not weight.requires_grad and weight.dtype is torch.float32:
-            weight.data = weight.data.to(torch.bfloat16)
+            cast(weight, torch.bfloat16)
 
 
 def _rounded_anyway(model: LanguageModel | ScalarModel) -> list[nn.Parameter]:
@@ -48,4 +49,7 @@ def _output_weight(base: "PreTrainedModel") -> nn.Parameter | None:
 
 
 def _is_bf16_already(table: Tensor) -> bool:
-    return not table.is_meta and table.to(torch.bfloat16).float().equal(table)
+    if table.is_meta:
+        return False
+    numbers = numbers_of(table)
+    return numbers.to(torch.bfloat16).float().equal(numbers)

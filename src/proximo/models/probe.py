@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from itertools import takewhile
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from proximo.distributed.unread import DESTROYED, num_not_finite, numbers_of, reading_when_run, unread_in
+from proximo.distributed.world import current
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import ATTENTION, AttentionOptions, PackedKernel, PackedLayout
 from proximo.models.context_length import position_limit
 from proximo.models.dropout import evaluating
 from proximo.models.fast_path import Decoder
+from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack
 from proximo.models.precision.placement import without_tf32
@@ -48,10 +51,12 @@ def probe_language_model(model: LanguageModel) -> None:
     Checked: one attention call per layer with the configured window; packed = one by one; the fused head's logits =
     the model's own; cached decoding = the forward pass. Run before an adapter is added.
     """
+    if unread_in([model.base]) and current().size > 1:
+        current().once(lambda: probe_language_model(model), what="the probe of a model")
+        return
     plain = LanguageModel(model.base)
-    check_weights(plain.base)
     _check_positions(plain.base)
-    with _refusal(plain.base):
+    with _prepared(plain.base), _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_logits = _own_results(plain.base, packed)
         for hidden in _packed_passes(plain, packed):
@@ -72,16 +77,59 @@ def probe_scalar_model(model: ScalarModel) -> None:
 
     Checks the attention calls, packed hidden states and the scores of the head.
     """
+    if unread_in([model.base]) and current().size > 1:
+        current().once(lambda: probe_scalar_model(model), what="the probe of a model")
+        return
     plain = ScalarModel(model.base)
-    check_weights(plain.base)
     _check_positions(plain.base)
-    with _refusal(plain.base):
+    with _prepared(plain.base), _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_scores = _own_results(plain.base, packed)
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare_shared(plain, packed, own_hidden)
         _compare(plain.base, "the scores of its head", plain.sequence_scores(packed), own_scores[:, 0])
+
+
+@contextmanager
+def _prepared(base: PreTrainedModel) -> Generator[None]:
+    """Checks the weights; inside, the model can run.
+
+    One that was not read has its first layers only, at least two, up to the last of a new kind. Each is read when it
+    runs.
+    """
+    if not unread_in([base]):
+        check_weights(base)
+        yield
+        return
+    stack = decoder_layers(base)
+    owner = next(module for module in base.modules() if any(child is stack for child in module.children()))
+    name = next(name for name, child in owner.named_children() if child is stack)
+    text, kinds = base.config.get_text_config(), [_kind(layer) for layer in stack]
+    first = list(stack)[: max(2, 1 + max(kinds.index(kind) for kind in kinds))]
+    kept = {key: value for key in ("num_hidden_layers", "layer_types") if (value := getattr(text, key, None))}
+    setattr(owner, name, nn.ModuleList(first))
+    try:
+        for key, value in kept.items():
+            setattr(text, key, value[: len(first)] if key == "layer_types" else len(first))
+        check_weights(base)
+        with reading_when_run(base, first):
+            yield
+    finally:
+        setattr(owner, name, stack)
+        for key, value in kept.items():
+            setattr(text, key, value)
+
+
+def _kind(layer: nn.Module) -> object:
+    """Equal for layers that compute the same from other numbers: classes, shapes, and plain options but the index."""
+    options = [
+        (name, type(module), key, value)
+        for name, module in layer.named_modules()
+        for key, value in sorted(vars(module).items())
+        if isinstance(value, bool | int | float | str | None) and not key.endswith("idx")
+    ]
+    return options, [(name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()]
 
 
 class _RecordingLayout(PackedLayout):
@@ -149,15 +197,11 @@ def check_weights(base: PreTrainedModel) -> None:
                 f"the tensor {name} of the {base.config.model_type} model is on the meta device and holds no numbers: "
                 "load the weights first"
             )
-        # The sum is finite for most tensors, which is cheap to check. Entries are only counted if it is not.
-        if tensor.is_floating_point() and not tensor.sum().isfinite():
-            bad = int((~tensor.isfinite()).sum())
-            if bad:
-                raise ModelError(
-                    f"the tensor {name} of the {base.config.model_type} model holds {bad} of {tensor.numel()} values "
-                    "that are not finite (NaN or infinite): the model was destroyed in training or its file was "
-                    "damaged; take an earlier checkpoint, or fetch the file again"
-                )
+        if bad := num_not_finite(numbers_of(tensor)):
+            raise ModelError(
+                f"the tensor {name} of the {base.config.model_type} model holds {bad} of {tensor.numel()} values "
+                f"that are not finite (NaN or infinite): {DESTROYED}"
+            )
 
 
 def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:

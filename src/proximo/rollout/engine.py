@@ -67,8 +67,9 @@ class Engine(Protocol):
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Sample with these weights from now on. `tensors`: name -> trained tensor; all other tensors are kept.
 
-        An engine that shares the learner's tensors copies nothing. Raises ModelError if the engine's model has no
-        tensor of that name and shape; nothing is loaded then.
+        On several ranks a tensor may be gathered from them when it is asked for: ask for each once, in the order of
+        `tensors`; `shapes_of` gathers none. An engine that shares the learner's tensors copies nothing. Raises
+        ModelError if the engine's model has no tensor of that name and shape; nothing is loaded then.
         """
         ...
 
@@ -103,7 +104,6 @@ _SAMPLED = 64
 """Entries of each tensor that enter its fingerprint."""
 
 
-@torch.no_grad()
 def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each tensor.
 
@@ -111,23 +111,61 @@ def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None)
     It is cheap enough to compute in every step, and an optimizer step changes it. A change of a few single entries may
     go unnoticed. Of a sharded tensor it reads this rank's part.
     """
-    digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
-    for name, tensor in sorted(tensors.items()):
-        given = dtype or tensor.dtype
-        digest.update(f"{name} {tuple(tensor.shape)} {given};".encode())
+    found = Fingerprint(dtype)
+    for name, tensor in tensors.items():
+        found.add(name, tensor)
+    return found.hexdigest()
+
+
+class Fingerprint:
+    """See `fingerprint`, for tensors that come one by one, in any order."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
+        self._found: dict[str, tuple[tuple[int, ...], torch.dtype, Tensor]] = {}
+
+    @torch.no_grad()
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Note the entries of a tensor."""
         flat = local(tensor).reshape(-1)
-        sampled.setdefault(given, []).append(flat[:: -(-len(flat) // _SAMPLED) or 1].to(given))
-    for numbers in sampled.values():
-        digest.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        self.add_entries(name, tensor, flat[:: distance_of_entries(len(flat))])
+
+    def add_entries(self, name: str, tensor: Tensor, entries: Tensor) -> None:
+        """Note a tensor of which the entries are known."""
+        given = self._dtype or tensor.dtype
+        # A copy, since a view would keep the whole tensor.
+        self._found[name] = tuple(tensor.shape), given, entries.to(given, copy=True)
+
+    def hexdigest(self) -> str:
+        """The digest of what was added."""
+        digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
+        for name, (shape, dtype, entries) in sorted(self._found.items()):
+            digest.update(f"{name} {shape} {dtype};".encode())
+            sampled.setdefault(dtype, []).append(entries)
+        for numbers in sampled.values():
+            digest.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
-def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) -> bool:
+def distance_of_entries(num_entries: int) -> int:
+    """Between two entries of a tensor that enter its fingerprint."""
+    return -(-num_entries // _SAMPLED) or 1
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, without a tensor that would be gathered from the ranks."""
+    known: dict[str, tuple[int, ...]] | None = getattr(tensors, "shapes", None)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()} if known is None else known
+
+
+def push_weights(
+    engine: Engine, version: int, tensors: Mapping[str, Tensor], *, fingerprint_of_all: str | None = None
+) -> bool:
     """Load the weights unless the engine holds them already; False then.
 
-    Raises TrainingError if it then holds other weights.
+    `fingerprint_of_all`: that of the tensors, if it is known. Raises TrainingError if it then holds other weights.
     """
-    wanted = Holding(version=version, fingerprint=fingerprint(tensors))
+    wanted = Holding(version=version, fingerprint=fingerprint_of_all or fingerprint(tensors))
     if engine.holds() == wanted:
         return False
     engine.load_weights(version, tensors)

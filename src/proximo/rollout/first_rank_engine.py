@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from proximo.distributed.world import current, local, whole
+from proximo.distributed.world import current
 from proximo.errors import TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
@@ -12,6 +12,7 @@ from proximo.records import Prompt, Response
 from proximo.rollout.engine import Engine, Holding, push_weights, statistics_of
 from proximo.rollout.response_bytes import as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.streamed_weights import StreamedWeights
 
 
 class FirstRankEngine:
@@ -38,9 +39,10 @@ class FirstRankEngine:
         current().once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
 
     def push(self, version: int, model: LanguageModel) -> bool:
-        """See `push_weights`. Sharded tensors are gathered one by one, and stay on the host of rank 0."""
-        tensors = {name: self._whole(tensor) for name, tensor in model.trainable_parameters()}
-        return current().once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
+        """See `push_weights`. Sharded tensors are gathered layer by layer, and only for an engine that lacks them."""
+        weights = StreamedWeights(dict(model.trainable_parameters()))
+        whole = weights.fingerprint()
+        return weights.give(lambda: push_weights(self.own, version, weights, fingerprint_of_all=whole))
 
     def holds(self) -> Holding | None:
         """The weights that the engine of rank 0 holds; every rank has to ask."""
@@ -71,13 +73,6 @@ class FirstRankEngine:
         message = current().once(run, what="responses of the engine")
         sent = [response for _, response in from_bytes(message, prompts)]
         return as_sent(kept, sent) if kept else sent
-
-    def _whole(self, tensor: Tensor) -> Tensor:
-        """The whole tensor on rank 0; elsewhere one that is not used."""
-        if tensor is local(tensor):
-            return tensor
-        gathered = whole(tensor.detach())
-        return gathered.cpu() if current().leads else tensor
 
 
 def _numbered(responses: Sequence[Response], prompts: Sequence[Prompt], num_samples: int) -> list[tuple[int, Response]]:

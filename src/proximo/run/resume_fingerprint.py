@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo import given
 from proximo.config.functions import source_digest
 from proximo.config.recipe import Recipe
+from proximo.distributed.unread import numbers_of
+from proximo.distributed.world import current
 from proximo.run.build.data import SplitRows
 from proximo.run.preflight import inputs_of
 
@@ -21,7 +23,9 @@ def inputs_fingerprint(
     rows: SplitRows, tokenizer: PreTrainedTokenizerBase, models: Mapping[str, nn.Module]
 ) -> dict[str, Any]:
     """Name -> digest. Call it before a checkpoint is restored into the models."""
-    digests = {name: model_digest(model) for name, model in models.items()}
+    digests = current().once(
+        lambda: {name: model_digest(model) for name, model in models.items()}, what="the digests of models"
+    )
     return {"data": rows.fingerprints, "tokenizer": tokenizer_digest(tokenizer), "models": digests}
 
 
@@ -39,13 +43,13 @@ def function_sources(recipe: Recipe) -> dict[str, str | None]:
 
 @torch.no_grad()
 def model_digest(module: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and every bit of all parameters.
+    """SHA-256 over names, types, shapes and every bit of all parameters, those that were not read yet included.
 
     Tensors are hashed in parallel, because hashing releases the interpreter's lock.
     """
     named = list(module.named_parameters())
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        digests = list(pool.map(_tensor_digest, (parameter.detach() for _, parameter in named)))
+        digests = list(pool.map(_tensor_digest, (parameter for _, parameter in named)))
     whole = hashlib.sha256()
     for (name, parameter), digest in zip(named, digests, strict=True):
         whole.update(f"{name} {parameter.dtype} {tuple(parameter.shape)} {digest}\n".encode())
@@ -53,7 +57,7 @@ def model_digest(module: nn.Module) -> str:
 
 
 def _tensor_digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(numbers_of(tensor).cpu().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo import given
 from proximo.callables import methods_problem
 from proximo.errors import ConfigError
 from proximo.metrics.sinks import Sink

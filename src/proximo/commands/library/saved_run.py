@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo import given
 from proximo.data.rows import nearest
 from proximo.errors import ConfigError
 from proximo.working_directory import functions_of_the_working_directory

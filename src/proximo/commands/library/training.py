@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import yaml
 
-import proximo.given as given  # noqa: PLR0402 - `from proximo import` would load all public names, and torch
+from proximo import given
 from proximo.callables import calling_problem
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects

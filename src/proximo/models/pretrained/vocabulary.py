@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from proximo.distributed.unread import Grown, Unread, source_of
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
@@ -123,10 +124,15 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     old = embedding_rows(model)
     if num_tokens <= old:
         return
+    sources = [source_of(layer.weight) for layer in vocabulary_layers(model)]
     with own_randomness(model.device):  # it draws rows that are overwritten below
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
-    for layer in vocabulary_layers(model):
-        layer.weight[old:] = layer.weight[:old].mean(dim=0)
+    grown: dict[int, nn.Parameter] = {}
+    for layer, source in zip(vocabulary_layers(model), sources, strict=True):
+        if source is None:
+            layer.weight[old:] = layer.weight[:old].mean(dim=0)
+        else:  # of tied layers one
+            layer.weight = grown.setdefault(id(source), Unread.of(Grown(source, num_tokens)))
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             layer.bias[old:] = layer.bias[:old].mean()
 

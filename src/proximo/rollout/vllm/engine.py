@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Prompt, Response
-from proximo.rollout.engine import Holding, fingerprint, versions_of_tokens
+from proximo.rollout.engine import Fingerprint, Holding, shapes_of, versions_of_tokens
 from proximo.rollout.local import check_request
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
@@ -125,19 +125,25 @@ class VLLMEngine:
 
         Raises TrainingError if one does not.
         """
-        for name, tensor in tensors.items():
-            if self._shapes.get(name) != tuple(tensor.shape):
+        for name, shape in shapes_of(tensors).items():
+            if self._shapes.get(name) != shape:
                 there = f"shape {self._shapes[name]}" if name in self._shapes else "no tensor of that name"
-                raise ModelError(f"{name} has shape {tuple(tensor.shape)}, and in the engine's model {there}")
-        holding = Holding(version=version, fingerprint=fingerprint(tensors))
-        name = f"proximo-{version}-{holding.fingerprint[:16]}"
+                raise ModelError(f"{name} has shape {shape}, and in the engine's model {there}")
+        given, sent = Fingerprint(), Fingerprint(self.options.dtype)
+
+        def each() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in tensors.items():  # once: on several ranks each is gathered for it
+                given.add(name, tensor)
+                sent.add(name, tensor)
+                yield name, tensor
+
         with self._loading:
-            if self._last is None or self._last.name != name:
-                dtype = self.options.dtype
-                path = self._files.write(name, tensors, dtype, kept=self._adapters_in_use())
-                self._versions[name] = version
-                self._last = _Push(holding=holding, name=name, path=path, digest=fingerprint(tensors, dtype))
-            push = self._last
+            written = self._files.write(each(), self.options.dtype, kept=self._adapters_in_use())
+            holding = Holding(version=version, fingerprint=given.hexdigest())
+            name = f"proximo-{version}-{holding.fingerprint[:16]}"
+            self._versions[name] = version
+            path = self._files.keep(written, name)
+            push = self._last = _Push(holding=holding, name=name, path=path, digest=sent.hexdigest())
             self._let("wake")
             with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
                 failures = pool.map(lambda server: self._load(server, push), self.servers)

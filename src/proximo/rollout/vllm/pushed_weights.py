@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 PREFIX = "proximo-weights-"
 PART_BYTES = 256 * 2**20
+_INCOMING = "incoming"
+"""The folder of a push until it has its name."""
 _ADAPTER_MARK = ".lora_"
 
 
@@ -42,35 +44,43 @@ class PushedWeights:
         return self._adapter is not None
 
     def write(
-        self, name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None, *, kept: Collection[str] = ()
+        self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None, *, kept: Collection[str] = ()
     ) -> Path:
         """Write a push in the place of earlier ones, but those that are `kept`. Returns its folder.
 
-        `dtype`: the type of its tensors; None for their own.
+        `dtype`: the type of its tensors; None for their own. Each is asked for when those before it are written.
 
         Raises TrainingError if they cannot be written.
         """
         for earlier in self.folder.iterdir():
             if earlier.name not in kept:
                 shutil.rmtree(earlier)
-        folder = self.folder / name
+        folder = self.folder / _INCOMING
         try:
             return self._write(folder, tensors, dtype)
         except (OSError, SafetensorError) as error:
-            size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
+            size = sum(file.stat().st_size for file in folder.glob("*")) / 2**20
             raise TrainingError(
-                f"the policy's weights, {size:.0f} MiB, cannot be written to {self.folder}: {error}. "
+                f"the policy's weights cannot be written to {self.folder}, after {size:.0f} MiB of them: {error}. "
                 "engine.transfer_folder names another folder that trainer and servers see"
             ) from None
 
-    def _write(self, folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Path:
+    def keep(self, written: Path, name: str) -> Path:
+        """Give what was written its name. Returns its folder: the earlier one, if that was kept."""
+        folder = written.with_name(name)
+        if folder.exists():
+            shutil.rmtree(written)
+            return folder
+        return written.rename(folder)
+
+    def _write(self, folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Path:
         folder.mkdir()
         if self._adapter is None:
             metadata = {"tensors_of_model": str(self._num_tensors)}
             for number, part in enumerate(_parts(tensors, dtype)):
                 save_file(part, folder / f"model-{number:05}.safetensors", metadata=metadata)
         else:
-            adapter = {_in_file(name): _on_host(tensor, dtype) for name, tensor in tensors.items()}
+            adapter = {_in_file(name): _on_host(tensor, dtype) for name, tensor in tensors}
             save_file(adapter, folder / "adapter_model.safetensors")
             self._adapter.save_pretrained(str(folder))
         return folder
@@ -80,10 +90,10 @@ class PushedWeights:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _parts(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+def _parts(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
     """The tensors on the host, in parts of about PART_BYTES, each until the next one: no more are copied at a time."""
     part: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         part[name] = _on_host(tensor, dtype)
         if sum(each.nbytes for each in part.values()) >= PART_BYTES:
             yield part

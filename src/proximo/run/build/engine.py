@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.engine import EngineConfig, VLLMEngineConfig
+from proximo.distributed.unread import numbers_of
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.http_client import RequestRefusedError, UnansweredError
@@ -67,11 +68,17 @@ class EngineServers:
             self._client(address, token)
 
     def start(
-        self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, path: str | None
+        self,
+        policy: LanguageModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        *,
+        path: str | None,
+        device: torch.device,
     ) -> None:
         """Start the servers that the configuration asks for. They are not ready yet.
 
-        `path`: folder or Hub name of the policy's weights; None for random ones.
+        `path`: folder or Hub name of the policy's weights; None for random ones. `device`: where the policy will be.
         """
         folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -82,7 +89,7 @@ class EngineServers:
             revision=_revision(policy) if model == path else None,
             dtype=self.dtype,
             raw_logprobs=sampling.temperature == 1,
-            on_cpu=policy.device.type == "cpu",
+            on_cpu=device.type == "cpu",
             max_model_len=sampling.max_tokens,
             lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
             num_adapters=sampling.staleness + 2,
@@ -135,8 +142,8 @@ class EngineServers:
             return str(folder)
         if path is not None and _lies_at(policy, path):
             return path
-        base = policy.base.state_dict()
-        kept = {name.replace(".base_layer.", "."): base[name] for name in base if ".lora_" not in name}
+        base = policy.base.state_dict(keep_vars=True)
+        kept = {name.replace(".base_layer.", "."): numbers_of(base[name]) for name in base if ".lora_" not in name}
         with quiet_transformers():
             policy.base.save_pretrained(folder, state_dict=kept)
         return str(folder)
@@ -218,7 +225,8 @@ def make_servers(
         return None
     if is_quantised(policy.base):
         raise ConfigError("engine.kind vllm cannot be given a quantised base: set model.quantisation to null")
-    if config.sleep and policy.device.type == "cpu":
+    device = current().device or policy.device  # on several ranks, models are on the host while a run is built
+    if config.sleep and device.type == "cpu":
         raise ConfigError("engine.sleep frees the memory of a GPU, but the policy is on the CPU: set it to false")
     dtype = config.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")
     made = EngineServers(config, dtype=dtype)
@@ -230,7 +238,7 @@ def make_servers(
             for server in made.servers:
                 _check_length(server, sampling)
         else:
-            made.start(policy, tokenizer, sampling, path=path)
+            made.start(policy, tokenizer, sampling, path=path, device=device)
 
     current().once(effect, what="the start of the engine")
     return made

@@ -46,6 +46,8 @@ class DeviceSpec:
     """The torch.compile backend of trained models."""
     resolve: Callable[[str], Precision] | None = None
     """The precision of a role on another device; None if it is that of the run on every device."""
+    by_shards: bool = False
+    """Whether numbers of models stay in their files until `shard_model` lays the model on the ranks."""
 
     @property
     def loading_device(self) -> torch.device:
@@ -80,7 +82,14 @@ def prepare_device(run: RunConfig) -> DeviceSpec:
     use_tf32(precision)
     if (world := current()).size > 1:
         world.device = device
-    return DeviceSpec(device=device, precision=precision, seed=run.seed, compile=run.compile, resolve=resolve)
+    return DeviceSpec(
+        device=device,
+        precision=precision,
+        seed=run.seed,
+        compile=run.compile,
+        resolve=resolve,
+        by_shards=world.size > 1,
+    )
 
 
 def build_tokenizer(
@@ -136,7 +145,9 @@ def build_language_model(
         refuse_second_adapter(source, role=role)
     # A quantised base is packed on its device, and never sharded.
     place = device_spec.loading_device if source.quantisation is None else device_spec.device
-    model = load_language_model(source, device=place, precision=device_spec.precision, tokenizer=tokenizer)
+    model = load_language_model(
+        source, device=place, precision=device_spec.precision, tokenizer=tokenizer, by_shards=device_spec.by_shards
+    )
     if is_adapted(model.model):
         # An earlier adapter is part of this stage's start, and therefore of its reference.
         model = LanguageModel(merged_copy(model.model), precision=device_spec.precision)
@@ -197,6 +208,7 @@ def build_scalar_model(
         precision=device_spec.precision,
         seed=device_spec.seed,
         tokenizer=tokenizer,
+        by_shards=device_spec.by_shards,
     )
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     return finish_scalar_model(model, config, device_spec=device_spec)
@@ -207,7 +219,8 @@ def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, de
     model = scalar_on(policy, HeadStart.ZERO, seed=device_spec.seed)
     if config.path is not None:
         source = ModelSource(path=config.path, revision=config.revision)
-        copy_head(model, load_scalar_model(source, fresh_head=None, device=torch.device("cpu")))
+        place = torch.device("cpu")
+        copy_head(model, load_scalar_model(source, fresh_head=None, device=place, by_shards=device_spec.by_shards))
     return model
 
 
@@ -248,8 +261,13 @@ def build_reward_source(
     else:
         source = ModelSource(path=config.path, revision=config.revision)
         device_spec = device_spec.on(config.device)
-        place = device_spec.loading_device
-        model = load_scalar_model(source, fresh_head=None, device=place, precision=device_spec.precision)
+        model = load_scalar_model(
+            source,
+            fresh_head=None,
+            device=device_spec.loading_device,
+            precision=device_spec.precision,
+            by_shards=device_spec.by_shards,
+        )
     model.model.requires_grad_(False)
     if isinstance(config, PRMRewardConfig):
         return ProcessReward(

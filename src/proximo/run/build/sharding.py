@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from proximo.config.devices import DevicesConfig
+from proximo.distributed.unread import read_all
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.models.freezing import decoder_layers
@@ -34,10 +35,12 @@ def shard_model(
     if world.size > 1 and devices.shard_of(role) != "replicate":
         _shard(model, devices, device, role=role, on_trunk=on_trunk, beside=beside, leaves_device=leaves_device)
         model.backbone.home = device
-    elif model.device != device:
-        model.model.to(device)
-        if on_trunk is not None:
-            on_trunk.model.to(device)
+    else:
+        moves = model.device != device
+        read_all(model.model, device)
+        for each in (model, on_trunk) if moves else ():
+            if each is not None:
+                each.model.to(device)
     if leaves_device:
         from proximo.models.backbone import IdlePlace
 

@@ -1,0 +1,98 @@
+"""Ranks meet in one order of collectives, which follows from the models, whatever share of the work each has."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from distributed.ranks import Ranks
+from proximo.trainer_kinds import recipe_kind
+from tiny_runs import LORA, Kind, changed, make_inputs, recipe_of
+
+STEPS = 2
+OF_MODELS = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
+FULL = {"devices.shard": "full", "run.evaluate_every_steps": None}
+TWO_LAYERS = {"policy.config.num_hidden_layers": 2}
+FEW_PROMPTS = FULL | TWO_LAYERS | {"ppo.prompts_per_step": 2, "ppo.minibatch_responses": 2}
+SHARED_BASE = {"model.lora": LORA, "value": {"lora": LORA}, "reward.0.share_base": True}
+CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "ppo": ("ppo", FEW_PROMPTS),
+    "gathered for an update": ("ppo", FEW_PROMPTS | {"devices.shard": "grads"}),
+    "bf16": ("ppo", FEW_PROMPTS | {"run.precision": "bf16"}),
+    "checkpointed layers": ("ppo", FEW_PROMPTS | {"policy.activation_checkpointing": True}),
+    "frozen layers": ("ppo", FEW_PROMPTS | {"model.frozen_layers": 1}),
+    "one base": ("ppo", FULL | {"ppo.prompts_per_step": 2, "ppo.minibatch_responses": 2} | SHARED_BASE),
+    "one trunk": ("ppo", FEW_PROMPTS | {"value": {"init_from": "trunk"}, "ppo.critic_warmup_steps": 1}),
+    "full kl, an average": (
+        "ppo",
+        FEW_PROMPTS
+        | {"ppo.kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}, "ppo.average_decay": 0.9},
+    ),
+    "online dpo": (
+        "ppo",
+        FULL
+        | TWO_LAYERS
+        | {
+            "ppo.prompts_per_step": 1,
+            "ppo.responses_per_prompt": 2,
+            "ppo.minibatch_responses": 2,
+            "ppo.policy_loss": {"objective": "online_dpo"},
+        },
+    ),
+    "dpo": ("dpo", FULL | {"model.config.num_hidden_layers": 2, "dpo.pairs_per_step": 1}),
+    "reward": ("reward", FULL | {"model.config.num_hidden_layers": 2, "reward.pairs_per_step": 1}),
+}
+
+
+class Order(TorchDispatchMode):
+    """The collectives of this rank; those of models with the bytes that they bring together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::")
+            tensors = tree_leaves(args) if name in OF_MODELS else []
+            self.met.append((name, sum(each.nbytes for each in tensors if isinstance(each, Tensor))))
+        return func(*args, **(kwargs or {}))
+
+
+def num_remembered() -> int:
+    """Passes through layers that FSDP keeps of all models of this process."""
+    gc.collect()
+    contexts = (vars(each) for each in gc.get_objects() if isinstance(each, FSDPCommContext))
+    # A model that has not run yet has no list.
+    return sum(len(each["post_forward_order"]) for each in contexts if "all_gather_stream" in each)
+
+
+def steps_of(case: str, place: Path) -> tuple[list[tuple[str, int]], list[int]]:
+    """The collectives of a few steps and evaluations, and what FSDP remembers after each."""
+    kind, changes = CASES[case]
+    trainer = recipe_kind(kind)
+    task: Any = trainer.build(trainer.schema.model_validate(changed(recipe_of(kind, place), changes)))
+    remembered = []
+    with Order() as order:
+        for step in range(1, STEPS + 1):
+            task.step(step)
+            task.evaluate()
+            remembered.append(num_remembered())
+    task.close()
+    return order.met, remembered
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_of_unequal_shares_meet_in_one_order(three: Ranks, case: str, tmp_path: Path) -> None:
+    """Each step, a rank has no prompt, or no pair. The deadline of the ranks ends the test where they do not meet."""
+    (first, _), *others = found = three.run(steps_of, case, make_inputs(tmp_path))
+    assert sum(name == "_allgather_base_" for name, _ in first) > 6 * STEPS
+    for order, _ in others:
+        assert order == first
+    for _, remembered in found:
+        assert remembered == [0] * STEPS
