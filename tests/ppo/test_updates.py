@@ -114,7 +114,7 @@ OBJECTIVES = [
     {"behaviour_weight": "masked", "behaviour_cap": 1.0},
     {"behaviour_weight": "truncated", "behaviour_cap": None, "behaviour_of": "geometric_mean"},
     *(
-        {"rejection": {"kind": "ratio", "over": over, "lower": 0.5, "upper": 1.4, "denominator": denominator}}
+        {"rejection": {"kind": "ratio", "over": over, "lower": 0.0365, "upper": 1.4, "denominator": denominator}}
         for over in ("token", "geometric_mean")
         for denominator in ("kept", "all")
     ),
