@@ -48,11 +48,11 @@ from proximo.ppo.inputs.coerce import (
 from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_learning, check_tokenizer, check_training
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
-from proximo.ppo.phases import phase
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
 from proximo.ppo.roles.in_notebook import open_progress, trainer_html
+from proximo.ppo.roles.phases import phase
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
