@@ -274,7 +274,7 @@ class PPOTrainer:
         """Sample until there are enough groups whose responses differ in their task reward, then take a step."""
         if prompts_of is None:
             raise ConfigError(
-                "advantage.zero_variance_groups: resample samples further prompts, which only `train` knows: use it"
+                "ppo.advantage.zero_variance_groups: resample samples further prompts, which only `train` knows: use it"
             )
         size, done = self.config.prompts_per_step, self.state.extra_rollouts
         different, equal, sampled = list[list[Scored]](), list[list[Scored]](), list[Scored]()
