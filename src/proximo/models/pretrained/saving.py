@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
+from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
 from proximo.models.adapted import is_adapted
 from proximo.models.pretrained.sharded import SHARDS, holds_shards, load_tensors
@@ -28,8 +29,12 @@ def save_pretrained(
 ) -> None:
     """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one).
 
-    `adapter`: what `whole_adapter` gathered, of a model that lies on several ranks.
+    A model that lies on several ranks is gathered on the host of rank 0, which writes it; every rank has to call it.
+    `adapter`: what `whole_adapter` gathered of such a model, for a call on rank 0 alone.
     """
+    if any(map(is_sharded, model.parameters())):
+        _save_from_ranks(model, folder)
+        return
     with quiet_transformers():
         if is_adapted(model):
             with _without_card(model):
@@ -38,6 +43,23 @@ def save_pretrained(
             _settle_adapter_config(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
+
+
+@torch.no_grad()
+def _save_from_ranks(model: "PreTrainedModel | PeftModel", folder: Path) -> None:
+    if is_adapted(model):
+        adapter = whole_adapter(model)
+        current().once(lambda: save_pretrained(model, folder, adapter=adapter), what="saving an adapter")
+        return
+    gathered: dict[int, Tensor] = {}  # tied weights once
+    state = model.state_dict(keep_vars=True)
+    for tensor in state.values():
+        if id(tensor) not in gathered:
+            here = whole(tensor)
+            gathered[id(tensor)] = here.cpu() if current().leads else here.new_empty(0)
+    with quiet_transformers():
+        named = {name: gathered[id(tensor)] for name, tensor in state.items()}
+        current().once(lambda: model.save_pretrained(folder, state_dict=named), what="saving a model")
 
 
 @contextmanager
