@@ -20,7 +20,7 @@ from proximo.models.adapted import is_adapted
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
-from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
+from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model, say_whole
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
@@ -151,7 +151,9 @@ def build_language_model(
     )
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     if is_adapted(model.model):
-        read_all(model.base)
+        if device_spec.by_shards:
+            say_whole(source, "its adapter is merged into the base")
+            read_all(model.base)
         # An earlier adapter is part of this stage's start, and therefore of its reference.
         whole = merged_copy(model.model).requires_grad_(True)  # peft froze it
         model = LanguageModel(whole, precision=device_spec.precision)
