@@ -26,6 +26,7 @@ from proximo.models.attention.packed import (
     attending_again,
     register_attention,
 )
+from proximo.models.balancing import Balancing, ExpertLoad, balancing_of, expert_load
 from proximo.models.compilation import compile_layers
 from proximo.models.context_length import position_limit
 from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
@@ -111,6 +112,9 @@ class Backbone:
         """Where the weights lie while nothing uses them; None for the device itself."""
         self._num_users = 0
         self.position_limit = position_limit(base.config)
+        self.balancing: Balancing | None = balancing_of(base.config)
+        """How the experts are balanced in training; None for no mixture, or one that is not to be balanced."""
+        self._loads: list[ExpertLoad] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -210,8 +214,44 @@ class Backbone:
         fused = self._fused_layers()
         if fused is not None:
             return fused.run(packed, layout, rows=rows, cache=cache)
-        hidden = self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
+        notes = self._loads is not None and torch.is_grad_enabled()
+        output = self._output(
+            packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache, routers=notes
+        )
+        if self._loads is not None and notes:
+            self._loads.append(self._load_of(output, packed))
+        hidden = output.last_hidden_state[0]
         return hidden if rows is None else hidden[rows]
+
+    @contextmanager
+    def noting_loads(self) -> Generator[list[ExpertLoad]]:
+        """Inside, each pass with gradients over packed tokens adds what its routers did to the list."""
+        self._loads = loads = []
+        try:
+            yield loads
+        finally:
+            self._loads = None
+
+    def expert_load(self, packed: Packed) -> ExpertLoad:
+        """What the routers do with packed tokens, for a model that is to be balanced.
+
+        Raises ModelError if the model does not tell.
+        """
+        layout = PackedLayout(packed.lengths, self.path.attention, prefixes=packed.prefixes)
+        output = self._output(packed.token_ids[None], packed.position_ids[None], layout=layout, routers=True)
+        return self._load_of(output, packed)
+
+    def balance(self, coefficient: float) -> None:
+        """Balance the experts with this coefficient, whatever the configuration asks for; 0 for not at all.
+
+        Raises ModelError if the model has no loss that balances experts.
+        """
+        self.balancing = balancing_of(self.layers.config, coefficient)
+
+    def _load_of(self, output: Any, packed: Packed) -> ExpertLoad:
+        assert self.balancing is not None, "only such models are asked"
+        per_token = self.balancing.experts_per_token
+        return expert_load(output.get("router_logits"), packed.num_uses, experts_per_token=per_token)
 
     def decoder(self) -> Decoder:
         """The fastest implementation of `decode` for the current modules. Weights may still change in place."""
@@ -243,6 +283,18 @@ class Backbone:
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch tokens hidden"]:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
+        return self._output(token_ids, position_ids, layout=layout, cache=cache).last_hidden_state
+
+    def _output(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        *,
+        layout: AttentionLayout,
+        cache: Cache | None = None,
+        routers: bool = False,
+    ) -> Any:
+        """What the layers give, as transformers names it. `routers`: with the logits of routers."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None
         if self.precision.is_half:
@@ -250,11 +302,8 @@ class Backbone:
         # `computing` casts plain matrix products. Autocast covers the others: experts, and attention written out in a
         # model.
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=compute is not None)
+        given: dict[str, Any] = {self._cache_argument: cache}
+        if self.balancing is not None:
+            given["output_router_logits"] = routers
         with half, attending(layout), computing(compute):
-            output = layers(
-                input_ids=token_ids,
-                position_ids=position_ids,
-                use_cache=cache is not None,
-                **{self._cache_argument: cache},
-            )
-        return output.last_hidden_state
+            return layers(input_ids=token_ids, position_ids=position_ids, use_cache=cache is not None, **given)

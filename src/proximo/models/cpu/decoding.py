@@ -1,9 +1,9 @@
 """Decodes one token per row through all layers of a model in a single call of a C kernel.
 
-The kernel computes the formulas of `fused.py`, in the same types. In float32 it reads the model's own weights, which may
-change in place between two calls; matrices with an adapter, and those of GPT-2, are copied for it in the form that it
-reads. In bf16 it reads the casts of the weights (`precision/compute.py::casting`), and an adapter multiplies apart. When
-a model is loaded, the probe compares the kernel's results with the model's own code.
+The kernel computes the formulas of `fused.py`, in the same types. In float32 it reads the model's own weights, which
+may change in place between two calls; matrices with an adapter, and those of GPT-2, are copied for it in the form that
+it reads. In bf16 it reads the casts of the weights (`precision/compute.py::casting`), and an adapter multiplies apart.
+When a model is loaded, the probe compares the kernel's results with the model's own code.
 
 Legend: B rows, D width, K head width.
 """
@@ -25,7 +25,6 @@ from proximo.models.cpu.parts import Linear, Norm, RMSNorm
 from proximo.native import decoding as native
 from proximo.native.library import is_plain, kernels_for, library, pointer
 from proximo.native.row_kernels import ACTIVATIONS
-
 
 _MATRICES = ("query", "key", "value", "output", "down", "gate", "up")
 """The matrices of a layer, of which a layer without gate has no `up`."""
