@@ -74,7 +74,7 @@ class KernelDecoder:
         """
         layers = fused.parts.layers
         indices = [layer.attention.layer_idx for layer in layers]
-        types = {torch.float32, layers[0].inputs.dtype}
+        types = {torch.float32, torch.bfloat16} if layers[0].inputs.dtype is torch.bfloat16 else {torch.float32}
         readable = library() is not None and all(
             weight.is_contiguous() and type(weight) is torch.nn.Parameter and is_plain(weight) and weight.dtype in types
             for weight in fused.model.parameters()
