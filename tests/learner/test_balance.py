@@ -1,6 +1,7 @@
 """The load-balancing loss of experts: transformers' number and gradient, and the same for every cut of an update."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import ARCHITECTURES, EXPERTS, LLAMA_LIKE, enlarge_weights, keep_float64, random_sequences
+from builders import tiny_tokenizer
+from proximo.config.run import ModelConfig, TokenizerConfig
 from proximo.errors import ModelError
 from proximo.learner.balance import ExpertBalance
 from proximo.learner.optimizer import OptimizerOptions
@@ -17,6 +20,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import Packed, PackedResponses, pack, pack_nothing, pack_responses
 from proximo.models.precision.placement import Precision
+from proximo.run.build.models import check_readers
 
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 KINDS: dict[str, dict] = {
@@ -250,3 +254,14 @@ def test_who_is_balanced() -> None:
     assert balancing_of(dense, 0.0) is None
     with pytest.raises(ModelError, match=r"balancing_coefficient is 0\.1, but a llama model has no loss"):
         balancing_of(dense, 0.1)
+
+
+def test_a_section_that_balances_a_dense_model_is_refused_before_any_weights_are_read(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    config = AutoConfig.for_model(**ARCHITECTURES["llama"])
+    config.vocab_size = len(tokenizer)
+    config.save_pretrained(tmp_path)
+    section = ModelConfig(path=str(tmp_path), balancing_coefficient=0.01)
+    with pytest.raises(ModelError, match="a llama model has no loss that balances experts"):
+        check_readers(TokenizerConfig(), tokenizer, {"policy": section})
+    check_readers(TokenizerConfig(), tokenizer, {"policy": section.model_copy(update={"balancing_coefficient": 0.0})})
