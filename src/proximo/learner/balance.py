@@ -1,4 +1,4 @@
-"""Adds the load-balancing loss of a mixture of experts to the losses of an update. The formula: models/balancing.py."""
+"""Adds the load-balancing loss of a mixture of experts to the losses of an update."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from typing import Generic, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from proximo.algorithms.losses import ExpertLoad, balancing_loss
 from proximo.distributed.world import current
 from proximo.models.backbone import Backbone
-from proximo.models.balancing import ExpertLoad, balancing_loss
 from proximo.models.packing import Packed
 
 Batch = TypeVar("Batch")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
 from proximo.models.adapted import base_of
@@ -26,13 +27,13 @@ from proximo.models.attention.packed import (
     attending_again,
     register_attention,
 )
-from proximo.models.balancing import Balancing, ExpertLoad, balancing_of, expert_load
 from proximo.models.compilation import compile_layers
 from proximo.models.context_length import position_limit
 from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
 from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.balancing import Balancing, balancing_of
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 
 if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
@@ -250,8 +251,15 @@ class Backbone:
 
     def _load_of(self, output: Any, packed: Packed) -> ExpertLoad:
         assert self.balancing is not None, "only such models are asked"
-        per_token = self.balancing.experts_per_token
-        return expert_load(output.get("router_logits"), packed.num_uses, experts_per_token=per_token)
+        per_layer = output.get("router_logits") or ()
+        shapes = [list(logits.shape) for logits in per_layer]
+        if not shapes or any(shape != [packed.num_tokens, shapes[0][-1]] for shape in shapes):
+            raise ModelError(
+                f"to balance experts, the routers of a {self.layers.config.model_type} model must each give "
+                f"[{packed.num_tokens} tokens, experts], and they give {shapes or 'nothing'}: set "
+                "balancing_coefficient to 0"
+            )
+        return expert_load(per_layer, packed.num_uses, experts_per_token=self.balancing.experts_per_token)
 
     def decoder(self) -> Decoder:
         """The fastest implementation of `decode` for the current modules. Weights may still change in place."""

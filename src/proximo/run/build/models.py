@@ -16,7 +16,6 @@ from proximo.data.tokenizer_training import train_tokenizer
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, ModelError
 from proximo.models.adapted import is_adapted
-from proximo.models.balancing import balancing_of
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
@@ -24,6 +23,7 @@ from proximo.models.loading import check_tokenizer, load_language_model, load_sc
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
+from proximo.models.pretrained.balancing import balancing_of
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
