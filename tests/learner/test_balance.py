@@ -27,7 +27,6 @@ KINDS: dict[str, dict] = {
     **{name: ARCHITECTURES[name] for name in ("mixtral", "qwen3_moe", "gpt_oss")},
     "olmoe": {**LLAMA_LIKE, "model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**LLAMA_LIKE, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 24},
-    "phimoe": {**LLAMA_LIKE, **LOCAL, "model_type": "phimoe"},
     "granitemoe": {**LLAMA_LIKE, **LOCAL, "model_type": "granitemoe"},
     "jetmoe": {**LLAMA_LIKE, **LOCAL, "model_type": "jetmoe", "kv_channels": 8},
     "minimax_m2": {**LLAMA_LIKE, **LOCAL, "model_type": "minimax_m2", "head_dim": 8},
