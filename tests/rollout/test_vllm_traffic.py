@@ -123,7 +123,7 @@ def test_another_file_than_was_announced_is_refused_before_a_layer_is_opened(
 ) -> None:
     made = inside(monkeypatch)
     monkeypatch.setattr(made, "initialize_layerwise_reload", None)
-    path = PushedWeights(tmp_path, adapter=None, num_tensors=1).write("push", {"a": torch.ones(3)})
+    path = PushedWeights(tmp_path, adapter=None, num_tensors=1).write({"a": torch.ones(3)}.items())
     update = made.FileUpdate(path=str(path), digest=fingerprint({"a": torch.zeros(3)}))
     with pytest.raises(ValueError, match="holds other weights than were announced"):
         made.FileTransfer().receive_weights(update)
