@@ -23,14 +23,14 @@ class AnswerBatch:
     mask: Tensor | None = None
     """[tokens of all answers] bool: True for those that count; None where all do."""
 
-
-Mask = Sequence[bool] | None
-"""Of each token of an answer whether it counts; None where all do."""
-
     @property
     def tokens(self) -> Packed:
         """All tokens of the micro-batch."""
         return self.answers.packed
+
+
+Mask = Sequence[bool] | None
+"""Of each token of an answer whether it counts; None where all do."""
 
 
 def answer_batches(
