@@ -230,7 +230,7 @@ def test_the_weights_are_those_that_were_trained(read: dict[str, Read]) -> None:
 
 def test_one_pass_gives_the_numbers_that_it_gives_here(read: dict[str, Read]) -> None:
     for name, each in read.items():
-        bound = 0.05 if "bfloat16" in name else 2e-5
+        bound = (0.05 if "bfloat16" in name else 2e-5) * max(1.0, each.ours.abs().max().item())
         found = torch.tensor(each.found["output"])
         torch.testing.assert_close(found, each.ours, atol=bound, rtol=0, msg=f"{name}: {found} {each.ours}")
 

@@ -269,7 +269,7 @@ def test_columns_of_another_form_are_not_used() -> None:
 def test_columns_of_prompts_are_given_to_rewards_and_none_is_unused() -> None:
     made, report = load("prompts", TEXT_ROWS["prompts"] | EXTRA)
     assert not report.remarks
-    assert made.metadata == {name: value for name, value in EXTRA.items() if name != "id"}
+    assert made.metadata == EXTRA
 
 
 def test_columns_of_problem_sets_are_known() -> None:

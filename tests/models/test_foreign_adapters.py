@@ -76,18 +76,24 @@ def logits(path: str) -> torch.Tensor:
     return model.next_logits(model.hidden_states(pack([IDS])))
 
 
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """But for rounding in float32, in whose last bits a merged matrix differs from a sum of two products."""
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 5e-5 * max(1, expected.abs().max())
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["two matrices", "one matrix"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_model_that_peft_makes_of_it_here_and_in_what_is_saved(kind: str, tied: bool) -> None:
     expected = make_adapter(tied=tied, **KINDS[kind])
-    torch.testing.assert_close(logits("adapter"), expected, atol=2e-5, rtol=0)
-    assert not torch.allclose(logits("base"), expected, atol=1e-3)
+    assert_same(logits("adapter"), expected)
+    assert (logits("base") - expected).abs().max() > 1e-3 * max(1, expected.abs().max())
     merged = built("adapter")
     assert all(parameter.requires_grad for parameter in merged.parameters())
     save_pretrained(merged, Path("saved"))
     saved = AutoModelForCausalLM.from_pretrained("saved")
     with torch.no_grad():
-        torch.testing.assert_close(saved(torch.tensor([IDS])).logits[0], expected, atol=2e-5, rtol=0)
+        assert_same(saved(torch.tensor([IDS])).logits[0], expected)
     is_one = saved.lm_head.weight is saved.model.embed_tokens.weight
     assert json.loads(Path("saved/config.json").read_text())["tie_word_embeddings"] is is_one
     if kind in ("linear layers", "two tokens", "adapters tied"):
@@ -108,7 +114,7 @@ def test_it_is_the_model_that_peft_makes_of_it_here_and_in_what_is_saved(kind: s
 def test_it_brings_the_rows_that_it_was_trained_with(rows: int, options: dict[str, Any]) -> None:
     expected = make_adapter(rows=rows, **options)
     assert expected.shape[-1] == rows
-    torch.testing.assert_close(logits("adapter"), expected, atol=2e-5, rtol=0)
+    assert_same(logits("adapter"), expected)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_a_configuration_beside_it_changes_nothing_and_whole_weights_beside_it_a
     """transformers would then load the base with the adapter inside, or the base in place of the weights."""
     expected = make_adapter(modules_to_save=["lm_head"])
     Path("adapter/config.json").write_bytes(Path("base/config.json").read_bytes())
-    torch.testing.assert_close(logits("adapter"), expected, atol=2e-5, rtol=0)
+    assert_same(logits("adapter"), expected)
     Path("adapter/model.safetensors").write_bytes(Path("base/model.safetensors").read_bytes())
     with pytest.raises(ModelError, match=r"holds an adapter .* and whole weights \(model.safetensors\)"):
         logits("adapter")
@@ -178,7 +184,7 @@ def test_the_reference_below_it_is_without_what_it_replaced() -> None:
     with torch.no_grad():
         below = base_alone(LanguageModel(model))
         found = below.next_logits(below.hidden_states(pack([IDS])))
-    torch.testing.assert_close(found, logits("base"), atol=2e-5, rtol=0)
+    assert_same(found, logits("base"))
 
 
 def built(path: str) -> Any:

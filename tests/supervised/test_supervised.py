@@ -227,7 +227,7 @@ def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool
     (place / "pairs.jsonl").write_text("".join(json.dumps({**row, "prompt": "ab" * n}) + "\n" for n in range(1, 5)))
     recipe = changed(recipe_of("reward", place), {"reward.loss": loss})
     task = build_reward_task(RewardRecipe.model_validate(recipe))
-    assert ("the margins of 2 pairs are not used" in " ".join(task.notes)) == noted
+    assert ("the margins of 3 pairs are not used" in " ".join(task.notes)) == noted
 
 
 def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_updates():

@@ -74,14 +74,9 @@ def narrow_linear(
 ) -> Float[Tensor, "*batch vocab"]:
     """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
     if torch.is_inference_mode_enabled() and not has_kernels_for_all(rows):
-        return linear(_rounded(rows), remembered(weight, "rounded", _rounded), bias)
+        return linear(rows.to(torch.bfloat16).float(), cast_weight(weight, torch.bfloat16), bias)
     flat: Tensor = _NarrowLinear.apply(rows.flatten(0, -2), weight, weight_operand(weight), bias)
     return flat.view(*rows.shape[:-1], -1)
-
-
-def _rounded(tensor: Tensor) -> Tensor:
-    """bf16 numbers in float32. The kernel for few rows takes them so."""
-    return tensor.to(torch.bfloat16).float()
 
 
 def _widened(tensor: Tensor) -> Tensor:

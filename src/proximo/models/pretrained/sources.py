@@ -157,7 +157,8 @@ def _check_generation_settings(path: str, revision: str | None) -> None:
     except Exception as error:  # each setting is checked in its own way
         if memory_ran_out(error):
             raise
-        raise ModelError(f"transformers refuses the {GENERATION} of {path}: {first_part(error)}; {advice}") from error
+        why = first_part(error).rstrip(".")
+        raise ModelError(f"transformers refuses the {GENERATION} of {path}: {why}; {advice}") from error
     ends = settings.eos_token_id
     for end in ends if isinstance(ends, list) else [ends]:
         if end is not None and not isinstance(end, int):
