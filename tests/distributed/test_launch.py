@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributed.launched import MOST_SECONDS, end, sft_recipe, start, wait_for_lines
 
+from distributed.launched import MOST_SECONDS, end, sft_recipe, start, wait_for_lines
 from proximo.checkpoint.run_folder import MARKER, OUTCOME, open_abandoned, open_run
 from proximo.distributed import launch, unheeded
 from proximo.distributed.unheeded import PATIENCE_BEATS, Unheeded
