@@ -53,7 +53,8 @@ class FakeVLLM:
         """A prefix cache that nobody resets."""
         self.counts: Counter[str] = Counter()
         self.turns = Turns()
-        self.seconds_per_token = 0.0
+        self.before_token: Callable[[int], object] = lambda position: None
+        """Called before each token of a response, in the thread of its request."""
         self.is_paused = False
         self.is_asleep = False
         self._is_updating = False
@@ -176,7 +177,7 @@ class FakeVLLM:
         token_ids, content, finish = list(body["token_ids"]), [], "length"
         spans: list[dict[str, Any]] = []
         for position in range(options.max_new_tokens):
-            time.sleep(self.seconds_per_token)
+            self.before_token(position)
             while self.is_paused:
                 time.sleep(0.001)
             with self.turns.turn():
