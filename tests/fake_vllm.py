@@ -77,9 +77,10 @@ class FakeVLLM:
 
     def restart(self) -> None:
         """Lose all that was pushed, as a server does that starts anew from its folder."""
-        self.base.model.load_state_dict(self.first)
-        self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
-        self.cached.clear()
+        with self.turns.turn():  # no token is drawn by weights of one version under the name of another
+            self.base.model.load_state_dict(self.first)
+            self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
+            self.cached.clear()
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         """The usual reply: an object, a status, or a status with what it says."""

@@ -88,40 +88,38 @@ def test_a_bound_of_0_gives_the_bits_of_a_synchronous_run() -> None:
 
 
 def test_weights_that_are_loaded_while_it_samples_interrupt_responses() -> None:
-    """Later steps draw a token, and the next one when the learner has loaded the weights of the step before."""
+    """Of the second step, the first tokens are drawn by the first weights, and the next ones by those that come."""
     made = trainer(2)
-    first = {prompt.id for prompt in made.in_order(made._prompts(PROMPTS))(0)}
-    begun, to_wait = set[DecodingCall](), set[DecodingCall]()
+    calls, interrupted = list[DecodingCall](), threading.Event()
     step, is_done, begin = DecodingCall.step, DecodingCall.done.fget, AsyncRollouts._begin
     assert is_done is not None
 
     def noted(call: DecodingCall) -> list[Any]:
-        if call not in begun and {group[0].prompt.id for group in call._samples} != first:
-            to_wait.add(call)
         ended = step(call)
-        begun.add(call)
+        calls.extend([call] if call not in calls else [])
         return ended
 
     def patient(call: DecodingCall) -> bool:
         """Asked before each pass, while its thread does not have the turn at the engine."""
-        if call in to_wait:
+        if calls[1:2] == [call] and not interrupted.is_set():
             wait_until(lambda: call.has_stale_cache, "new weights")
-            to_wait.remove(call)
+            interrupted.set()
         return is_done(call)
 
-    def really_begin(ahead: AsyncRollouts, number: int, *given: Any) -> None:
-        """Begin to sample a step: its first tokens are drawn with the weights of now."""
+    def in_order(ahead: AsyncRollouts, number: int, *given: Any) -> None:
+        """Sample the first two steps in their order, and begin both before the learner takes the first one."""
         begin(ahead, number, *given)
-        wait_until(lambda: len(begun) > number, "the first tokens of a step")
+        wait_until(lambda: len(calls) > min(number, 1), "the first tokens")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DecodingCall, "step", noted)
         patch.setattr(DecodingCall, "done", property(patient))
-        patch.setattr(AsyncRollouts, "_begin", really_begin)
+        patch.setattr(AsyncRollouts, "_begin", in_order)
         history = made.train(PROMPTS, reward=count_a)
-    assert history[0]["staleness/interrupted_fraction"] == 0
-    assert min(line["staleness/interrupted_fraction"] for line in history[1:]) > 0
-    assert [line["staleness/max_steps"] for line in history] == [0, 1, 2, 2, 2, 2]
+    assert interrupted.is_set()
+    assert [history[step]["staleness/interrupted_fraction"] > 0 for step in (0, 1)] == [False, True]
+    assert [history[step]["staleness/max_steps"] for step in (0, 1)] == [0, 1]
+    assert max(line["staleness/max_steps"] for line in history) <= 2
     assert all(0 < line["staleness/learner_idle_fraction"] <= 1 for line in history)
 
 
