@@ -62,7 +62,10 @@ class Everything(Verifier):
 
 
 class Hostile(Verifier):
-    """Does what the answer says; else its score is the answer's length."""
+    """Does what the answer says; else its score is the answer's length. `begun` gets a byte before it hangs."""
+
+    def __init__(self, begun: str | None = None) -> None:
+        self.begun = begun
 
     def grade(self, answer: Answer) -> Grade:
         deed = getattr(self, f"do_{answer.text}", None)
@@ -73,10 +76,17 @@ class Hostile(Verifier):
     def timeout_grade(self) -> Grade:
         return Grade(score=-0.5, state=ScoreState.MODEL_FAULT, components={"part": 0.0})
 
+    def note(self) -> None:
+        if self.begun is not None:
+            with Path(self.begun).open("a", encoding="utf-8") as marks:
+                marks.write("x")
+
     def do_sleep(self) -> None:
+        self.note()
         time.sleep(1000)
 
     def do_spin(self) -> None:
+        self.note()
         while True:
             pass
 
@@ -175,7 +185,7 @@ class Flaky(Verifier):
 
 
 class Slow(Verifier):
-    """Takes as many seconds as the answer says, the first times; none after that."""
+    """Takes as many seconds as the answer says, the first times; none after that. Its file has a byte for each."""
 
     def __init__(self, folder: str, times: int = 1) -> None:
         self.folder, self.times = Path(folder), times
@@ -190,10 +200,11 @@ class Slow(Verifier):
 
 
 class Late(Verifier):
-    """Is ready after half a second."""
+    """Is ready when a file is there."""
 
-    def __init__(self) -> None:
-        time.sleep(0.5)
+    def __init__(self, go_on: str) -> None:
+        while not Path(go_on).exists():
+            time.sleep(0.01)
 
 
 class Closing(Verifier):

@@ -55,7 +55,8 @@ class FakeVLLM:
         """A prefix cache that nobody resets."""
         self.counts: Counter[str] = Counter()
         self.turns = Turns()
-        self.seconds_per_token = 0.0
+        self.before_token: Callable[[int], object] = lambda position: None
+        """Called before each token of a response, in the thread of its request."""
         self.is_paused = False
         self.is_asleep = False
         self._is_updating = False
@@ -78,9 +79,10 @@ class FakeVLLM:
 
     def restart(self) -> None:
         """Lose all that was pushed, as a server does that starts anew from its folder."""
-        self.base.model.load_state_dict(self.first)
-        self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
-        self.cached.clear()
+        with self.turns.turn():  # no token is drawn by weights of one version under the name of another
+            self.base.model.load_state_dict(self.first)
+            self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
+            self.cached.clear()
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         """The usual reply: an object, a status, or a status with what it says."""
@@ -178,7 +180,7 @@ class FakeVLLM:
         token_ids, content, finish = list(body["token_ids"]), [], "length"
         spans: list[dict[str, Any]] = []
         for position in range(options.max_new_tokens):
-            time.sleep(self.seconds_per_token)
+            self.before_token(position)
             while self.is_paused:
                 time.sleep(0.001)
             with self.turns.turn():

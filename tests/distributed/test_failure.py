@@ -109,14 +109,14 @@ def test_ten_random_kills_change_nothing(two: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_torchrun_starts_a_rank_again_that_was_stopped(tmp_path: Path) -> None:
-    recipe = sft_recipe(tmp_path, timeout_seconds=20)
+    recipe = sft_recipe(tmp_path, timeout_seconds=60)
     ended = torchrun(recipe, [{"rank": 1, "at": "step", "number": 4, "do": "stop"}])
     assert ended.status == 0, ended.output
     (error,) = ended.errors
     assert re.match(RANK_1 + "is stopped or gone: no sign of life", error)
     _, stopped, again = (float(line.split()[1]) for line in ended.faults)
     print(f"{error}\nstarted again after {again - stopped:.1f} s")
-    assert again - stopped < 20 + 30 + SOON_SECONDS, "the deadline, and the time that torchrun gives to a rank"
+    assert again - stopped < 60 + 30 + SOON_SECONDS, "the deadline, and the time that torchrun gives to a rank"
     assert [line["step"] for line in read_lines(ended.run / "metrics.jsonl")] == list(range(NUM_STEPS + 1))
     assert ended.outcome["state"] == "finished"
 
@@ -247,7 +247,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], int, str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
     fault, status, message = KINDS[kind]
-    waits = {"timeout_seconds": 20} if fault["do"] in ("stop", "sleep") else {}
+    waits = {"timeout_seconds": 60} if fault["do"] in ("stop", "sleep") else {}
     ended = launched(sft_recipe(tmp_path, **waits), fault)
     assert ended.status == status, ended.output
     if message:

@@ -63,7 +63,7 @@ def run_battery(copies: Path, machine: str) -> dict:
     if who == "user" and os.getuid() == 0:
         command[0] = interpreter_for_all()
         changed |= {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": []}
-    changed |= {"cwd": "/", "capture_output": True, "text": True, "timeout": 300}
+    changed |= {"cwd": "/", "capture_output": True, "text": True, "timeout": 1200}
     environment = {"PYTHONPATH": str(copies), "PROXIMO_TEST_SECRET": "seen", "PATH": os.environ["PATH"]}
     done = subprocess.run(command, env=environment, check=False, **changed)
     if done.returncode != 0 and "SandboxError" in done.stderr:
