@@ -34,6 +34,8 @@ Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
 """Called with path and body of a request. It returns the reply: bytes, a status, a status with what it says, or None
 for the usual one."""
 
+CUT = object()
+"""A reply that never comes: the connection is closed."""
 GENERATE = "/inference/v1/generate"
 LOADING = threading.Lock()
 """Filters of warnings, which loading an adapter sets, are of the whole process."""
@@ -239,6 +241,9 @@ class _Handler(BaseHTTPRequestHandler):
         reply = None if self.fake.fault is None else self.fake.fault(self.fake, self.path, body)
         if reply is None:
             reply = self.fake.answer(self.path, body)
+        if reply is CUT:
+            self.close_connection = True
+            return
         status, content = _status_and_content(reply)
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))

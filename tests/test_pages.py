@@ -1,4 +1,4 @@
-"""Pages that texts of the package name: each is there, with its section, and is shown with an address that opens it."""
+"""Pages that texts of the package name: each is there, with its section, and its address leads to it."""
 
 import importlib.metadata
 import re

@@ -295,7 +295,7 @@ def test_a_dry_run_of_kto_says_what_is_read(folder, capsys, point, text):
 
 def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
     overrides = ["ppo.advantage.estimator=group_centred", "ppo.responses_per_prompt=2", "ppo.advantage.gae_lambda=0.5"]
-    assert main(["ppo", write_recipe(folder, PPO), *overrides]) == 143
+    assert main(["ppo", write_recipe(folder, PPO), *overrides, "--quiet"]) == 143
     assert (
         capsys.readouterr().err
         == "note: ppo.advantage.gae_lambda has no effect: advantage group_centred has no critic\n"
@@ -343,7 +343,7 @@ def test_a_failure_is_one_message_and_status_1(folder, monkeypatch, capsys, erro
 
     monkeypatch.setitem(sys.modules, "proximo.commands.pipeline.run", SimpleNamespace(run_recipe=run_recipe))
     assert main(["ppo", write_recipe(folder, PPO)]) == status
-    assert capsys.readouterr().err == f"error: {error}\n"
+    assert capsys.readouterr().err == f"loading torch and transformers\nerror: {error}\n"
 
 
 def test_a_bug_keeps_its_traceback(folder, monkeypatch):

@@ -55,7 +55,7 @@ def test_the_answer_and_all_other_columns_go_along() -> None:
         {"prompt": "b", "answer": None},
     )
     assert (prompts[0].answer, prompts[0].id) == ("145.0", "k")
-    assert prompts[0].metadata == {"nums": [1, 2], "tests": {"t": 1}}
+    assert prompts[0].metadata == {"answer": 145.0, "nums": [1, 2], "tests": {"t": 1}, "id": "k"}
     assert (prompts[1].answer, prompts[1].id, prompts[1].metadata) == (None, "made-2", {})
 
 

@@ -132,7 +132,7 @@ def test_openings_of_reviews_are_prompts(real_tokenizers) -> None:
     prompts, _ = load_prompts(load_rows([source]).rows, real_tokenizers["gpt2"], PromptOptions(first_words=8))
     assert all(len(prompt.text.split()) == 8 for prompt in prompts)
     assert prompts[0].id.startswith("cv")
-    assert prompts[0].metadata == {"label": 1}
+    assert prompts[0].metadata == {"label": 1, "id": prompts[0].id}
 
 
 @pytest.mark.parametrize(

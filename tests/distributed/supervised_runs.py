@@ -60,7 +60,17 @@ CASES: dict[str, dict[str, Any]] = {
     "ipo": {"loss": "ipo", "rows": 1},
     "bf16": {"bf16": True, "tokens_per_microbatch": 24},
     "dropout": {"dropout": True, "tokens_per_microbatch": 24},
+    "experts": {"experts": True, "tokens_per_microbatch": 24},
+    "experts_few_rows": {"experts": True, "rows": 1},
 }
+
+EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.1,
+}
+"""Balanced, in a mixture."""
 
 FULL, GRADS, REPLICATE = {"shard": "full"}, {"shard": "grads"}, {"shard": "replicate"}
 OFFLOADED = FULL | {"offload": "always"}
@@ -69,7 +79,7 @@ EVERY_CASE: list[tuple[Trainer, str]] = [
     *(
         (trainer, case)
         for case in CASES
-        if case not in ("divergence_window", "ipo", "bf16", "dropout")
+        if case not in ("divergence_window", "ipo", "bf16", "dropout", "experts", "experts_few_rows")
         for trainer in TRAINERS
     ),
     ("reward", "divergence_window"),
@@ -137,13 +147,18 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     options = dict(CASES[case])
     lora, rows = options.pop("lora", False), options.pop("rows", 4)
     frozen, checkpointing = options.pop("frozen", False), options.pop("checkpointing", False)
+    experts = options.pop("experts", False)
     precision = Precision.BF16 if options.pop("bf16", False) else Precision.FLOAT32
     shared = {
         "optimizer": {"learning_rate": 1e-2, "warmup_updates": 2},
         "num_epochs": rows * NUM_UPDATES / 11,
     } | options
     sizes: dict[str, Any] = {"hidden_size": 32, "attention_dropout": 0.5 if "dropout" in options else 0.0}
-    language = LanguageModel(tiny_language_model(dtype=dtype, seed=3, **sizes), precision=precision)
+    sizes |= EXPERTS if experts else {}
+    plain = tiny_language_model("mixtral" if experts else "llama", dtype=dtype, seed=3, **sizes)
+    if experts:
+        plain.set_experts_implementation("eager")  # others have no float64
+    language = LanguageModel(plain, precision=precision)
     model: Any = language
     if trainer in ("reward", "prm"):
         model = scalar_from_language_model(language, HeadStart.NORMAL, seed=1)

@@ -254,6 +254,9 @@ def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
         (error,) = ended.errors
         assert re.match(message, error), error
         assert "Traceback" not in ended.output
+        if fault["at"] not in ("build", "folder"):
+            assert ended.outcome["state"] == "failed"
+            assert ended.outcome["reason"] in error
     else:
         assert ended.output.count("ValueError: this was to fail") == 1
     assert "terminate called" not in ended.output
@@ -274,6 +277,7 @@ def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
     assert ended.status == status, ended.output
     assert not ended.errors
     assert ended.output.count("SIGTERM: ending this step") == 1
+    assert "goes on" not in ended.output, "the other rank heeds it not, but rank 0 does"
     step = read_lines(run / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
     assert ended.outcome["state"] == "stopped"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -130,7 +131,7 @@ CASES: dict[str, Callable[[Path, DeviceSpec], list[Model]]] = {
     "one trunk": on_one_trunk,
     "narrow": narrow,
 }
-WHOLE = {"an adapter merged": "", "fused experts": "together from those in its files"}
+WHOLE = {"an adapter merged": "its adapter is merged", "fused experts": "together from those in its files"}
 """Cases in which a model is loaded whole, and what is said of it."""
 
 
@@ -204,8 +205,9 @@ def test_shards_of_files_are_the_weights_of_the_files(two: Ranks, case: str, pla
         num_unread, left = found["unread"]
         assert left == 0
         assert (num_unread == 0) == (case in WHOLE)
-        said = WHOLE.get(case, "")
-        assert [said in each for each in found["said"]] == ([True] if said and rank == 0 else [])
+        assert [WHOLE.get(case, "") in each for each in found["said"]] == (
+            [True] if case in WHOLE and rank == 0 else []
+        )
 
 
 def test_models_that_are_replicated_are_read_whole(two: Ranks, place: Path) -> None:
@@ -289,6 +291,27 @@ def test_numbers_that_are_not_finite_are_refused(layer: int, tmp_path: Path) -> 
     rank = 0 if layer == 1 else 1
     assert re.match(rf"ModelError: the tensor {name} .*holds 1 .*values that are not finite", ends[rank].error)
     assert re.match(f"RankError: rank {rank}.*{name}.*not finite", ends[1 - rank].error)
+
+
+def saved_by_a_library(place: Path, name: str, folder: Path, lora: bool) -> dict[str, Tensor]:
+    """What `save_pretrained` wrote of a model on ranks, and the type of what `state_dict` gives."""
+    model = language(place, name, spec_of(name), **({"lora": LORA} if lora else {}))
+    shard_model(model, DevicesConfig.model_validate({"shard": "full"}), role="policy")
+    if current().size > 1:
+        assert all(isinstance(tensor, DTensor) for tensor in model.model.state_dict().values())
+    save_pretrained(model.model, folder)
+    current().barrier(what="the end")
+    return {key: value for file in sorted(folder.glob("*.safetensors")) for key, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize(("name", "lora"), [("llama", False), ("qwen2", False), ("llama", True)])
+def test_a_library_saves_a_model_that_lies_on_ranks(
+    two: Ranks, name: str, lora: bool, place: Path, tmp_path: Path
+) -> None:
+    wanted = saved_by_a_library(place, name, tmp_path / "one", lora)
+    for found in two.run(saved_by_a_library, place, name, tmp_path / "two", lora):
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
 
 
 def load_and_shard(folder: Path) -> None:

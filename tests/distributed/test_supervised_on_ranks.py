@@ -103,6 +103,24 @@ def test_three_ranks_train_as_one_also_where_two_of_them_have_no_row(
     check_case(three, trainer, "few_rows", devices)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "case", "devices"),
+    [
+        ("sft", "experts", FULL),
+        ("dpo", "experts", REPLICATE),
+        ("reward", "experts", GRADS),
+        ("sft", "experts_few_rows", REPLICATE),
+        ("kto", "experts_few_rows", FULL),
+    ],
+    ids=str,
+)
+def test_experts_are_balanced_over_all_ranks(two: Ranks, trainer: Trainer, case: str, devices: dict[str, Any]) -> None:
+    wanted = on_one_rank(trainer, case)
+    assert any(name.endswith("/balancing_loss") for name in wanted["lines"][0])
+    for found in two.run(run_case, trainer, case, devices):
+        check(found, wanted, 1e-4)  # routers compute in float32
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("devices", EVERY_WAY, ids=str)
 @pytest.mark.parametrize(("trainer", "case"), EVERY_CASE)

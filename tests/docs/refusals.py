@@ -32,6 +32,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "KL and reference", "model.lora.rank=8 ppo.kl.reference_every_steps=5"),
     ("ppo", "KL and reference", "reference={path: owner/other, lora: {rank: 8}}"),
     ("ppo", "KL and reference", "ppo.kl.estimator=full reference={path: owner/other, device: 'cuda:1'}"),
+    ("ppo", "KL and reference", "reference={path: owner/other, balancing_coefficient: 0.01}"),
     ("dpo", "KL and reference", "model.lora.rank=8 reference.path=owner/other"),
     ("ppo", "Without a reward", "reward=[] ppo.kl.apply_to=none"),
     ("ppo", "Without a reward", "reward=[]"),

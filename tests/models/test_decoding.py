@@ -18,6 +18,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import pack
+from proximo.models.precision.compute import cast_weight, casting
 from proximo.models.precision.placement import Precision
 from proximo.native.library import library
 
@@ -124,7 +125,6 @@ def narrowed(model: PreTrainedModel) -> LanguageModel:
 
 CHANGED: dict[str, Callable[[PreTrainedModel], LanguageModel]] = {
     "a hook": hooked,
-    "matrices in half precision": narrowed,
 }
 
 
@@ -144,17 +144,35 @@ def test_float64_decodes_as_modules() -> None:
     assert model.decoder() == model.backbone.decode
 
 
-def test_in_bf16_the_kernel_decodes_after_prompts_of_fused_layers() -> None:
-    """From the float32 weights, so that only prompts are rounded; and so do the modules, where the kernel must not."""
+def test_in_bf16_the_kernel_decodes_and_so_do_the_modules_where_it_must_not() -> None:
     model = LanguageModel(build("llama"), precision=Precision.BF16)
     exact = decoded(LanguageModel(build("llama")), LanguageModel(build("llama")).backbone.decode)
-    for decoder, allowed in ((model.decoder(), 0.05), (model.backbone.decode, 0.1)):
+    for decoder in (model.decoder(), model.backbone.decode):
         for ours, expected in zip(decoded(model, decoder), exact, strict=True):
-            assert (ours - expected).norm() <= allowed * expected.norm()
+            assert (ours - expected).norm() <= 0.1 * expected.norm()
+
+
+def test_frozen_matrices_that_are_stored_in_bf16_decode_with_the_same_bits() -> None:
+    stored, cast = narrowed(build("llama")), LanguageModel(build("llama"), precision=Precision.BF16)
+    decoders = stored.decoder(), cast.decoder()
+    assert all(isinstance(decoder.__self__, KernelDecoder) for decoder in decoders)
+    assert all(map(torch.equal, decoded(stored, decoders[0]), decoded(cast, decoders[1])))
+
+
+def test_within_a_rollout_the_kernel_reads_the_casts_that_prompts_were_computed_with() -> None:
+    model = LanguageModel(build("llama"), precision=Precision.BF16)
+    matrices = {weight.data_ptr(): weight for weight in model.backbone.matrices}
+    with casting():
+        decoder = model.decoder().__self__
+        assert isinstance(decoder, KernelDecoder)
+        read = {layer.query.weight for layer in decoder._layers}
+        assert read == {cast_weight(w, torch.bfloat16).data_ptr() for w in matrices.values()} & read
+        assert len(read) == 2
+    assert not read & matrices.keys()
 
 
 def test_without_kernels_the_modules_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "kernels_for", lambda _: None)
+    monkeypatch.setattr(decoding, "library", lambda: None)
     model = LanguageModel(build("llama"))
     assert model.decoder() == model.backbone.decode
 

@@ -31,7 +31,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.vllm import dispatch, pushed_weights
+from proximo.rollout.vllm import dispatch, pushed_weights, server
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.pushed_weights import PushedWeights
@@ -48,8 +48,9 @@ GENERATE = "/inference/v1/generate"
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leaves no server behind, and waits little."""
-    monkeypatch.setattr(dispatch, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_SECONDS", 0.1)
+    for module in (dispatch, server):
+        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.1)
     with OPEN:
         yield
 

@@ -123,7 +123,7 @@ def test_another_file_than_was_announced_is_refused_before_a_layer_is_opened(
 ) -> None:
     made = inside(monkeypatch)
     monkeypatch.setattr(made, "initialize_layerwise_reload", None)
-    path = PushedWeights(tmp_path, adapter=None, num_tensors=1).write("push", {"a": torch.ones(3)})
+    path = PushedWeights(tmp_path, adapter=None, num_tensors=1).write({"a": torch.ones(3)}.items())
     update = made.FileUpdate(path=str(path), digest=fingerprint({"a": torch.zeros(3)}))
     with pytest.raises(ValueError, match="holds other weights than were announced"):
         made.FileTransfer().receive_weights(update)
@@ -168,7 +168,7 @@ def test_a_push_of_another_model_is_refused_with_the_tensor(
     transfer.model, transfer.model_config = Loading(a=(3,), b=(2,)), None
     tensors = {name: torch.ones(size) for name, size in sent.items()}
     files = PushedWeights(tmp_path, adapter=None, num_tensors=len(sent) if is_whole else 2)
-    update = made.FileUpdate(path=str(files.write("push", tensors)), digest=fingerprint(tensors))
+    update = made.FileUpdate(path=str(files.write(tensors.items())), digest=fingerprint(tensors))
     with nullcontext() if said is None else pytest.raises(ValueError, match=said):
         transfer.receive_weights(update)
     assert done == ["opened", "closed"], "an open layer cannot sample"

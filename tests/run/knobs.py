@@ -133,6 +133,13 @@ STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
 TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
+EXPERTS = {
+    "model.config.model_type": "qwen2_moe",
+    "model.config.num_experts": 4,
+    "model.config.num_experts_per_tok": 2,
+    "model.config.moe_intermediate_size": 8,
+    "model.config.shared_expert_intermediate_size": 8,
+}
 BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"init_from": "policy"}}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
@@ -196,6 +203,8 @@ KNOBS = [
     Knob(run.ModelConfig, "frozen_layers", "sft", {"model.frozen_layers": 1}),
     Knob(run.ScalarModelConfig, "frozen_layers", "reward", {"model.frozen_layers": 1}),
     Knob(run.ModelConfig, "activation_checkpointing", "sft", {"model.activation_checkpointing": True}),
+    Knob(run.ModelConfig, "balancing_coefficient", "sft", {"model.balancing_coefficient": 1.0}, EXPERTS),
+    Knob(run.ScalarModelConfig, "balancing_coefficient", "reward", {"model.balancing_coefficient": 1.0}, EXPERTS),
     Knob(run.ScalarModelConfig, "init_from", "ppo", {"value.init_from": "policy"}),
     Knob(
         run.ScalarModelConfig,
@@ -438,6 +447,8 @@ KNOBS = [
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
     Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
+    Knob(run.ModelConfig, "balancing_coefficient", "sft", {"model.balancing_coefficient": 1.0}, EXPERTS),
+    Knob(run.ScalarModelConfig, "balancing_coefficient", "reward", {"model.balancing_coefficient": 1.0}, EXPERTS),
     Knob(run.ScalarModelConfig, "init_from", "ppo", TRUNK, {"value.init_from": "policy", "ppo.value_optimizer": SLOW}),
     Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),

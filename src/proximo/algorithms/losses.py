@@ -1,15 +1,16 @@
-"""Losses per token, and what is counted about them. Not scalars: `masking.sum_per_token` makes those.
+"""Losses per token, and what is counted about them. Not scalars: `masking.sum_per_token` makes those. And the loss that
+balances experts, which is no sum over tokens by itself.
 
 Shapes: all tensors of one call are [T]. Losses work token by token and take no mask: where some entries are unusable,
 pass the tensors through `masking.select` first. Statistics are sums and counts over a mask, so that those of
 micro-batches add up with `+` to those of the whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from proximo.algorithms import objectives
@@ -182,3 +183,58 @@ def _error_loss(error: Tensor, huber_delta: float | None) -> Tensor:
         return squared
     distance = error.abs()
     return torch.where(distance <= huber_delta, squared, huber_delta * (distance - 0.5 * huber_delta))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLoad:
+    """What the routers of all layers did with some tokens. Loads of several passes add up."""
+
+    counts: Int64[Tensor, "experts"]
+    """[E] how often each expert was among the k of a token. Without gradient."""
+    probabilities: Float[Tensor, "experts"]
+    """[E] sum over the tokens of each expert's probability, in at least float32."""
+    num_decisions: Int64[Tensor, ""]
+    """Tokens, times layers with a router."""
+
+    def __add__(self, other: "ExpertLoad") -> "ExpertLoad":
+        return ExpertLoad(
+            counts=self.counts + other.counts,
+            probabilities=self.probabilities + other.probabilities,
+            num_decisions=self.num_decisions + other.num_decisions,
+        )
+
+
+def expert_load(
+    router_logits: Sequence[Tensor], token_counts: Int64[Tensor, "tokens"], *, experts_per_token: int
+) -> ExpertLoad:
+    """The load of one pass over packed tokens. `router_logits`: of each layer with a router, [tokens, E].
+
+    `token_counts`: how often each token counts: in as many sequences as it is part of, 0 for one that fills a place.
+    """
+    counts, sums = torch.zeros(router_logits[0].shape[-1], dtype=torch.int64, device=token_counts.device), []
+    for logits in router_logits:
+        probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
+        chosen = probabilities.detach().topk(experts_per_token, dim=-1).indices
+        counts.index_add_(0, chosen.flatten(), token_counts.repeat_interleave(experts_per_token))
+        sums.append(token_counts.to(probabilities.dtype) @ probabilities)
+    return ExpertLoad(
+        counts=counts,
+        probabilities=torch.stack(sums).sum(dim=0),
+        num_decisions=token_counts.sum() * len(router_logits),
+    )
+
+
+def balancing_loss(
+    probabilities: Float[Tensor, "experts"], counts: Int64[Tensor, "experts"], *, num_decisions: Int64[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """The share that some tokens have in the load-balancing loss of an update, E sum_e f_e P_e (arXiv:2101.03961, eqs.
+    4 to 6; `load_balancing_loss_func` of transformers), for E experts of which a router sends each token to k.
+
+    f_e is the share of tokens that expert e was among the k most probable ones of, and P_e its mean probability. The
+    loss is k where all experts get alike. f has no gradient, so once it is known the loss is a sum over tokens. It is
+    that of the whole update (arXiv:2501.11873), so that no gradient depends on micro-batches or ranks.
+
+    `probabilities`: [E] of these tokens, as in `ExpertLoad`. `counts` and `num_decisions`: of the whole update.
+    """
+    shares = counts.to(probabilities.dtype) / num_decisions
+    return len(counts) * (shares * probabilities).sum() / num_decisions

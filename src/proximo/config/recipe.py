@@ -147,9 +147,11 @@ def check_quantisation(
 
 
 def check_reference(reference: ModelConfig | None, run: RunConfig) -> None:
-    """Raises ValueError for a reference with an adapter, or with 8-bit weights in a run that is not in bf16."""
+    """Raises ValueError for a reference that is to train, or with 8-bit weights in a run that is not in bf16."""
     if reference is None:
         return
+    if reference.balancing_coefficient is not None:
+        raise ValueError("the reference does not train: remove reference.balancing_coefficient")
     if reference.lora is not None:
         raise ValueError("the reference does not train: remove reference.lora")
     check_quantisation(reference, "reference", run, trains=False)

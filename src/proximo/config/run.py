@@ -159,6 +159,9 @@ class ModelConfig(Section):
     """The number of first layers to freeze, with the embeddings below them."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    balancing_coefficient: float | None = Field(None, ge=0)
+    """Of the loss that balances the experts of a mixture (docs/experts.md); 0 is none. null: the one in the model's
+    configuration if that asks for it (`output_router_logits`), otherwise none."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -204,6 +207,9 @@ class ScalarModelConfig(Section):
     """The number of first layers to freeze, with the embeddings below them."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    balancing_coefficient: float | None = Field(None, ge=0)
+    """Of the loss that balances the experts of a mixture, as in the policy's section. null: with init_from: policy the
+    policy's, otherwise what the model's configuration asks for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -232,7 +238,7 @@ class ScalarModelConfig(Section):
         return self
 
     def _refuse_own_trunk(self) -> None:
-        own = ("config", "lora", "frozen_layers", "activation_checkpointing")
+        own = ("config", "lora", "frozen_layers", "activation_checkpointing", "balancing_coefficient")
         given = [name for name in own if getattr(self, name)]
         if given:
             raise ValueError(

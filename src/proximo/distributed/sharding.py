@@ -92,7 +92,7 @@ class Sharding:
             return
         for unit in self._units:
             unit.reshard()
-        _forget_passes(self._root, self._units)
+        _forget_passes(self._root)
 
     @contextmanager
     def gathered(self) -> Generator[None]:
@@ -118,13 +118,12 @@ class Sharding:
             self.release()
 
 
-def _forget_passes(root: Any, units: Sequence[Any]) -> None:
+def _forget_passes(root: Any) -> None:
     """Drop the passes that FSDP noted for a backward pass: without one, notes and what they refer to grow all run."""
     noted: list[Any] = getattr(root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # none before the first pass
+    for group in noted:
+        group._post_forward_indices.clear()
     noted.clear()
-    for unit in units:
-        for group in unit._get_fsdp_state()._fsdp_param_groups:
-            group._post_forward_indices.clear()
 
 
 def _fix_order(units: Sequence[Any]) -> None:

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,9 @@ from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.precision.compute import casting
 
-if TYPE_CHECKING:  # FSDP takes a second to import, and one rank does not need it
+if TYPE_CHECKING:  # FSDP and transformers take seconds to import, and not every learner needs them
     from proximo.distributed.sharding import Sharding
+    from proximo.learner.balance import ExpertBalance
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")
@@ -37,6 +39,8 @@ class UpdateResult(Generic[Statistics]):
     """Of the optimizer's first group."""
     refusal: str | None
     """Why the update was skipped; None where it was applied."""
+    balancing_loss: float | None = None
+    """Of the experts, before its coefficient, and no part of `loss`; None for a model that is not balanced."""
 
 
 def _is_at_hand(value: Tensor) -> bool:
@@ -63,13 +67,16 @@ class Learner:
         *,
         num_updates: int,
         sharding: "Sharding | None" = None,
+        balance: "ExpertBalance | None" = None,
     ) -> None:
-        """`sharding`: that of the model; None for a model that is whole on each rank.
+        """`sharding`: that of the model; None for a model that is whole on each rank. `balance`: adds to every update
+        the loss that balances the model's experts; micro-batches then say which tokens they read (`HasTokens`).
 
         Raises ConfigError where an optimizer that was brought does not hold the model's trainable parameters.
         """
         self.module = module
         self.sharding = sharding
+        self.balance = balance
         self.options = options
         self.num_updates = num_updates
         self.parameters = trainable_parameters(module)
@@ -117,6 +124,25 @@ class Learner:
                 "the backward pass of the first: raise tokens_per_microbatch until an update is one micro-batch, or "
                 "set in_backward: false"
             )
+        if self.balance is None:
+            return self._take(microbatches, loss, guard, seed)
+        with self.training(), casting():
+            balanced = self.balance.added_to(loss, microbatches, beginning=partial(_draw_from, seed))
+            result = self._take(microbatches, balanced, lambda parts: guard([part.statistics for part in parts]), seed)
+        return replace(
+            cast("UpdateResult[Any]", result),
+            loss=result.loss - sum(part.weighted.item() for part in result.statistics),
+            statistics=tuple(part.statistics for part in result.statistics),
+            balancing_loss=sum(part.balancing_loss.item() for part in result.statistics),
+        )
+
+    def _take(
+        self,
+        microbatches: Sequence[Batch],
+        loss: Callable[[Batch], tuple[Tensor, Statistics]],
+        guard: Callable[[Sequence[Statistics]], str | None],
+        seed: int | None,
+    ) -> UpdateResult[Statistics]:
         self.optimizer.zero_grad(set_to_none=True)
         learning_rate = self._set_rates()
         if self.options.in_backward:
@@ -161,8 +187,7 @@ class Learner:
         losses, statistics, world = [], [], current()
         with self.training(), casting():
             for index, microbatch in enumerate(microbatches):
-                if seed is not None:
-                    torch.manual_seed(seed + index * world.size + world.rank)
+                _draw_from(seed, index)
                 if self.sharding is not None:
                     self.sharding.begin_microbatch(is_last=index == len(microbatches) - 1)
                 value, part = self._pass(loss, microbatch)
@@ -205,8 +230,7 @@ class Learner:
         """Loss, statistics, gradient norm and refusal; what can refuse the update is asked before the backward pass."""
         world = current()
         with self.training(), casting():
-            if seed is not None:
-                torch.manual_seed(seed + world.rank)
+            _draw_from(seed, 0)
             if self.sharding is not None:
                 self.sharding.begin_microbatch(is_last=True)
             value, part = self._pass(loss, microbatch)
@@ -243,6 +267,13 @@ class Learner:
             f"update {self.updates_done + 1}: the gradient norm is {norm}{changed}. non_finite_gradient: stop ends "
             "the run here; a lower learning rate may avoid it"
         )
+
+
+def _draw_from(seed: int | None, index: int) -> None:
+    """Seed torch for micro-batch number `index` of this rank; None where nothing is drawn."""
+    if seed is not None:
+        world = current()
+        torch.manual_seed(seed + index * world.size + world.rank)
 
 
 def _of_all_ranks(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
 from proximo.models.adapted import base_of
@@ -32,6 +33,7 @@ from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
 from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.balancing import Balancing, balancing_of
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import settle_tying
 
@@ -116,6 +118,9 @@ class Backbone:
         """Where the weights lie while nothing uses them; None for the device itself."""
         self._num_users = 0
         self.position_limit = position_limit(base.config)
+        self.balancing: Balancing | None = balancing_of(base.config)
+        """How the experts are balanced in training; None for no mixture, or one that is not to be balanced."""
+        self._loads: list[ExpertLoad] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -215,8 +220,51 @@ class Backbone:
         fused = self._fused_layers()
         if fused is not None:
             return fused.run(packed, layout, rows=rows, cache=cache)
-        hidden = self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
+        notes = self._loads is not None and torch.is_grad_enabled()
+        output = self._output(
+            packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache, routers=notes
+        )
+        if self._loads is not None and notes:
+            self._loads.append(self._load_of(output, packed))
+        hidden = output.last_hidden_state[0]
         return hidden if rows is None else hidden[rows]
+
+    @contextmanager
+    def noting_loads(self) -> Generator[list[ExpertLoad]]:
+        """Inside, each pass with gradients over packed tokens adds what its routers did to the list."""
+        self._loads = loads = []
+        try:
+            yield loads
+        finally:
+            self._loads = None
+
+    def expert_load(self, packed: Packed) -> ExpertLoad:
+        """What the routers do with packed tokens, for a model that is to be balanced.
+
+        Raises ModelError if the model does not tell.
+        """
+        layout = PackedLayout(packed.lengths, self.path.attention, prefixes=packed.prefixes)
+        output = self._output(packed.token_ids[None], packed.position_ids[None], layout=layout, routers=True)
+        return self._load_of(output, packed)
+
+    def balance(self, coefficient: float) -> None:
+        """Balance the experts with this coefficient, whatever the configuration asks for; 0 for not at all.
+
+        Raises ModelError if the model has no loss that balances experts.
+        """
+        self.balancing = balancing_of(self.layers.config, coefficient)
+
+    def _load_of(self, output: Any, packed: Packed) -> ExpertLoad:
+        assert self.balancing is not None, "only such models are asked"
+        per_layer = output.get("router_logits") or ()
+        shapes = [list(logits.shape) for logits in per_layer]
+        if not shapes or any(shape != [packed.num_tokens, shapes[0][-1]] for shape in shapes):
+            raise ModelError(
+                f"to balance experts, the routers of a {self.layers.config.model_type} model must each give "
+                f"[{packed.num_tokens} tokens, experts], and they give {shapes or 'nothing'}: set "
+                "balancing_coefficient to 0"
+            )
+        return expert_load(per_layer, packed.num_uses, experts_per_token=self.balancing.experts_per_token)
 
     def decoder(self) -> Decoder:
         """The fastest implementation of `decode` for the current modules. Weights may still change in place."""
@@ -248,6 +296,18 @@ class Backbone:
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch tokens hidden"]:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
+        return self._output(token_ids, position_ids, layout=layout, cache=cache).last_hidden_state
+
+    def _output(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        *,
+        layout: AttentionLayout,
+        cache: Cache | None = None,
+        routers: bool = False,
+    ) -> Any:
+        """What the layers give, as transformers names it. `routers`: with the logits of routers."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None
         if self.precision.is_half:
@@ -255,11 +315,8 @@ class Backbone:
         # `computing` casts plain matrix products. Autocast covers the others: experts, and attention written out in a
         # model.
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=compute is not None)
+        given: dict[str, Any] = {self._cache_argument: cache}
+        if self.balancing is not None:
+            given["output_router_logits"] = routers
         with half, attending(layout), computing(compute):
-            output = layers(
-                input_ids=token_ids,
-                position_ids=position_ids,
-                use_cache=cache is not None,
-                **{self._cache_argument: cache},
-            )
-        return output.last_hidden_state
+            return layers(input_ids=token_ids, position_ids=position_ids, use_cache=cache is not None, **given)

@@ -68,7 +68,9 @@ class LanguageModel(PackedModel):
 
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
         """The same model with LoRA added and all other weights frozen."""
-        return LanguageModel(add_adapter(self.base, options), precision=self.precision)
+        adapted = LanguageModel(add_adapter(self.base, options), precision=self.precision)
+        adapted.backbone.balancing = self.backbone.balancing
+        return adapted
 
     def frozen_copy(self) -> "LanguageModel":
         """A frozen copy in eval mode. Trainable tensors are copied; frozen ones, such as an adapter's base, are

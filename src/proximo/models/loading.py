@@ -70,7 +70,9 @@ def load_language_model(
     settle_products(plain, precision)
     if base is None:
         return model
-    read_all(plain)
+    if by_shards:
+        say_whole(source, "its adapter is merged into the base")
+        read_all(plain)
     adapted = load_adapter(plain, Path(source.name)).eval()
     beside = is_on_layers_alone(adapted)
     return LanguageModel(adapted if beside else merge(adapted), precision=precision)
@@ -175,12 +177,20 @@ def _trunk_below(folder: Path) -> ModelSource:
     return ModelSource(path=str(policy))
 
 
+def say_whole(source: ModelSource, why: str) -> None:
+    """Log, on rank 0, that a model takes the memory of a whole one on every host while it is loaded."""
+    if current().leads:
+        LOG.warning("%s is whole on the host of every rank until it is sharded: %s", source.name, why)
+
+
 def _plain_language_model(
     source: ModelSource, tokenizer: PreTrainedTokenizerBase | None, device: torch.device, *, by_shards: bool
 ) -> PreTrainedModel:
     config = read_config(source)
     if source.config is None:
         return _saved_model(AutoModelForCausalLM, source, config, device, by_shards=by_shards)
+    if by_shards:
+        say_whole(source, "its random weights are drawn together")
     if tokenizer is not None:
         _fit_to_tokenizer(config, tokenizer, source.config)
     return random_model(config, source).to(device)
@@ -224,8 +234,7 @@ def _saved_model(
             unread = unread_model(loader, source, config)
         if not isinstance(unread, str):
             return _complete(source, *unread).eval()
-        if current().leads:
-            LOG.warning("%s is loaded whole on every rank before it is sharded: %s", source.name, unread)
+        say_whole(source, unread)
     kind = source.quantisation
     if source.path is not None and holds_shards(Path(source.path)):
         return _assembled_model(loader, source, config).to(device)

@@ -34,6 +34,15 @@ class Packed:
     prefixes: tuple[int | None, ...] = ()
     """[S] the earlier segment that a segment follows, which itself follows none; None for a segment that begins a
     sequence. Empty if no sequences share a prefix."""
+    is_filler: bool = False
+    """True for a token that stands for no sequence at all."""
+
+    @property
+    def num_uses(self) -> Tensor:
+        """[T] int64: the number of sequences that each token is part of."""
+        followers = Counter(self.prefixes)
+        uses = [0 if self.is_filler else followers[segment] or 1 for segment in range(len(self.lengths))]
+        return send(torch.from_numpy(np.repeat(uses, self.lengths)), self.token_ids.device)
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +85,11 @@ class PackedResponses:
     """For each response, its predictors and then its last token."""
     response_lengths: tuple[int, ...]
     """[S] tokens of each response; 0 is allowed and leaves a response with its V_T alone."""
+
+    @property
+    def tokens(self) -> Packed:
+        """All of its tokens."""
+        return self.packed
 
     def to(self, device: torch.device | str) -> "PackedResponses":
         """The same batch on another device."""
@@ -142,7 +156,8 @@ def shareable_prefixes(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
 def pack_nothing(device: torch.device | str) -> PackedResponses:
     """One token and no response: the pass of a rank without a batch, beside the others' passes."""
     one = pack_responses([[0]], [[]], device=device)
-    return replace(one, response_lengths=(), value_positions=one.predictors)
+    filler = replace(one.packed, is_filler=True)
+    return replace(one, packed=filler, response_lengths=(), value_positions=one.predictors)
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -71,7 +71,9 @@ class ScalarModel(PackedModel):
 
     def with_adapter(self, options: LoRAOptions) -> "ScalarModel":
         """The same model with LoRA on its backbone; the head trains in full and is saved with the adapter."""
-        return ScalarModel(add_adapter(self.base, options), precision=self.precision)
+        adapted = ScalarModel(add_adapter(self.base, options), precision=self.precision)
+        adapted.backbone.balancing = self.backbone.balancing
+        return adapted
 
     @property
     def head_is_zero(self) -> bool:
@@ -118,6 +120,7 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
     layers = merged_copy(source.model).base_model if is_adapted(source.model) else copy.deepcopy(source.base.base_model)
     model = scalar_over(layers, start, seed=seed, precision=source.precision)
     model.model.requires_grad_(True)
+    model.backbone.balancing = source.backbone.balancing
     return model
 
 

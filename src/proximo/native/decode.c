@@ -3,6 +3,9 @@
    The formulas of models/cpu/fused.py. All layers run in one parallel region. Threads divide the columns of a product,
    or the rows and heads of attention, and meet at a barrier between stages.
 
+   A model in halves has matrices of bf16 numbers, and rounds to bf16 what goes into a product and what comes out of it, as
+   the passes of fused.py do. All else is float32, as there.
+
    Legend: B rows, D width, H query heads, G key heads, K head width, F width between the two products after attention. */
 #include "rowwise.h"
 
@@ -16,7 +19,11 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    const float *weight, *bias; /* [outputs, inputs], and [outputs] or null */
+    const void *weight; /* [outputs, inputs] */
+    const float *bias;  /* [outputs] or null */
+    const float *down, *up; /* of an adapter that multiplies apart, [rank, inputs] and [outputs, rank]; null without */
+    int64_t rank;
+    float scaling;
 } Matrix;
 
 typedef struct {
@@ -31,6 +38,8 @@ typedef struct {
 
 typedef struct {
     int64_t num_layers, width, num_heads, num_key_heads, head_width, inner_width;
+    int64_t in_halves;
+    int64_t largest_rank; /* of the adapters */
     Norm last;
     const Layer *layers;
 } Model;
@@ -52,7 +61,7 @@ typedef struct {
 /* Buffers between the stages. */
 typedef struct {
     float *normed, *heads, *attended, *gates, *ups, *result, *scores;
-    long heads_row, scores_row;
+    long heads_row, scores_row, of_thread; /* of_thread: numbers at `scores` of each thread, for scores and adapters */
 } Scratch;
 
 static long padded(long count) { return (count + 15) / 16 * 16; }
@@ -69,12 +78,14 @@ static Scratch lay_out_scratch(const Model *model, const Pass *pass) {
     s.ups = s.gates + padded(rows * model->inner_width);
     s.result = s.ups + padded(rows * model->inner_width);
     s.scores = s.result + padded(rows * model->width);
+    long of_scores = model->num_heads / model->num_key_heads * s.scores_row, of_adapter = padded(rows * model->largest_rank);
+    s.of_thread = of_scores > of_adapter ? of_scores : of_adapter;
     return s;
 }
 
 EXPORT int64_t scratch_size(const Model *model, const Pass *pass) {
     Scratch s = lay_out_scratch(model, pass);
-    return s.scores - pass->scratch + pass->num_threads * model->num_heads / model->num_key_heads * s.scores_row;
+    return s.scores - pass->scratch + pass->num_threads * s.of_thread;
 }
 
 /* One row. y may be x. With `onto`, the result is added to it instead: y = onto + norm(x). */
@@ -96,20 +107,44 @@ static void norm_rows(const Norm *norm, const float *x, float *y, long width, lo
     for (long at = first * width; at < last * width; at += width) norm_row(norm, x + at, 0, y + at, width);
 }
 
-/* hidden += norm(x). */
+/* hidden += norm(x), or hidden += x. */
 static void add_normed_rows(const Norm *norm, const float *x, float *hidden, long width, long first, long last) {
-    for (long at = first * width; at < last * width; at += width) norm_row(norm, x + at, hidden + at, hidden + at, width);
+    for (long at = first * width; at < last * width; at += width)
+        if (norm->kind)
+            norm_row(norm, x + at, hidden + at, hidden + at, width);
+        else
+            for (long i = 0; i < width; i++) hidden[at + i] += x[at + i];
+}
+
+static void start_with_bias(const float *bias, long num_rows, long first, long last, float *y, long y_row) {
+    for (long row = 0; row < num_rows; row++)
+        if (bias)
+            memcpy(y + row * y_row + first, bias + first, 4 * (last - first));
+        else
+            memset(y + row * y_row + first, 0, 4 * (last - first));
 }
 
 /* The columns from `first` to `last` of x w' + bias. */
 static void linear(const float *x, long x_row, long num_rows, const Matrix *matrix, long inputs, long first, long last,
                    float *y, long y_row) {
-    for (long row = 0; row < num_rows; row++)
-        if (matrix->bias)
-            memcpy(y + row * y_row + first, matrix->bias + first, 4 * (last - first));
-        else
-            memset(y + row * y_row + first, 0, 4 * (last - first));
+    start_with_bias(matrix->bias, num_rows, first, last, y, y_row);
     add_product(x, x_row, num_rows, matrix->weight, inputs, first, last, y, y_row);
+}
+
+/* The same in halves. x is rounded already. Each thread multiplies with the whole of `down`, into `low`. */
+static void half_linear(const float *x, long num_rows, const Matrix *matrix, long inputs, long first, long last, float *y,
+                        long y_row, float *low) {
+    long rank = matrix->rank;
+    start_with_bias(matrix->bias, num_rows, first, last, y, y_row);
+    add_half_product(x, inputs, num_rows, matrix->weight, inputs, first, last, y, y_row);
+    round_rows(y, y_row, num_rows, first, last, y, y_row);
+    if (!rank) return;
+    memset(low, 0, 4 * num_rows * rank);
+    add_product(x, inputs, num_rows, matrix->down, inputs, 0, rank, low, rank);
+    round_rows(low, rank, num_rows, 0, rank, low, rank);
+    for (long i = 0; i < num_rows * rank; i++) low[i] *= matrix->scaling;
+    add_product(low, rank, num_rows, matrix->up, rank, first, last, y, y_row);
+    round_rows(y, y_row, num_rows, first, last, y, y_row);
 }
 
 /* The same columns of y + x w' + bias. */
@@ -201,61 +236,114 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
         if (layer->softcap > 0) cap(scores + i * s->scores_row, count, layer->scaling, layer->softcap);
         softmax(scores + i * s->scores_row, count, layer->softcap > 0 ? 1 : layer->scaling);
         weighted_sum(scores + i * s->scores_row, values + begin * width, count, width, to);
+        if (model->in_halves) round_rows(to, width, 1, 0, width, to, width);
     }
+}
+
+/* What one thread computes, and with what. `first_row` to `last_row`: its rows where threads divide rows. */
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+    Scratch s;
+    float *of_thread;
+    int thread, num_threads;
+    long first_row, last_row;
+} Share;
+
+/* A share of the columns of x w' + bias [B, outputs]. */
+static void multiply(const Share *share, const float *x, long inputs, const Matrix *matrix, long outputs, float *y,
+                     long y_row) {
+    long first = range_begin(outputs, 16, share->thread, share->num_threads);
+    long last = range_begin(outputs, 16, share->thread + 1, share->num_threads);
+    if (share->model->in_halves)
+        half_linear(x, share->pass->num_rows, matrix, inputs, first, last, y, y_row, share->of_thread);
+    else
+        linear(x, inputs, share->pass->num_rows, matrix, inputs, first, last, y, y_row);
+}
+
+/* hidden += norm(x w' + bias). Ends with what the thread's rows need; others may still be at work. */
+static void add_result(const Share *share, const float *x, long inputs, const Matrix *matrix, const Norm *norm) {
+    long width = share->model->width, rows = share->pass->num_rows;
+    if (norm->kind || share->model->in_halves) {
+        multiply(share, x, inputs, matrix, width, share->s.result, width);
+        GOMP_barrier();
+        add_normed_rows(norm, share->s.result, share->pass->hidden, width, share->first_row, share->last_row);
+    } else {
+        add_linear(x, rows, matrix, inputs, range_begin(width, 16, share->thread, share->num_threads),
+                   range_begin(width, 16, share->thread + 1, share->num_threads), share->pass->hidden, width);
+        GOMP_barrier();
+    }
+}
+
+/* The operand of products with the hidden states: normed where there is a norm, rounded in halves. */
+static const float *operand(const Share *share, const Norm *norm) {
+    const float *hidden = share->pass->hidden;
+    float *normed = share->s.normed;
+    long width = share->model->width, first = share->first_row, count = share->last_row - first;
+    if (norm->kind) norm_rows(norm, hidden, normed, width, first, share->last_row);
+    if (share->model->in_halves)
+        round_rows((norm->kind ? normed : hidden) + first * width, width, count, 0, width, normed + first * width, width);
+    return norm->kind || share->model->in_halves ? normed : hidden;
+}
+
+/* a(gates) * ups in `gates`, of a share of the columns. In halves the activation is rounded before the product. */
+static void open_gates(const Share *share, const Layer *layer) {
+    long inner = share->model->inner_width, rows = share->pass->num_rows;
+    long first = range_begin(inner, 16, share->thread, share->num_threads);
+    long last = range_begin(inner, 16, share->thread + 1, share->num_threads);
+    int in_halves = share->model->in_halves != 0;
+    for (long at = 0; at < rows * inner; at += inner) {
+        float *gates = share->s.gates + at, *ups = layer->up.weight ? share->s.ups + at : 0;
+        activate(layer->activation, gates, in_halves ? 0 : ups, gates, first, last);
+        if (!in_halves) continue;
+        round_rows(gates, inner, 1, first, last, gates, inner);
+        if (!ups) continue;
+        for (long i = first; i < last; i++) gates[i] *= ups[i];
+        round_rows(gates, inner, 1, first, last, gates, inner);
+    }
+}
+
+static void run_layer(const Share *share, long index) {
+    const Model *model = share->model;
+    const Layer *layer = model->layers + index;
+    const Scratch *s = &share->s;
+    long rows = share->pass->num_rows, width = model->width, of_heads = model->num_heads * model->head_width;
+    long of_keys = model->num_key_heads * model->head_width, inner = model->inner_width;
+    const float *inputs = operand(share, &layer->before_attention);
+    GOMP_barrier();
+    multiply(share, inputs, width, &layer->query, of_heads, s->heads, s->heads_row);
+    multiply(share, inputs, width, &layer->key, of_keys, s->heads + of_heads, s->heads_row);
+    multiply(share, inputs, width, &layer->value, of_keys, s->heads + of_heads + of_keys, s->heads_row);
+    GOMP_barrier();
+    if (layer->of_queries.kind && !layer->norms_each_head) {
+        for (long row = share->first_row; row < share->last_row; row++) {
+            float *heads = s->heads + row * s->heads_row;
+            norm_row(&layer->of_queries, heads, 0, heads, of_heads);
+            norm_row(&layer->of_keys, heads + of_heads, 0, heads + of_heads, of_keys);
+        }
+        GOMP_barrier();
+    }
+    for (long item = share->thread; item < rows * model->num_key_heads; item += share->num_threads)
+        attend(model, layer, share->pass, s, index, item / model->num_key_heads, item % model->num_key_heads,
+               share->of_thread);
+    GOMP_barrier();
+    add_result(share, s->attended, of_heads, &layer->output, &layer->after_attention);
+    inputs = operand(share, &layer->before_mlp);
+    GOMP_barrier();
+    multiply(share, inputs, width, &layer->gate, inner, s->gates, inner);
+    if (layer->up.weight) multiply(share, inputs, width, &layer->up, inner, s->ups, inner);
+    open_gates(share, layer);
+    GOMP_barrier();
+    add_result(share, s->gates, inner, &layer->down, &layer->after_mlp);
 }
 
 static void run(const Model *model, const Pass *pass, int thread, int num_threads) {
     Scratch s = lay_out_scratch(model, pass);
-    long rows = pass->num_rows, width = model->width, of_heads = model->num_heads * model->head_width;
-    long of_keys = model->num_key_heads * model->head_width, inner = model->inner_width;
-    float *scores = s.scores + thread * (model->num_heads / model->num_key_heads) * s.scores_row;
-    long first_row = range_begin(rows, 1, thread, num_threads), last_row = range_begin(rows, 1, thread + 1, num_threads);
-#define SHARE(count) range_begin(count, 16, thread, num_threads), range_begin(count, 16, thread + 1, num_threads)
-    for (long i = 0; i < model->num_layers; i++) {
-        const Layer *layer = model->layers + i;
-        const float *inputs = layer->before_attention.kind ? s.normed : pass->hidden;
-        if (layer->before_attention.kind)
-            norm_rows(&layer->before_attention, pass->hidden, s.normed, width, first_row, last_row);
-        GOMP_barrier();
-        linear(inputs, width, rows, &layer->query, width, SHARE(of_heads), s.heads, s.heads_row);
-        linear(inputs, width, rows, &layer->key, width, SHARE(of_keys), s.heads + of_heads, s.heads_row);
-        linear(inputs, width, rows, &layer->value, width, SHARE(of_keys), s.heads + of_heads + of_keys, s.heads_row);
-        GOMP_barrier();
-        if (layer->of_queries.kind && !layer->norms_each_head) {
-            for (long row = first_row; row < last_row; row++) {
-                float *heads = s.heads + row * s.heads_row;
-                norm_row(&layer->of_queries, heads, 0, heads, of_heads);
-                norm_row(&layer->of_keys, heads + of_heads, 0, heads + of_heads, of_keys);
-            }
-            GOMP_barrier();
-        }
-        for (long item = thread; item < rows * model->num_key_heads; item += num_threads)
-            attend(model, layer, pass, &s, i, item / model->num_key_heads, item % model->num_key_heads, scores);
-        GOMP_barrier();
-        if (layer->after_attention.kind)
-            linear(s.attended, of_heads, rows, &layer->output, of_heads, SHARE(width), s.result, width);
-        else
-            add_linear(s.attended, rows, &layer->output, of_heads, SHARE(width), pass->hidden, width);
-        GOMP_barrier();
-        if (layer->after_attention.kind)
-            add_normed_rows(&layer->after_attention, s.result, pass->hidden, width, first_row, last_row);
-        inputs = layer->before_mlp.kind ? s.normed : pass->hidden;
-        if (layer->before_mlp.kind) norm_rows(&layer->before_mlp, pass->hidden, s.normed, width, first_row, last_row);
-        GOMP_barrier();
-        linear(inputs, width, rows, &layer->gate, width, SHARE(inner), s.gates, inner);
-        if (layer->up.weight) linear(inputs, width, rows, &layer->up, width, SHARE(inner), s.ups, inner);
-        for (long at = 0; at < rows * inner; at += inner)
-            activate(layer->activation, s.gates + at, layer->up.weight ? s.ups + at : 0, s.gates + at, SHARE(inner));
-        GOMP_barrier();
-        if (layer->after_mlp.kind)
-            linear(s.gates, inner, rows, &layer->down, inner, SHARE(width), s.result, width);
-        else
-            add_linear(s.gates, rows, &layer->down, inner, SHARE(width), pass->hidden, width);
-        GOMP_barrier();
-        if (layer->after_mlp.kind)
-            add_normed_rows(&layer->after_mlp, s.result, pass->hidden, width, first_row, last_row);
-    }
-    norm_rows(&model->last, pass->hidden, pass->hidden, width, first_row, last_row);
+    Share share = {model, pass, s, s.scores + thread * s.of_thread, thread, num_threads,
+                   range_begin(pass->num_rows, 1, thread, num_threads),
+                   range_begin(pass->num_rows, 1, thread + 1, num_threads)};
+    for (long i = 0; i < model->num_layers; i++) run_layer(&share, i);
+    norm_rows(&model->last, pass->hidden, pass->hidden, model->width, share.first_row, share.last_row);
 }
 
 typedef struct {
@@ -278,16 +366,23 @@ typedef struct {
     Matrix matrix;
     float *y;
     long num_rows, inputs, outputs;
+    int in_halves;
 } Linear;
 
 static void linear_range(void *work, long first, long last) {
     const Linear *l = work;
-    linear(l->x, l->inputs, l->num_rows, &l->matrix, l->inputs, first, last, l->y, l->outputs);
+    if (!l->in_halves) {
+        linear(l->x, l->inputs, l->num_rows, &l->matrix, l->inputs, first, last, l->y, l->outputs);
+        return;
+    }
+    start_with_bias(l->matrix.bias, l->num_rows, first, last, l->y, l->outputs);
+    add_half_product(l->x, l->inputs, l->num_rows, l->matrix.weight, l->inputs, first, last, l->y, l->outputs);
 }
 
-/* x w' + bias: x [rows, inputs], w [outputs, inputs] -> y [rows, outputs]. `bias` may be null. */
-EXPORT void linear_rows(const float *x, const float *w, const float *bias, float *y, int64_t num_rows, int64_t inputs,
-                        int64_t outputs, int64_t num_threads) {
-    Linear all = {x, {w, bias}, y, num_rows, inputs, outputs};
+/* x w' + bias: x [rows, inputs], w [outputs, inputs], of bf16 numbers if `in_halves` -> y [rows, outputs]. `bias` may be
+   null. */
+EXPORT void linear_rows(const float *x, const void *w, const float *bias, float *y, int64_t num_rows, int64_t inputs,
+                        int64_t outputs, int64_t in_halves, int64_t num_threads) {
+    Linear all = {x, {.weight = w, .bias = bias}, y, num_rows, inputs, outputs, in_halves != 0};
     parallel_for(linear_range, &all, outputs, 16, (int)num_threads);
 }

@@ -219,38 +219,95 @@ INLINE void add_tile(const int R, const int C, const int ahead, const float *x, 
    nanoseconds, in which a thread reads several KiB. */
 INLINE long rows_ahead(long width) { return width < 512 ? 4096 / (width > 16 ? width : 16) : 8; }
 
-/* y += x w' for the columns from `first` to `last`: x [rows, inputs], w [columns, inputs], y [rows, columns]. Inputs are
-   cut into pieces of at most 768, so that eight columns of w stay in the L1 cache while all rows are multiplied with
-   them; x comes from the L2 cache. */
+/* y += x w' for the columns from `first` to `last`, at most eight: x [rows, depth], w [columns, depth] with rows of
+   `w_row` numbers, y [rows, columns]. */
+INLINE void add_panel(const float *x, long x_row, long num_rows, const float *w, long w_row, long depth, long ahead,
+                      long first, long last, float *y, long y_row) {
+    for (long row = 0; row < num_rows; row += 3) {
+        long column = first, left = num_rows - row;
+        const float *of_x = x + row * x_row;
+        for (; column + 4 <= last; column += 4) {
+            const float *of_w = w + (column - first) * w_row;
+            float *to = y + row * y_row + column;
+            if (left >= 3 && row == 0)
+                add_tile(3, 4, ahead, of_x, x_row, of_w, w_row, depth, to, y_row);
+            else if (left >= 3)
+                add_tile(3, 4, 0, of_x, x_row, of_w, w_row, depth, to, y_row);
+            else if (left == 2)
+                add_tile(2, 4, ahead, of_x, x_row, of_w, w_row, depth, to, y_row);
+            else
+                add_tile(1, 4, ahead, of_x, x_row, of_w, w_row, depth, to, y_row);
+        }
+        for (; column < last; column++)
+            for (long r = 0; r < (left < 3 ? left : 3); r++)
+                add_tile(1, 1, 0, of_x + r * x_row, x_row, w + (column - first) * w_row, w_row, depth,
+                         y + (row + r) * y_row + column, y_row);
+    }
+}
+
+#define PIECE 768
+
+/* Inputs are cut into pieces of at most PIECE, so that eight columns of a matrix stay in the L1 cache while all rows are
+   multiplied with them; x comes from the L2 cache. */
+INLINE long piece_of(long inputs) {
+    long num_pieces = (inputs + PIECE - 1) / PIECE;
+    return (inputs + num_pieces * WIDTH - 1) / (num_pieces * WIDTH) * WIDTH;
+}
+
+/* y += x w' for the columns from `first` to `last`: x [rows, inputs], w [columns, inputs], y [rows, columns]. */
 static void add_product(const float *x, long x_row, long num_rows, const float *w, long inputs, long first, long last,
                         float *y, long y_row) {
-    long ahead = rows_ahead(inputs);
-    long num_pieces = (inputs + 767) / 768, piece = (inputs + num_pieces * WIDTH - 1) / (num_pieces * WIDTH) * WIDTH;
+    long ahead = rows_ahead(inputs), piece = piece_of(inputs);
+    for (long from = 0; from < inputs; from += piece)
+        for (long panel = first; panel < last; panel += 8)
+            add_panel(x + from, x_row, num_rows, w + panel * inputs + from, inputs,
+                      from + piece < inputs ? piece : inputs - from, ahead, panel, panel + 8 < last ? panel + 8 : last, y,
+                      y_row);
+}
+
+/* bf16: the upper half of a float32 number. */
+typedef uint16_t half;
+typedef half halves __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+
+INLINE vec widen(const half *from) { return (vec)(__builtin_convertvector(*(const halves *)from, uvec) << 16); }
+
+/* Rounded to bf16: to the nearest, and of two as near to the even one. NaN stays NaN. */
+INLINE vec rounded(vec x) {
+    uvec bits = (uvec)x;
+    vec near = (vec)((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
+    return blend(x != x, x, near);
+}
+
+/* Rows of numbers from `first` to `last`, rounded to bf16. y may be x. */
+static void round_rows(const float *x, long x_row, long num_rows, long first, long last, float *y, long y_row) {
+    for (long row = 0; row < num_rows; row++)
+        for (long i = first; i < last; i += WIDTH)
+            store_masked(y + row * y_row + i, rounded(load_masked(x + row * x_row + i, last - i)), last - i);
+}
+
+/* As add_product, of a matrix in bf16. Eight columns at a time are widened, once for all rows. */
+static void add_half_product(const float *x, long x_row, long num_rows, const half *w, long inputs, long first, long last,
+                             float *y, long y_row) {
+    float wide[8 * PIECE];
+    long ahead = 2 * rows_ahead(inputs), piece = piece_of(inputs);
     for (long from = 0; from < inputs; from += piece) {
         long depth = from + piece < inputs ? piece : inputs - from;
-        const float *part_of_w = w + from, *part_of_x = x + from;
         for (long panel = first; panel < last; panel += 8) {
             long end = panel + 8 < last ? panel + 8 : last;
-            for (long row = 0; row < num_rows; row += 3) {
-                long column = panel, left = num_rows - row;
-                const float *of_x = part_of_x + row * x_row;
-                for (; column + 4 <= end; column += 4) {
-                    const float *of_w = part_of_w + column * inputs;
-                    float *to = y + row * y_row + column;
-                    if (left >= 3 && row == 0)
-                        add_tile(3, 4, ahead, of_x, x_row, of_w, inputs, depth, to, y_row);
-                    else if (left >= 3)
-                        add_tile(3, 4, 0, of_x, x_row, of_w, inputs, depth, to, y_row);
-                    else if (left == 2)
-                        add_tile(2, 4, ahead, of_x, x_row, of_w, inputs, depth, to, y_row);
-                    else
-                        add_tile(1, 4, ahead, of_x, x_row, of_w, inputs, depth, to, y_row);
+            for (long column = panel; column < end; column++) {
+                const half *of_w = w + column * inputs + from;
+                float *to = wide + (column - panel) * depth;
+                long k = 0;
+                for (; k + WIDTH <= depth; k += WIDTH) {
+                    __builtin_prefetch(of_w + ahead * inputs + k);
+                    store(to + k, widen(of_w + k));
                 }
-                for (; column < end; column++)
-                    for (long r = 0; r < (left < 3 ? left : 3); r++)
-                        add_tile(1, 1, 0, of_x + r * x_row, x_row, part_of_w + column * inputs, inputs, depth,
-                                 y + (row + r) * y_row + column, y_row);
+                for (; k < depth; k++) {
+                    uint32_t bits = (uint32_t)of_w[k] << 16;
+                    memcpy(to + k, &bits, 4);
+                }
             }
+            add_panel(x + from, x_row, num_rows, wide, depth, depth, 0, panel, end, y, y_row);
         }
     }
 }

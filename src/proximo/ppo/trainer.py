@@ -56,11 +56,11 @@ from proximo.ppo.inputs.parts import (
 )
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
-from proximo.ppo.phases import phase
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
 from proximo.ppo.roles.in_notebook import open_progress, trainer_html
+from proximo.ppo.roles.phases import phase
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
@@ -284,7 +284,7 @@ class PPOTrainer:
         """Sample until there are enough groups whose responses differ in their task reward, then take a step."""
         if prompts_of is None:
             raise ConfigError(
-                "advantage.zero_variance_groups: resample samples further prompts, which only `train` knows: use it"
+                "ppo.advantage.zero_variance_groups: resample samples further prompts, which only `train` knows: use it"
             )
         size, done = self.config.prompts_per_step, self.state.extra_rollouts
         different, equal, sampled = list[list[Scored]](), list[list[Scored]](), list[Scored]()

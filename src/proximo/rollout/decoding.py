@@ -21,6 +21,7 @@ from proximo.rollout.stopping import StopRules
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import PromptCache, RowCache
+    from proximo.models.fast_path import Decoder
 
 TOKENS_PER_TRANSFER = 8
 """Tokens per row that an accelerator decodes before the host waits for a copy of them.
@@ -93,7 +94,8 @@ class DecodingCall:
         self._version = version()
         self._model = model
         self._head = model.head
-        self._decoder = model.decoder()
+        self._decoder: Decoder | None = None
+        """None until a pass needs it: what it casts of the weights belongs to the `casting` of its passes."""
         self._samples = samples
         self._scheduler = scheduler
         self._cache = cache
@@ -150,7 +152,7 @@ class DecodingCall:
         """
         from proximo.models.attention.cache import PromptCache
 
-        self._version, self._decoder = self._version_now(), self._model.decoder()
+        self._version, self._decoder = self._version_now(), None
         prompts, self._computed = list(self._computed), {}
         self._prefill(prompts)
         taken = [row for row, slot in enumerate(self._scheduler.rows) if slot is not None]
@@ -191,6 +193,7 @@ class DecodingCall:
         numbers = np.array([[response.token_ids[-1] for response in growing], *_draw_numbers(growing, count)])
         tokens, streams, *positions = send(torch.from_numpy(numbers), self._device)
         drawn = []
+        self._decoder = self._decoder or self._model.decoder()
         for layout, position in zip(self._cache.passes(len(rows), count), positions, strict=True):
             hidden = self._decoder(tokens, layout.positions, self._cache, layout)
             drawn.append(self._sample(self._head.logits(hidden), streams, position))

@@ -10,7 +10,7 @@ from torch import Tensor
 from proximo.algorithms.segments import segment_sum
 from proximo.models.batching import plan_own_share
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_nothing, pack_responses, shareable_prefixes
+from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_responses, shareable_prefixes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +22,11 @@ class AnswerBatch:
     """[K N] log-probs of whole answers under the reference, in nats."""
     mask: Tensor | None = None
     """[tokens of all answers] bool: True for those that count; None where all do."""
+
+    @property
+    def tokens(self) -> Packed:
+        """All tokens of the micro-batch."""
+        return self.answers.packed
 
 
 Mask = Sequence[bool] | None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from proximo.metrics.alarms import Rule
 from proximo.metrics.curves import Curve, Section, Trace, held_out
 from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.declared.experts import balancing_metric
 from proximo.metrics.declared.rules import COMMON_RULES, no_update_rule
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
@@ -63,6 +64,7 @@ def _update_metrics(group: str) -> tuple[Metric, ...]:
             definition="Updates skipped because the gradient was not finite.",
             better=Better.DOWN,
         ),
+        balancing_metric(group),
     )
 
 

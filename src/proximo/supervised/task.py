@@ -15,6 +15,7 @@ from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
+from proximo.learner.balance import ExpertBalance
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
@@ -90,6 +91,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
                 optimizer_options(config.optimizer),
                 num_updates=self.num_steps,
                 sharding=model.backbone.sharding,
+                balance=ExpertBalance.of(model.backbone),
             )
         }
         self.notes: Sequence[str] = (*inputs.notes, *schedule_notes(self.learners))
@@ -133,6 +135,8 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             "throughput/train_tokens_per_second": Mean(num_tokens, seconds),
             "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
         }
+        if result.balancing_loss is not None:
+            shared[f"{group}/balancing_loss"] = Mean(0, 0) if skipped else Mean(result.balancing_loss, 1)
         return Record(metrics=metrics | shared, guard=guard)
 
     def results_of(

@@ -1,8 +1,9 @@
 """Decodes one token per row through all layers of a model in a single call of a C kernel.
 
-The kernel computes the formulas of `fused.py`. It reads the model's own weights, which may change in place between two
-calls; matrices with an adapter, and those of GPT-2, are copied for it in the form that it reads. When a model is
-loaded, the probe compares the kernel's results with the model's own code.
+The kernel computes the formulas of `fused.py`, in the same types. In float32 it reads the model's own weights, which
+may change in place between two calls; matrices with an adapter, and those of GPT-2, are copied for it in the form that
+it reads. In bf16 it reads the casts of the weights (`precision/compute.py::casting`), and an adapter multiplies apart.
+When a model is loaded, the probe compares the kernel's results with the model's own code.
 
 Legend: B rows, D width, K head width.
 """
@@ -22,15 +23,18 @@ from proximo.models.cpu.fused_layers import FusedLayers
 from proximo.models.cpu.model_parts import LayerParts
 from proximo.models.cpu.parts import Linear, Norm, RMSNorm
 from proximo.native import decoding as native
-from proximo.native.library import kernels_for, pointer
+from proximo.native.library import is_plain, kernels_for, library, pointer
 from proximo.native.row_kernels import ACTIVATIONS
+
+_MATRICES = ("query", "key", "value", "output", "down", "gate", "up")
+"""The matrices of a layer, of which a layer without gate has no `up`."""
 
 
 class KernelDecoder:
     """Decodes for one model.
 
     It holds addresses of weights, and copies of some. Make a new one if weights are replaced, hooks or adapters added,
-    or weights of an adapter or of a GPT-2 changed.
+    or weights of an adapter or of a GPT-2 changed; in bf16 also if any weight changed.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class KernelDecoder:
         parts = fused.parts
         self._otherwise = otherwise
         self._parts = parts
+        self._in_halves = parts.layers[0].inputs.dtype is torch.bfloat16
         self._kept: list[Tensor] = []
         """Keeps alive the memory that the kernel reads."""
         self._layers = (native.LayerPointers * len(parts.layers))(*map(self._layer, parts.layers))
@@ -53,6 +58,8 @@ class KernelDecoder:
             num_key_heads=key.num_outputs // first.inputs.head_width,
             head_width=first.inputs.head_width,
             inner_width=first.rest.opened[0].num_outputs,
+            in_halves=self._in_halves,
+            largest_rank=max((rank for layer in self._layers for rank in _ranks(layer)), default=0),
             last=self._norm(parts.last_norm),
             layers=self._layers,
         )
@@ -67,8 +74,9 @@ class KernelDecoder:
         """
         layers = fused.parts.layers
         indices = [layer.attention.layer_idx for layer in layers]
-        readable = all(
-            weight.is_contiguous() and type(weight) is torch.nn.Parameter and kernels_for(weight) is not None
+        types = {torch.float32, torch.bfloat16} if layers[0].inputs.dtype is torch.bfloat16 else {torch.float32}
+        readable = library() is not None and all(
+            weight.is_contiguous() and type(weight) is torch.nn.Parameter and is_plain(weight) and weight.dtype in types
             for weight in fused.model.parameters()
         )
         known = all(layer.rest.activation.name in ACTIVATIONS for layer in layers)
@@ -86,7 +94,7 @@ class KernelDecoder:
 
         Writes the keys and values of the new tokens to the cache.
         """
-        kernels = kernels_for(self._embeddings)
+        kernels = library() if is_plain(self._embeddings) else None
         if kernels is None or not isinstance(cache, RowCache):
             return self._otherwise(token_ids, position_ids, cache, layout)
         assert isinstance(layout, RowLayout)
@@ -103,8 +111,7 @@ class KernelDecoder:
     def _layer(self, layer: LayerParts) -> native.LayerPointers:
         """Addresses of the weights of one layer, and its options."""
         inputs, rest, options = layer.inputs, layer.rest, layer.options
-        names = ("query", "key", "value", "output", "down", "gate", "up")
-        linear = dict(zip(names, (*inputs.projections, rest.output, rest.closed, *rest.opened), strict=False))
+        linear = dict(zip(_MATRICES, (*inputs.projections, rest.output, rest.closed, *rest.opened), strict=False))
         norms = {
             "before_attention": inputs.norm,
             "after_attention": rest.after_attention,
@@ -133,13 +140,29 @@ class KernelDecoder:
     def _matrix(self, layer: Linear) -> native.MatrixPointers:
         bias = None if layer.bias is None else layer.own_rows(layer.bias)
         with torch.no_grad():
+            if self._in_halves:
+                return self._half_matrix(layer, bias)
             matrix = layer.matrix(torch.float32).contiguous()
         return native.MatrixPointers(weight=self._address(matrix), bias=self._address(bias))
+
+    def _half_matrix(self, layer: Linear, bias: Tensor | None) -> native.MatrixPointers:
+        own: dict[str, Any] = {}
+        if (apart := layer.apart(torch.bfloat16)) is not None:
+            down, up = (each.float() for each in apart[:2])
+            own = {"down": self._address(down), "up": self._address(up), "rank": len(down), "scaling": apart[2]}
+        matrix = layer.matrix(torch.bfloat16).contiguous()
+        rounded = None if bias is None else bias.to(torch.bfloat16).float()
+        return native.MatrixPointers(weight=self._address(matrix), bias=self._address(rounded), **own)
 
     def _address(self, tensor: Tensor | None) -> int | None:
         if tensor is not None:
             self._kept.append(tensor.detach())
         return pointer(tensor)
+
+
+def _ranks(layer: native.LayerPointers) -> list[int]:
+    """Of the adapters of a layer, 0 for a matrix without one."""
+    return [getattr(layer, name).rank for name in _MATRICES]
 
 
 def _columns(cosines: Tensor | None, sines: Tensor | None) -> tuple[Tensor, Tensor]:

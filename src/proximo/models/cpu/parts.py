@@ -212,7 +212,7 @@ class Linear:
         base = self.own_rows(self.weight.t() if self.transposed else self.weight)
         return torch.addmm(base.to(dtype), self.own_rows(adapter.up), adapter.down, alpha=adapter.scaling)
 
-    def _apart(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, float] | None:
+    def apart(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, float] | None:
         """A [r, I], B [O, r] in `dtype`, and the scaling, of an adapter that `matrix` leaves out."""
         adapter = self.adapter
         if adapter is None or adapter.up.dtype is dtype:
@@ -227,7 +227,7 @@ class Linear:
             summed = torch.addmm(onto, inputs, turned)
             return summed if bias is None else summed.add_(bias)
         outputs = torch.mm(inputs, turned, out=out) if bias is None else torch.addmm(bias, inputs, turned, out=out)
-        if (apart := self._apart(inputs.dtype)) is not None:
+        if (apart := self.apart(inputs.dtype)) is not None:
             down, up, scaling = apart
             outputs.addmm_(torch.mm(inputs, down.t()), up.t(), alpha=scaling)
         return outputs
@@ -236,7 +236,7 @@ class Linear:
         """The gradient [T, I] of the inputs from that of the outputs [T, O]; added to `onto` in place if given."""
         matrix = self.matrix(gradient.dtype)
         total = torch.mm(gradient, matrix) if onto is None else onto.addmm_(gradient, matrix)
-        if (apart := self._apart(gradient.dtype)) is not None:
+        if (apart := self.apart(gradient.dtype)) is not None:
             down, up, scaling = apart
             total.addmm_(torch.mm(gradient, up), down, alpha=scaling)
         return total

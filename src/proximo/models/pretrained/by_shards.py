@@ -33,7 +33,7 @@ def unread_model(
     from transformers import GenerationConfig
 
     if source.quantisation is not None:
-        return "it is quantised while it is loaded"
+        return "it is quantised while it is loaded, and never sharded"
     if (saved := _saved_tensors(source, config)) is None:
         return "its weights are not in safetensors files of the usual names"
     config = copy.deepcopy(config)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
+from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
 from proximo.models.adapted import base_of, is_adapted
 from proximo.models.pretrained.sharded import SHARDS, holds_shards, load_tensors
@@ -30,8 +31,12 @@ def save_pretrained(
     """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one).
 
     Where the run added tokens, embedding and output layer are in the adapter's file: its base has no rows for them.
-    `adapter`: what `whole_adapter` gathered, of a model that lies on several ranks.
+    A model that lies on several ranks is gathered on the host of rank 0, which writes it; every rank has to call it.
+    `adapter`: what `whole_adapter` gathered of such a model, for a call on rank 0 alone.
     """
+    if adapter is None and any(map(is_sharded, model.parameters())):
+        _save_from_ranks(model, folder)
+        return
     with quiet_transformers():
         if is_adapted(model):
             with _without_card(model):
@@ -58,6 +63,23 @@ def _has_other_rows(model: "PeftModel") -> bool:
     except (OSError, ValueError):
         return False
     return saved.get_text_config().vocab_size != embedding_rows(base_of(model))
+
+
+@torch.no_grad()
+def _save_from_ranks(model: "PreTrainedModel | PeftModel", folder: Path) -> None:
+    if is_adapted(model):
+        adapter = whole_adapter(model)
+        current().once(lambda: save_pretrained(model, folder, adapter=adapter), what="saving an adapter")
+        return
+    gathered: dict[int, Tensor] = {}  # tied weights once
+    state = model.state_dict(keep_vars=True)
+    for tensor in state.values():
+        if id(tensor) not in gathered:
+            here = whole(tensor)
+            gathered[id(tensor)] = here.cpu() if current().leads else here.new_empty(0)
+    with quiet_transformers():
+        named = {name: gathered[id(tensor)] for name, tensor in state.items()}
+        current().once(lambda: model.save_pretrained(folder, state_dict=named), what="saving a model")
 
 
 @contextmanager

@@ -91,6 +91,7 @@ def _scalar_on_base(policy: LanguageModel, start: HeadStart, *, seed: int) -> Sc
     base = _shared_base(policy)
     model = scalar_over(base.base_model, start, seed=seed, precision=policy.precision)
     carry_flags(base, model.base)
+    model.backbone.balancing = policy.backbone.balancing
     return model
 
 

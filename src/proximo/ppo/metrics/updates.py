@@ -3,6 +3,7 @@
 Means over tokens are over the tokens of the loss, in all minibatches and epochs of the step.
 """
 
+from proximo.metrics.declared.experts import balancing_metric
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.values import Last, Max, Mean, Sum
 
@@ -99,6 +100,7 @@ POLICY = (
         unit="per update",
         definition="Learning rate of the policy's last update.",
     ),
+    balancing_metric("policy"),
     Metric(
         name="policy/skipped_updates",
         reduction=Sum,
@@ -221,6 +223,7 @@ VALUE = (
         unit="per update",
         definition="Learning rate of the value model's last update.",
     ),
+    balancing_metric("value"),
     Metric(
         name="value/skipped_updates",
         reduction=Sum,

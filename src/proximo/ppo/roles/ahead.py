@@ -179,6 +179,6 @@ def _versions(responses: Sequence[Response]) -> list[int]:
 def _check_thread_safe(engine: Engine) -> None:
     if not (isinstance(engine, ThreadSafeEngine) and engine.thread_safe):
         raise ConfigError(
-            f"rollout.staleness samples in threads while weights are loaded, and {type(engine).__name__} does not say "
-            "that it is thread_safe: see rollout/asynchronous.py::ThreadSafeEngine, or set staleness to 0"
+            f"ppo.rollout.staleness samples in threads while weights are loaded, and {type(engine).__name__} does not "
+            "say that it is thread_safe: see rollout/asynchronous.py::ThreadSafeEngine, or set staleness to 0"
         )

@@ -178,8 +178,8 @@ def _ahead(
         return None
     if engine is None and current().size > 1:
         raise ConfigError(
-            "rollout.staleness samples while the learner trains, which the built-in engine does on one rank only: set "
-            "engine.kind to vllm, or staleness to 0"
+            "ppo.rollout.staleness samples while the learner trains, which the built-in engine does on one rank only: "
+            "set engine.kind to vllm, or staleness to 0"
         )
     plan = SamplingPlan(
         options=sampling_options(config),

@@ -7,6 +7,7 @@ from torch import nn
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError
+from proximo.learner.balance import ExpertBalance
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
@@ -43,6 +44,7 @@ def make_learners(
         own.get("policy") or optimizer_options(policy_options),
         num_updates=(config.num_steps - config.critic_warmup_steps) * updates_per_step,
         sharding=policy.backbone.sharding,
+        balance=ExpertBalance.of(policy.backbone),
     )
     if value is None or (trunk_head is not None and not config.critic_warmup_steps):
         return learner, None
@@ -50,8 +52,13 @@ def make_learners(
     if trunk_head is not None:
         num_updates = config.critic_warmup_steps * updates_per_step
         return learner, Learner(trunk_head, options, num_updates=num_updates, sharding=policy.backbone.sharding)
-    num_updates, sharding = config.num_steps * updates_per_step, value.backbone.sharding
-    return learner, Learner(value.model, options, num_updates=num_updates, sharding=sharding)
+    return learner, Learner(
+        value.model,
+        options,
+        num_updates=config.num_steps * updates_per_step,
+        sharding=value.backbone.sharding,
+        balance=ExpertBalance.of(value.backbone),
+    )
 
 
 def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: PPOConfig) -> None:

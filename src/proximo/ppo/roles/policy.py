@@ -173,7 +173,9 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         if self.ahead is None:
             return (self.sample(prompts, state),)
         if self.prompts_of is None:
-            raise ConfigError("rollout.staleness samples the prompts of later steps, which only `train` knows: use it")
+            raise ConfigError(
+                "ppo.rollout.staleness samples the prompts of later steps, which only `train` knows: use it"
+            )
         self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
         self.push_weights()
         begin = {"version": self.version, "on_finished": self.on_finished()}

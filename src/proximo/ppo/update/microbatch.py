@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from proximo.models.packing import PackedResponses
+from proximo.models.packing import Packed, PackedResponses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,3 +20,8 @@ class Microbatch:
     """Number of masked-in tokens in the whole minibatch: the denominator of a mean over tokens."""
     num_update_responses: int
     """Number of responses in the whole minibatch: the denominator of a mean over responses."""
+
+    @property
+    def tokens(self) -> Packed:
+        """All tokens of the micro-batch."""
+        return self.packed.packed

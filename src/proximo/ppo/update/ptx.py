@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -92,13 +93,7 @@ class JointUpdates:
             self._nats += sum(nats)
             self._num_tokens += num_tokens
         own = result.loss - self.texts.coefficient * sum(nats) / num_tokens
-        return UpdateResult(
-            loss=own,
-            statistics=tuple(_without_texts(result.statistics)),
-            gradient_norm=result.gradient_norm,
-            learning_rate=result.learning_rate,
-            refusal=result.refusal,
-        )
+        return replace(cast("UpdateResult[Any]", result), loss=own, statistics=tuple(_without_texts(result.statistics)))
 
     @property
     def metrics(self) -> dict[str, MetricValue]:

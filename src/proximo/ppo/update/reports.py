@@ -79,9 +79,11 @@ def _other_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
 
 
 def update_metrics(role: str, taken: UpdateLog, weights: Sequence[int]) -> dict[str, MetricValue]:
-    """Loss, gradient norm, learning rate and skips of a role's updates. `weights`: the denominator of each loss."""
+    """Losses, gradient norm, learning rate and skips of a role's updates. `weights`: the denominator of each loss."""
     applied = [(r, weight) for r, weight in zip(taken.results, weights, strict=True) if r.refusal is None]
-    return {
+    balancing = [r.balancing_loss for r, _ in applied if r.balancing_loss is not None]
+    of_experts: dict[str, MetricValue] = {f"{role}/balancing_loss": Mean.of(balancing)} if balancing else {}
+    return of_experts | {
         f"{role}/loss": Mean(sum(r.loss * weight for r, weight in applied), sum(weight for _, weight in applied)),
         f"{role}/gradient_norm": Mean.of(r.gradient_norm for r, _ in applied),
         f"{role}/learning_rate": Last((taken.whole or taken.results)[-1].learning_rate),

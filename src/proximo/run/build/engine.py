@@ -130,6 +130,7 @@ class EngineServers:
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
             push_seconds=self.config.push_seconds,
+            start_seconds=self.config.start_seconds,
         )
         self.servers.append(server := VLLMServer(url, token=token, limits=limits, **options))
         self._opened.callback(server.close)

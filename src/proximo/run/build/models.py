@@ -23,6 +23,7 @@ from proximo.models.loading import check_tokenizer, load_language_model, load_sc
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
+from proximo.models.pretrained.balancing import balancing_of
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
@@ -122,7 +123,8 @@ def check_readers(
     tokenizer: PreTrainedTokenizerBase,
     models: Mapping[str, ModelConfig | ScalarModelConfig | ModelRewardConfig | None],
 ) -> None:
-    """Raises ModelError if a role's model does not use the token ids of the stage's tokenizer. Reads no weights.
+    """Raises ModelError if a role's model does not use the token ids of the stage's tokenizer, or has no experts that
+    its section balances. Reads no weights.
 
     A role maps to None if it needs no model of its own.
     """
@@ -131,6 +133,8 @@ def check_readers(
             start = None if isinstance(model, ModelRewardConfig) else model.config
             source = ModelSource(path=model.path, revision=model.revision, config=start)
             check_tokenizer(source, tokenizer, role=role, added=config.added_tokens)
+            if not isinstance(model, ModelRewardConfig) and model.balancing_coefficient:
+                balancing_of(read_config(adapter_base(source) or source), model.balancing_coefficient)
 
 
 def build_language_model(
@@ -165,6 +169,8 @@ def _finish(model: PackedModel, config: ModelConfig | ScalarModelConfig, device_
         model.use_activation_checkpointing()
     if device_spec.compile != "none":
         model.compile(device_spec.compile)
+    if config.balancing_coefficient is not None:
+        model.backbone.balance(config.balancing_coefficient)
 
 
 def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:

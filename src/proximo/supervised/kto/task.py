@@ -15,6 +15,7 @@ from proximo.data.labelled import LabelledResponse
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
+from proximo.models.packing import Packed
 from proximo.run.task import Record
 from proximo.supervised.answers import AnswerBatch, answer_batches, answer_logprobs
 from proximo.supervised.kto.label_scores import LabelScores, label_metrics, label_sample
@@ -29,6 +30,11 @@ class LabelledBatch:
     batch: AnswerBatch
     desirable: Tensor
     """[answers] bool."""
+
+    @property
+    def tokens(self) -> Packed:
+        """All tokens of the micro-batch."""
+        return self.batch.tokens
 
 
 class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):

@@ -36,6 +36,11 @@ class StepBatch:
     num_steps: tuple[int, ...]
     """For each solution the number of these steps."""
 
+    @property
+    def tokens(self) -> Packed:
+        """All tokens of the micro-batch."""
+        return self.packed
+
 
 class PRMTask(SupervisedTask[ScalarModel, StepExample, PRMConfig]):
     """Minimises the mean binary cross entropy per step, over updates of `solutions_per_step` solutions."""

@@ -37,6 +37,11 @@ class PairBatch:
     margins: Tensor | None
     """[num_pairs] margins of the Bradley-Terry loss, 0 for a pair without one; None if no pair has one."""
 
+    @property
+    def tokens(self) -> Packed:
+        """All tokens of the micro-batch."""
+        return self.packed
+
 
 class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
     """Trains a model to score the chosen response of a pair above the rejected one."""
