@@ -1,6 +1,7 @@
 """Verifiers for tests: a good one, and one that misbehaves on demand. They are made in worker processes."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -29,6 +30,15 @@ class Letters(Verifier):
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
         if metadata.get("unfit"):
             raise DataError("there is nothing to grade by")
+
+
+class LettersAlone(Letters):
+    """Has nothing to say of an answer with a digit."""
+
+    def grade(self, answer: Answer) -> Grade:
+        if any(map(str.isdigit, answer.text)):
+            return Grade(score=math.nan, state=ScoreState.NOT_APPLICABLE, reason="there is a digit")
+        return super().grade(answer)
 
 
 class Waiting(Letters):

@@ -90,6 +90,13 @@ def test_the_clock_of_a_verifier_is_that_of_the_whole_grade() -> None:
     assert about["by_clock"] is False
 
 
+def test_a_verifier_that_does_not_apply_leaves_no_score() -> None:
+    verifier = {"verifier": "example_verifiers:LettersAlone", "options": {}}
+    serve, _, _ = verifier_service("proximo.rewards.texts.think_answer:ThinkAnswerVerifier", {"verifier": verifier})
+    asked = {"text": "b1", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
+    assert serve({"grade": asked})["state"] == "not_applicable"
+
+
 def test_answers_that_make_their_verifier_wait_come_after_all_others(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     source = VerifierReward("example_verifiers:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=60.0)

@@ -60,6 +60,15 @@ def test_grades_keep_the_order_of_the_responses_and_their_components() -> None:
     assert [dict(each.components) for each in found] == [{"length": float(len(text))} for text in given]
 
 
+def test_a_verifier_may_say_that_it_does_not_apply() -> None:
+    with made("LettersAlone") as source:
+        digit, letter = source.score(texts("a1", "a"))
+        found = numbers(source)
+    assert (digit.state, repr(digit.score), digit.reason) == (ScoreState.NOT_APPLICABLE, "nan", "there is a digit")
+    assert (letter.state, letter.score) == (ScoreState.SCORED, 0.5)
+    assert (found["failure_fraction"], found["retries"]) == (0, 0)
+
+
 def test_an_answer_is_graded_once_in_a_run_however_often_it_comes(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     other = prompt("p1", metadata={"level": 2})
