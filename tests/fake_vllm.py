@@ -10,9 +10,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR
+from socket import socket as Socket
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
@@ -60,6 +62,7 @@ class FakeVLLM:
         self.is_paused = False
         self.is_asleep = False
         self._is_updating = False
+        self.connections: list[Socket] = []
         handler = type("Handler", (_Handler,), {"fake": self})
         self._server: Any
         if socket is None:
@@ -76,6 +79,9 @@ class FakeVLLM:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        for each in self.connections:  # a client keeps some, and a server that is gone answers on none
+            with suppress(OSError):
+                each.shutdown(SHUT_RDWR)
 
     def restart(self) -> None:
         """Lose all that was pushed, as a server does that starts anew from its folder."""
@@ -217,6 +223,10 @@ class FakeVLLM:
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeVLLM
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.fake.connections.append(self.connection)
 
     def do_GET(self) -> None:
         self._serve()

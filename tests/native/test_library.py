@@ -113,14 +113,20 @@ def test_a_folder_of_somebody_else_is_not_trusted(which: str, tmp_path: Path) ->
     assert kept.folder_for_kernels() == kept._own_folder()
 
 
+def put(path: Path, content: bytes) -> None:
+    """In place of the file. A process that has loaded it keeps it; written into, it would end that process at exit."""
+    path.unlink()
+    path.write_bytes(content)
+
+
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:4096])
+    put(path, path.read_bytes()[:4096])
 
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    put(path, bytes(content))
 
 
 def replace_by_link(path: Path) -> None:

@@ -135,7 +135,8 @@ SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], ReadyService]] = {
 
 
 def grade_as_json(grade: Grade) -> dict[str, Any]:
-    """The grade as sent to the parent; with 0 where it has no score. Raises ValueError if a number is infinite or NaN."""
+    """The grade as it is sent to the parent; with 0 where it has no score. Raises ValueError for a number that is not
+    finite."""
     numbers = {"score": float(grade.score)} | {name: float(value) for name, value in grade.components.items()}
     if not grade.state.has_score:
         numbers = {"score": 0.0}
