@@ -271,6 +271,9 @@ def test_columns_of_prompts_are_given_to_rewards_and_none_is_unused() -> None:
     made, report = load("prompts", TEXT_ROWS["prompts"] | EXTRA)
     assert not report.remarks
     assert made.metadata == EXTRA
+    told, _ = load("prompts", MESSAGE_ROWS["prompts"] | {"system": "Be brief."})
+    assert told.metadata == {"system": "Be brief."}
+    assert told.messages[0] == {"role": "system", "content": "Be brief."}
 
 
 def test_columns_of_problem_sets_are_known() -> None:
