@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 300
 
 
 def chromium_path() -> str | None:

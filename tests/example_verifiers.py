@@ -1,6 +1,7 @@
 """Verifiers for tests: a good one, and one that misbehaves on demand. They are made in worker processes."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -31,6 +32,15 @@ class Letters(Verifier):
             raise DataError("there is nothing to grade by")
 
 
+class LettersAlone(Letters):
+    """Has nothing to say of an answer with a digit."""
+
+    def grade(self, answer: Answer) -> Grade:
+        if any(map(str.isdigit, answer.text)):
+            return Grade(score=math.nan, state=ScoreState.NOT_APPLICABLE, reason="there is a digit")
+        return super().grade(answer)
+
+
 class Waiting(Letters):
     """Waits for answers with a `z`, but in their first turn."""
 
@@ -52,7 +62,10 @@ class Everything(Verifier):
 
 
 class Hostile(Verifier):
-    """Does what the answer says; else its score is the answer's length."""
+    """Does what the answer says; else its score is the answer's length. `begun` gets a byte before it hangs."""
+
+    def __init__(self, begun: str | None = None) -> None:
+        self.begun = begun
 
     def grade(self, answer: Answer) -> Grade:
         deed = getattr(self, f"do_{answer.text}", None)
@@ -63,10 +76,17 @@ class Hostile(Verifier):
     def timeout_grade(self) -> Grade:
         return Grade(score=-0.5, state=ScoreState.MODEL_FAULT, components={"part": 0.0})
 
+    def note(self) -> None:
+        if self.begun is not None:
+            with Path(self.begun).open("a", encoding="utf-8") as marks:
+                marks.write("x")
+
     def do_sleep(self) -> None:
+        self.note()
         time.sleep(1000)
 
     def do_spin(self) -> None:
+        self.note()
         while True:
             pass
 
@@ -165,7 +185,7 @@ class Flaky(Verifier):
 
 
 class Slow(Verifier):
-    """Takes as many seconds as the answer says, the first times; none after that."""
+    """Takes as many seconds as the answer says, the first times; none after that. Its file has a byte for each."""
 
     def __init__(self, folder: str, times: int = 1) -> None:
         self.folder, self.times = Path(folder), times
@@ -180,10 +200,11 @@ class Slow(Verifier):
 
 
 class Late(Verifier):
-    """Is ready after half a second."""
+    """Is ready when a file is there."""
 
-    def __init__(self) -> None:
-        time.sleep(0.5)
+    def __init__(self, go_on: str) -> None:
+        while not Path(go_on).exists():
+            time.sleep(0.01)
 
 
 class Closing(Verifier):

@@ -10,9 +10,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR
+from socket import socket as Socket
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
@@ -32,6 +34,8 @@ Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
 """Called with path and body of a request. It returns the reply: bytes, a status, a status with what it says, or None
 for the usual one."""
 
+CUT = object()
+"""A reply that never comes: the connection is closed."""
 GENERATE = "/inference/v1/generate"
 LOADING = threading.Lock()
 """Filters of warnings, which loading an adapter sets, are of the whole process."""
@@ -53,10 +57,12 @@ class FakeVLLM:
         """A prefix cache that nobody resets."""
         self.counts: Counter[str] = Counter()
         self.turns = Turns()
-        self.seconds_per_token = 0.0
+        self.before_token: Callable[[int], object] = lambda position: None
+        """Called before each token of a response, in the thread of its request."""
         self.is_paused = False
         self.is_asleep = False
         self._is_updating = False
+        self.connections: list[Socket] = []
         handler = type("Handler", (_Handler,), {"fake": self})
         self._server: Any
         if socket is None:
@@ -73,12 +79,16 @@ class FakeVLLM:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        for each in self.connections:  # a client keeps some, and a server that is gone answers on none
+            with suppress(OSError):
+                each.shutdown(SHUT_RDWR)
 
     def restart(self) -> None:
         """Lose all that was pushed, as a server does that starts anew from its folder."""
-        self.base.model.load_state_dict(self.first)
-        self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
-        self.cached.clear()
+        with self.turns.turn():  # no token is drawn by weights of one version under the name of another
+            self.base.model.load_state_dict(self.first)
+            self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
+            self.cached.clear()
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         """The usual reply: an object, a status, or a status with what it says."""
@@ -176,7 +186,7 @@ class FakeVLLM:
         token_ids, content, finish = list(body["token_ids"]), [], "length"
         spans: list[dict[str, Any]] = []
         for position in range(options.max_new_tokens):
-            time.sleep(self.seconds_per_token)
+            self.before_token(position)
             while self.is_paused:
                 time.sleep(0.001)
             with self.turns.turn():
@@ -214,6 +224,10 @@ class _Handler(BaseHTTPRequestHandler):
     fake: FakeVLLM
     protocol_version = "HTTP/1.1"
 
+    def setup(self) -> None:
+        super().setup()
+        self.fake.connections.append(self.connection)
+
     def do_GET(self) -> None:
         self._serve()
 
@@ -227,6 +241,9 @@ class _Handler(BaseHTTPRequestHandler):
         reply = None if self.fake.fault is None else self.fake.fault(self.fake, self.path, body)
         if reply is None:
             reply = self.fake.answer(self.path, body)
+        if reply is CUT:
+            self.close_connection = True
+            return
         status, content = _status_and_content(reply)
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))

@@ -76,7 +76,7 @@ def run(program: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
     assert done.returncode == 0, done.stderr

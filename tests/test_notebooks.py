@@ -33,7 +33,7 @@ SMALL = {
     },
 }
 """Settings with which each notebook takes seconds."""
-DEADLINE_SECONDS = 300
+DEADLINE_SECONDS = 900
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def score(prompts, responses, metadata):
     """The length of a response. In training steps, which score four, it is given once the gate is open."""
     if len(responses) == 4:
         print("scoring", flush=True)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not Path("gate").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)

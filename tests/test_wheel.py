@@ -22,7 +22,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     """Standard output of a command in a clean environment: no path of this one leads into it."""
     known = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "OMP_NUM_THREADS")}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=known, capture_output=True, text=True, check=False, timeout=300
+        [str(part) for part in command], cwd=cwd, env=known, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -24,15 +24,27 @@ DETAIL_SECONDS = 1.0
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses beside 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
 
+NOBODY_BEHIND = frozenset({502, 503})
+"""Statuses of a proxy, or of a service that starts, where nobody takes the request yet."""
+
 
 class UnansweredError(Exception):
     """The request got no usable reply; another attempt may get one."""
 
-    def __init__(self, reason: str, *, not_before_seconds: float = 0.0, timed_out: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        not_before_seconds: float = 0.0,
+        timed_out: bool = False,
+        connection: Literal["none", "lost"] | None = None,
+    ) -> None:
         super().__init__(reason)
         self.not_before_seconds = not_before_seconds
         """Seconds for which the service asks not to be contacted."""
         self.timed_out = timed_out
+        self.connection = connection
+        """`none`: nobody was there to take the request, as while a service restarts; `lost`: who took it is gone."""
 
 
 class RequestRefusedError(Exception):
@@ -109,7 +121,8 @@ class HttpClient:
         except httpx2.LocalProtocolError:  # its text quotes the header and thus the token
             raise RequestRefusedError(f"no request can be sent to {self.url}: HTTP does not allow this token") from None
         except httpx2.TransportError as error:
-            raise UnansweredError(f"{type(error).__name__}: {error!s:.200}") from None
+            connection = "none" if isinstance(error, httpx2.ConnectError) else "lost"
+            raise UnansweredError(f"{type(error).__name__}: {error!s:.200}", connection=connection) from None
 
     def close(self) -> None:
         """Ends the requests that run, closes the connections and ends the thread; waits CLOSING_SECONDS at most."""
@@ -151,7 +164,11 @@ class HttpClient:
             left = min(DETAIL_SECONDS, deadline - self._loop.time())
             detail = "" if 300 <= status < 400 else await _detail(reply, seconds=left)
             if status >= 500 or status in TRY_AGAIN:
-                raise UnansweredError(f"status {status}{detail}", not_before_seconds=_retry_after(reply))
+                raise UnansweredError(
+                    f"status {status}{detail}",
+                    not_before_seconds=_retry_after(reply),
+                    connection="none" if status in NOBODY_BEHIND else None,
+                )
             raise RequestRefusedError(
                 f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
             )

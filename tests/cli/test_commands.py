@@ -62,7 +62,7 @@ def child(argv, **more):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
         **more,
     )
 
@@ -106,7 +106,7 @@ def test_the_version_is_that_of_the_package(capsys):
 
 def test_proximo_is_also_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "proximo", "--version"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "proximo", "--version"], capture_output=True, text=True, check=False, timeout=600
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "proximo")
 
@@ -478,7 +478,7 @@ sys.exit(main(["config", "schema", "sft"]))
 def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
     """It comes where that module is about to be imported: before, and within, a command."""
     command = [sys.executable, "-c", INTERRUPTED_AT, module]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -506,7 +506,7 @@ def test_ctrl_c_is_no_traceback_while_the_package_itself_is_imported(start, modu
     command = [str(script)] if start == "the command" else [sys.executable, "-m", "proximo"]
     environment = {**os.environ, "PYTHONPATH": search, "INTERRUPTED_AT": module}
     done = subprocess.run(
-        [*command, "--version"], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [*command, "--version"], env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == -2, done.stderr
     assert "Traceback" not in done.stderr
@@ -518,7 +518,7 @@ def test_a_program_that_imports_the_package_keeps_its_interrupts():
     )
     prefix = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     done = subprocess.run(
-        [sys.executable, "-c", prefix + program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", prefix + program], capture_output=True, text=True, check=True, timeout=600
     )
     assert done.stdout == "True\n"
 
@@ -534,12 +534,12 @@ def test_a_locale_without_utf_8_loses_no_character_and_ends_no_command(tmp_path)
     )
     environment = {**os.environ, **ASCII}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60, env=environment
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=600, env=environment
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "z\\xfcrich\n", "\\u4e2d\n")
     recipe = write_recipe(tmp_path, SFT.replace("runs/x", "runs/z\u00fcrich"))
     command = [str(Path(sys.executable).with_name("proximo")), "sft", recipe, "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=environment)
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 1, 2)
 

@@ -33,7 +33,7 @@ def offered(*words: str) -> list[str]:
     }
     script = "import sys; from proximo.cli import main\ntry: main([])\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     *lines, has_torch = done.stdout.splitlines()

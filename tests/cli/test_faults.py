@@ -132,7 +132,7 @@ def test_data_that_is_a_pipe_is_refused_and_not_waited_for(place: Path, tmp_path
     os.mkfifo(pipe)
     recipe = recipe_file(changed(recipe_of("sft", place), {"data": {"sources": [{"path": str(pipe)}]}}), tmp_path / "r")
     command = [sys.executable, "-m", "proximo", "sft", recipe]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 2
     assert f"{pipe} is no file, and data is read more than once" in done.stderr
 

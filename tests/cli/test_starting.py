@@ -115,7 +115,7 @@ def at_a_terminal(arguments: list[str], typed: str) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "proximo", *arguments]
     os.write(ours, typed.encode())
-    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False, timeout=600)
     os.close(theirs)
     os.close(ours)
     return done.returncode, done.stdout + done.stderr

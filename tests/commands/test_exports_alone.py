@@ -203,7 +203,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read]:
             }
         (place / "asked.json").write_text(json.dumps(asked))
         (place / "reader.py").write_text(READER)
-        subprocess.run([sys.executable, "-I", "reader.py"], check=True, timeout=300)
+        subprocess.run([sys.executable, "-I", "reader.py"], check=True, timeout=600)
         found = json.loads((place / "found.json").read_text())
         made = {str(model): ours(model, case) for case, _, model in folders.values()}
     return {

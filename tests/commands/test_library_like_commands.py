@@ -183,7 +183,7 @@ def test_a_pipeline_has_the_bits_of_the_command(tmp_path: Path, monkeypatch: pyt
     run = training.fit(quiet=True, on_step=lambda step, metrics: seen.append(step))
     assert len(training.plan()) == 3
     assert run.folder.name == "ppo"
-    assert seen == [*range(6), *range(4), *range(3)]
+    assert seen == [*range(6), *range(5), *range(3)]
     by_command, by_library = (files_of(tmp_path / name, "*.safetensors") for name in ("command", "library"))
     assert by_command == by_library
 

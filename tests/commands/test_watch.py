@@ -26,7 +26,7 @@ from proximo.metrics.report.page import report_page
 from proximo.metrics.run_files import Outcome, Run, read_run
 
 HOSTILE = '<script>alert("x")</script>'
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 600
 
 
 @pytest.fixture

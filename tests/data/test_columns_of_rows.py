@@ -10,6 +10,7 @@ import pytest
 from builders import tiny_tokenizer
 from chat_families import CHATML, FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
+from proximo.data.formats.column_use import read_by_source
 from proximo.data.formats.row_formats import (
     labelled_exchanges,
     preference_exchanges,
@@ -270,6 +271,9 @@ def test_columns_of_prompts_are_given_to_rewards_and_none_is_unused() -> None:
     made, report = load("prompts", TEXT_ROWS["prompts"] | EXTRA)
     assert not report.remarks
     assert made.metadata == EXTRA
+    told, _ = load("prompts", MESSAGE_ROWS["prompts"] | {"system": "Be brief."})
+    assert told.metadata == {"system": "Be brief."}
+    assert told.messages[0] == {"role": "system", "content": "Be brief."}
 
 
 def test_columns_of_problem_sets_are_known() -> None:
@@ -305,6 +309,14 @@ def test_what_is_read_does_not_depend_on_who_watches(reader, row) -> None:
     made = list(reader(rows(row | {"x": 1}, row | {"x": 2}), remarks))
     assert len(made) == 2
     assert remarks == ({} if reader is prompt_exchanges else {Remark("made", "columns not used", "x"): 2})
+
+
+def test_a_column_is_not_used_by_asking_whether_it_is_there() -> None:
+    remarks: Counter[Remark] = Counter()
+    assert list(
+        read_by_source(rows({"x": 1, "y": 2}), lambda _: lambda row: row.values["y"] * ("x" in row.values), remarks)
+    )
+    assert remarks == {Remark("made", "columns not used", "x"): 1}
 
 
 NAMING = (

@@ -35,7 +35,7 @@ DEEDS: dict[str, Callable[[], None]] = {
     "refuse": _refuse,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "sleep": lambda: time.sleep(60),
+    "sleep": lambda: time.sleep(1000),
     "exit": lambda: os._exit(3),
 }
 

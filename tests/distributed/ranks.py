@@ -1,7 +1,9 @@
 """Ranks for tests, as one world (gloo, on the CPU): processes that stay and run functions, or run one and end."""
 
+import faulthandler
 import multiprocessing as mp
 import os
+import signal
 import sys
 import time
 import traceback
@@ -9,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.forkserver import ensure_running
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -18,52 +22,104 @@ from torch.distributed import TCPStore
 
 from proximo.distributed.place import Place
 
-DEADLINE_SECONDS = 240.0
-COLLECTIVE_SECONDS = 100.0
-SOON_SECONDS = 40.0
+DEADLINE_SECONDS = 900.0
+COLLECTIVE_SECONDS = 400.0
+SOON_SECONDS = 200.0
 """After one rank has failed, all have ended within this, also on a busy machine. It is shorter than the deadlines, so
 that a wait which nobody ends shows."""
+ENDING_SECONDS = 5.0
+"""How long a process is waited for that has closed its pipe."""
 PRELOADED = ["proximo.distributed.process_group", "proximo.distributed.sharding", "tiny_runs", "proximo.ppo.trainer"]
 """What takes long to import, and is imported once for all ranks: they are forks of a process that computes nothing."""
 
 
 class Ranks:
-    """`size` processes of one world. A function that a test runs on them must be importable by name."""
+    """`size` processes of one world. A function that a test runs on them must be importable by name.
+
+    Where one of them dies or hangs, that call alone fails: the next one has new processes.
+    """
 
     def __init__(self, size: int) -> None:
+        self._size = size
+        self._faults = TemporaryDirectory(prefix="proximo-ranks-")
+        """For each rank a file with its stacks when a signal ended it."""
+        self._start()
+
+    def _start(self) -> None:
         context = _forks()
         # Here and not on rank 0, so that it outlives a rank.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        pipes = [context.Pipe() for _ in range(size)]
+        pipes = [context.Pipe() for _ in range(self._size)]
         self._pipes = [mine for mine, _ in pipes]
         self._processes = [
-            context.Process(target=_work, args=(rank, size, self._store.port, theirs), daemon=True)
+            context.Process(
+                target=_work, args=(rank, self._size, self._store.port, theirs, self._stacks(rank)), daemon=True
+            )
             for rank, (_, theirs) in enumerate(pipes)
         ]
-        for process in self._processes:
+        for process, (_, theirs) in zip(self._processes, pipes, strict=True):
             process.start()
+            theirs.close()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The results of `function(*arguments)` on every rank, in order. Raises what went wrong, with the rank."""
-        for pipe in self._pipes:
-            pipe.send((function, arguments))
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(DEADLINE_SECONDS):
-                raise AssertionError(f"rank {rank} did not answer within {DEADLINE_SECONDS} s")
-            answers.append(pipe.recv())
-        problems = [f"rank {rank}:\n{problem}" for rank, (problem, _) in enumerate(answers) if problem]
+        if not self._processes:
+            self._start()
+        try:
+            for pipe in self._pipes:
+                pipe.send((function, arguments))
+            answers = self._answers()
+        except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
+            raise AssertionError(self._end(error)) from None
+        problems = [f"rank {rank}:\n{problem}" for rank, (problem, _) in sorted(answers.items()) if problem]
         if problems:
             raise AssertionError("\n".join(problems))
-        return [result for _, result in answers]
+        return [result for _, (_, result) in sorted(answers.items())]
+
+    def _answers(self) -> dict[int, tuple[str | None, Any]]:
+        """Rank -> problem and result. Raises ConnectionResetError where one ended, TimeoutError where one hangs."""
+        answers: dict[int, tuple[str | None, Any]] = {}
+        end = time.monotonic() + DEADLINE_SECONDS
+        while len(answers) < self._size:
+            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
+            ready = wait(list(waiting), timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                names = " and ".join(f"rank {rank}" for rank in waiting.values())
+                raise TimeoutError(f"{names} did not answer within {DEADLINE_SECONDS} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                try:
+                    answers[waiting[pipe]] = pipe.recv()
+                except EOFError:
+                    raise ConnectionResetError from None
+        return answers
+
+    def _end(self, error: Exception) -> str:
+        """End all processes, and say which one ended by itself, how, and where it was."""
+        if not isinstance(error, TimeoutError):
+            wait([process.sentinel for process in self._processes], timeout=ENDING_SECONDS)
+        ends = []
+        for rank, process in enumerate(self._processes):
+            if (status := process.exitcode) is not None:
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                ends.append(f"rank {rank} {how}\n{self._stacks(rank).read_text()}".rstrip())
+        self._kill()
+        return "\n".join(ends) or str(error) or "a rank closed its pipe"
+
+    def _stacks(self, rank: int) -> Path:
+        return Path(self._faults.name, f"rank-{rank}.txt")
 
     def close(self) -> None:
+        self._kill()
+        self._faults.cleanup()
+
+    def _kill(self) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+            process.kill()  # nothing of it is to be kept
+            process.join()
+        self._pipes, self._processes = [], []
 
 
 @contextmanager
@@ -75,7 +131,8 @@ def ranks_of(size: int) -> Iterator[Ranks]:
         ranks.close()
 
 
-def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
+def _work(rank: int, size: int, port: int, pipe: Connection, stacks: Path) -> None:
+    faulthandler.enable(stacks.open("w"))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist

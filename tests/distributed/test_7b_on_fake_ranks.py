@@ -89,7 +89,7 @@ def held(way: str, pipe: Any) -> None:
     torch.set_num_threads(1)
     devices = DevicesConfig(**WAYS[way])
     world = World()
-    world.size, world.timeout_seconds = WAYS[way]["num"], 60.0
+    world.size, world.timeout_seconds = WAYS[way]["num"], 600.0
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world.size)
     mesh_of(world, torch.device("cpu"), shard_size=devices.shard_size)  # it reads numbers, which fake tensors have not
     notes: dict[str, list[int]] = {}

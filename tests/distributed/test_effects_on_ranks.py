@@ -262,7 +262,7 @@ def summed(shard: str, url: str | None, dense: str = "none") -> dict[str, Any]:
     shard_model(model, DevicesConfig.model_validate({"shard": shard}), role="reward")
     scorer = ModelReward(model, tokens_per_microbatch=20, dense=dense)
     verifier = build_on_first(lambda: VerifierReward("example_verifiers:Letters", name="letters"), name="letters")
-    limits = RemoteLimits(responses_per_request=4, request_seconds=15, step_seconds=15)
+    limits = RemoteLimits(responses_per_request=4, request_seconds=300, step_seconds=300)
     remote = build_on_first(lambda: RemoteReward(url or "", name="far", limits=limits), name="far") if url else None
 
     class Computing:

@@ -3,6 +3,7 @@
 import gc
 import logging
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -49,13 +50,18 @@ SHAPES = ("llama", "qwen2", "gemma3", "gpt2", "gpt_oss")
 
 
 def save_models(place: Path) -> Path:
-    """A bf16 folder for each shape, and for the first of them one in several files, a classifier and an adapter."""
+    """A bf16 folder for each shape, one of them in several files; one with a tied matrix twice; float32, a classifier
+    and an adapter."""
     for name in (*SHAPES, "qwen3_moe"):
         with torch.random.fork_rng():
             torch.manual_seed(1)
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**ARCHITECTURES[name]), dtype=torch.bfloat16)
         model.generation_config.eos_token_id = [2, 5]
         model.save_pretrained(place / name, max_shard_size="20KB" if name == "gpt2" else "5GB")
+    shutil.copytree(place / "qwen2", place / "twice")
+    tensors = load_file(place / "twice" / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, place / "twice" / "model.safetensors", metadata={"format": "pt"})
     language = LanguageModel(tiny_language_model(seed=3))
     save_pretrained(language.model, place / "float32")
     save_pretrained(scalar_from_language_model(language, HeadStart.NORMAL, seed=4).model, place / "classifier")
@@ -120,6 +126,7 @@ def narrow(place: Path, spec: DeviceSpec) -> list[Model]:
 CASES: dict[str, Callable[[Path, DeviceSpec], list[Model]]] = {
     **{name: lambda place, spec, name=name: [language(place, name, spec)] for name in SHAPES},
     "float32": lambda place, spec: [language(place, "float32", spec)],
+    "a tied matrix twice": lambda place, spec: [language(place, "twice", spec, size=size) for size in (10, 65)],
     "grown": lambda place, spec: [language(place, name, spec, size=65) for name in ("llama", "qwen2")],
     "lora": lambda place, spec: [language(place, "llama", spec, lora=LORA, size=65)],
     "a new head": lambda place, spec: [scalar(place, "qwen2", spec)],

@@ -17,14 +17,14 @@ from tiny_runs import LORA, Kind, changed, make_inputs, recipe_of
 STEPS = 2
 OF_MODELS = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 FULL = {"devices.shard": "full", "run.evaluate_every_steps": None}
-TWO_LAYERS = {"policy.config.num_hidden_layers": 2}
+TWO_LAYERS = {"model.config.num_hidden_layers": 2}
 FEW_PROMPTS = FULL | TWO_LAYERS | {"ppo.prompts_per_step": 2, "ppo.minibatch_responses": 2}
 SHARED_BASE = {"model.lora": LORA, "value": {"lora": LORA}, "reward.0.share_base": True}
 CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo": ("ppo", FEW_PROMPTS),
     "gathered for an update": ("ppo", FEW_PROMPTS | {"devices.shard": "grads"}),
     "bf16": ("ppo", FEW_PROMPTS | {"run.precision": "bf16"}),
-    "checkpointed layers": ("ppo", FEW_PROMPTS | {"policy.activation_checkpointing": True}),
+    "checkpointed layers": ("ppo", FEW_PROMPTS | {"model.activation_checkpointing": True}),
     "frozen layers": ("ppo", FEW_PROMPTS | {"model.frozen_layers": 1}),
     "one base": ("ppo", FULL | {"ppo.prompts_per_step": 2, "ppo.minibatch_responses": 2} | SHARED_BASE),
     "one trunk": ("ppo", FEW_PROMPTS | {"value": {"init_from": "trunk"}, "ppo.critic_warmup_steps": 1}),

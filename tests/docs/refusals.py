@@ -161,6 +161,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Models", "value.lora.rank=8 value.frozen_layers=2"),
     ("ppo", "Models", "tokenizer.train_vocab_size=500"),
     ("ppo", "Models", "value={init_from: trunk, lora: {rank: 8}}"),
+    ("ppo", "Models", "value={init_from: trunk, balancing_coefficient: 0}"),
     ("ppo", "Models", "value={init_from: trunk, device: 'cuda:1'}"),
     ("ppo", "Models", "model.quantisation=4bit"),
     ("ppo", "Models", "model={path: owner/model, quantisation: 8bit, lora: {rank: 8}} value.lora.rank=8"),

@@ -32,7 +32,7 @@ def site(pages: Path) -> Path:
     folder = pages.parent / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "-f", ROOT / "mkdocs.yml", "-d", folder]
     environment = {**os.environ, "PROXIMO_SITE_PAGES": str(pages), "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
+    built = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr
     return folder
 

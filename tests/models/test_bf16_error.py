@@ -33,8 +33,9 @@ KINDS = ARCHITECTURES | AFTER_LAYERS
 SEEDS = range(3)
 LARGEST = 0.2
 """Nats. Larger errors count as this: where experts are nearly tied, the rounding of one logit moves some by nats."""
-OF_AUTOCAST = 1.25
-"""Found: 0.6 to 1.0, and within 0.1 of that for other seeds and without bf16 instructions."""
+OF_AUTOCAST = 1.1
+"""Found: 0.6 to 0.95 in fused layers, whose ratio moves by 0.03 with other seeds, and 0.96 to 1.0 in modules, which
+round as autocast does; within 0.01 of that without bf16 instructions. A model all in bf16 has 1.15 to 1.7."""
 OF_ROUNDING = 0.5
 """Found: 0.01 where the kernel decodes, and up to 0.4 for modules, whose attention in bf16 depends on the shape."""
 OF_KERNEL = 0.1

@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from architectures import ARCHITECTURES, build_architecture, random_sequences
 from builders import tiny_language_model
+from proximo.distributed.unread import unread_in
 from proximo.errors import ModelError
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
+from proximo.models.loading import load_language_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack, pack_responses
 from proximo.models.pretrained.saving import save_pretrained
@@ -219,3 +221,20 @@ def test_an_adapter_that_trained_more_than_layers_is_refused_on_a_base_that_othe
         get_peft_model(model, options).save_pretrained(folder)
     with pytest.raises(ModelError, match="trained more than linear layers and a scalar head; export it with --merge"):
         scalar_from_adapter(policy, folder, role="reward")
+
+
+def test_the_rows_of_a_base_that_was_not_read_yet_are_those_in_its_files(tmp_path: Path) -> None:
+    """On ranks, a base has no numbers before it is sharded."""
+    tiny_language_model().save_pretrained(tmp_path / "base")
+    source = ModelSource(path=str(tmp_path / "base"))
+
+    def grown(*, by_shards: bool = False) -> LanguageModel:
+        model = load_language_model(source, device=torch.device("cpu"), by_shards=by_shards)
+        resize_vocabulary(model.base, 66)
+        return model
+
+    reward = scalar_from_language_model(grown(), HeadStart.NORMAL).with_adapter(OPTIONS)
+    save_pretrained(reward.model, tmp_path / "reward")
+    policy = grown(by_shards=True).with_adapter(OPTIONS)
+    assert unread_in([policy.model])
+    scalar_from_adapter(policy, tmp_path / "reward", role="reward")

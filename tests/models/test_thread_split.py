@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from proximo.models.cpu import thread_split
 from proximo.models.cpu.thread_split import (
     PeerFailedError,
     can_split_threads,
@@ -19,8 +21,8 @@ from proximo.models.cpu.thread_split import (
     run_overlapped,
     use_all_threads,
 )
+from waiting import LATEST_SECONDS, wait_until
 
-DEADLINE_SECONDS = 20
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
 
 
@@ -35,7 +37,7 @@ def test_two_tasks_run_at_the_same_time_and_answer_in_their_order(four_threads: 
     both = threading.Barrier(2)
 
     def task(name: str) -> tuple[str, int, bool]:
-        both.wait(DEADLINE_SECONDS)  # passed only where the other task has begun too
+        both.wait(LATEST_SECONDS)  # passed only where the other task has begun too
         return name, torch.get_num_threads(), torch.is_grad_enabled()
 
     with torch.no_grad():
@@ -79,39 +81,41 @@ def test_what_a_lane_raises_reaches_the_caller_when_both_have_ended(failing: int
 
 def learn(ended: threading.Event) -> None:
     """Minibatch after minibatch, until the neighbour fails."""
-    end = time.monotonic() + DEADLINE_SECONDS
     try:
-        while time.monotonic() < end:
-            check_peer()
-            time.sleep(0.01)
-    finally:
+        wait_until(check_peer, "the failure of the neighbour")
+    except PeerFailedError:
         ended.set()
+        raise
 
 
 def test_an_interrupt_of_the_caller_ends_the_other_task_too(four_threads: None) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def interrupted() -> None:
-        begun.wait(DEADLINE_SECONDS)
+        begun.wait(LATEST_SECONDS)
         raise KeyboardInterrupt
 
     def epochs() -> None:
         begun.set()
         learn(ended)
 
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_overlapped([interrupted, epochs])
     assert ended.is_set()
-    assert time.monotonic() - start < DEADLINE_SECONDS / 2
     check_peer()  # and nothing of it is left behind
+
+
+def caller_waits() -> bool:
+    """Asked in the second task: whether the first one has ended and its thread is in a wait."""
+    peer, caller = thread_split._PEER.get(), sys._current_frames()[threading.main_thread().ident or 0]
+    return peer is not None and peer.ended.is_set() and caller.f_code is threading.Condition.wait.__code__
 
 
 def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_task_has_ended() -> None:
     ended = threading.Event()
 
     def epochs() -> None:
-        time.sleep(0.2)  # until the caller waits
+        wait_until(caller_waits)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         learn(ended)
 
@@ -137,7 +141,7 @@ def test_the_longer_task_has_all_threads_when_the_other_has_ended(longer: int, f
         return [*threads, *ended, torch.get_num_threads()]
 
     def is_short() -> None:
-        assert begun.wait(DEADLINE_SECONDS)
+        assert begun.wait(LATEST_SECONDS)
         ended.append(has_peer())
 
     tasks = [is_short, is_short]
@@ -188,14 +192,12 @@ def test_a_forked_child_has_lanes_too() -> None:
     child = os.fork()
     if child == 0:
         os._exit(sum(run_overlapped([lambda: 3, lambda: 4])))
-    end = time.monotonic() + DEADLINE_SECONDS
-    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
-        time.sleep(0.01)
-    if found == (0, 0):
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert found[0] == child
-    assert os.waitstatus_to_exitcode(found[1]) == 7
+    try:
+        wait_until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the end of the child")
+    finally:
+        os.kill(child, signal.SIGKILL)  # changes nothing where it has ended
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
 
 
 def test_split_threads_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_counts() -> None:

@@ -5,7 +5,6 @@ import platform
 import shutil
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from proximo.errors import UserError
 from proximo.native import compiler, kept, making
 from proximo.native import library as module
 from proximo.native.library import describe_kernels, kernels_for, library, pointer, why_no_kernels
+from waiting import wait_until
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler")
 
@@ -113,14 +113,20 @@ def test_a_folder_of_somebody_else_is_not_trusted(which: str, tmp_path: Path) ->
     assert kept.folder_for_kernels() == kept._own_folder()
 
 
+def put(path: Path, content: bytes) -> None:
+    """In place of the file. A process that has loaded it keeps it; written into, it would end that process at exit."""
+    path.unlink()
+    path.write_bytes(content)
+
+
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:4096])
+    put(path, path.read_bytes()[:4096])
 
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    put(path, bytes(content))
 
 
 def replace_by_link(path: Path) -> None:
@@ -262,8 +268,7 @@ def test_kernels_begun_in_the_background_are_waited_for_and_not_made_again(
     making.begin_making()
     with ThreadPoolExecutor(2) as threads:
         loads = [threads.submit(library) for _ in range(2)]
-        while not asked.exists():
-            time.sleep(0.01)
+        wait_until(asked.exists)
         assert not any(load.done() for load in loads), "a run without kernels would have other bits"
         gate.touch()
         assert all(load.result() is not None for load in loads)

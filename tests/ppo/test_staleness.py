@@ -1,7 +1,6 @@
 """Asynchronous rollouts in PPO: what each step learns from, and how old it is."""
 
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,10 @@ from proximo.config.ppo.options import PPOConfig, RolloutConfig
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
+from proximo.rollout.asynchronous import AsyncRollouts
 from proximo.rollout.decoding import DecodingCall
-from proximo.rollout.local import LocalEngine
 from records_made import response
+from waiting import wait_until
 
 PROMPTS = ["ab", "cde", "f", "gh", "ijk", "l", "mn"]
 NUM_STEPS = 6
@@ -88,24 +88,39 @@ def test_a_bound_of_0_gives_the_bits_of_a_synchronous_run() -> None:
 
 
 def test_weights_that_are_loaded_while_it_samples_interrupt_responses() -> None:
-    """The engine is slow: the learner loads its weights while later steps are being sampled."""
+    """Of the second step, the first tokens are drawn by the first weights, and the next ones by those that come."""
     made = trainer(2)
-    ahead = made.roles.policy.ahead
-    assert ahead is not None
-    assert ahead._rollouts is not None
-    step, engine = DecodingCall.step, ahead._rollouts.engine
-    assert isinstance(engine, LocalEngine)
+    calls, interrupted = list[DecodingCall](), threading.Event()
+    step, is_done, begin = DecodingCall.step, DecodingCall.done.fget, AsyncRollouts._begin
+    assert is_done is not None
 
-    def slow(call: DecodingCall) -> list[Any]:
-        time.sleep(0.05)
-        return step(call)
+    def noted(call: DecodingCall) -> list[Any]:
+        ended = step(call)
+        calls.extend([call] if call not in calls else [])
+        return ended
+
+    def patient(call: DecodingCall) -> bool:
+        """Asked before each pass, while its thread does not have the turn at the engine."""
+        if calls[1:2] == [call] and not interrupted.is_set():
+            wait_until(lambda: call.has_stale_cache, "new weights")
+            interrupted.set()
+        return is_done(call)
+
+    def in_order(ahead: AsyncRollouts, number: int, *given: Any) -> None:
+        """Sample the first two steps in their order, and begin both before the learner takes the first one."""
+        begin(ahead, number, *given)
+        wait_until(lambda: len(calls) > min(number, 1), "the first tokens")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodingCall, "step", slow)
+        patch.setattr(DecodingCall, "step", noted)
+        patch.setattr(DecodingCall, "done", property(patient))
+        patch.setattr(AsyncRollouts, "_begin", in_order)
         history = made.train(PROMPTS, reward=count_a)
-    assert max(line["staleness/interrupted_fraction"] for line in history) > 0
+    assert interrupted.is_set()
+    assert [history[step]["staleness/interrupted_fraction"] > 0 for step in (0, 1)] == [False, True]
+    assert [history[step]["staleness/max_steps"] for step in (0, 1)] == [0, 1]
     assert max(line["staleness/max_steps"] for line in history) <= 2
-    assert max(line["staleness/learner_idle_fraction"] for line in history) > 0.2
+    assert all(0 < line["staleness/learner_idle_fraction"] <= 1 for line in history)
 
 
 def test_behaviour_weights_are_the_default_of_asynchronous_rollouts_and_can_be_turned_off() -> None:

@@ -45,7 +45,7 @@ def _candidates(version: str) -> list[Path]:
     of_pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     found += sorted(of_pyenv.glob(f"{version}.*/bin/python"), reverse=True)
     command = ["uv", "python", "find", "--managed-python", "--no-python-downloads", version]
-    of_uv = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    of_uv = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     return found + [Path(line) for line in of_uv.stdout.split()]
 
 

@@ -4,17 +4,18 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gated_reward import GATE
 from lives import Driver, environment, write_recipe
 
 from proximo.run.options import RunOptions
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
 from tiny_runs import LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
+from waiting import LATEST_SECONDS, wait_until
 
 CHANGES: dict[Kind, dict[str, Any]] = {
     "sft": {"tokenizer": {"train_vocab_size": 280}},
@@ -56,21 +57,23 @@ def test_sigterm_to_the_command_saves_exits_143_and_the_resumed_run_has_the_same
     tmp_path: Path, driver: Driver
 ) -> None:
     place = make_inputs(tmp_path)
-    many = {"run.save_every_steps": None, "run.evaluate_every_steps": None, "ppo.num_steps": 30}
+    many = {"run.save_every_steps": None, "run.evaluate_every_steps": None, "ppo.num_steps": 12}
+    many["reward.1.function"] = "gated_reward:share_of_vowels"
     recipe = changed(recipe_of("ppo", place), many)
     run("ppo", recipe, RunOptions(quiet=True))
     expected = outcome(place / "run")
     (place / "run").rename(place / "uninterrupted")
     command = [sys.executable, "-m", "proximo", "ppo", str(write_recipe(recipe)), "--quiet"]
     metrics = place / "run" / "metrics.jsonl"
-    with subprocess.Popen(command, env=environment()) as process:
-        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 1):
-            time.sleep(0.01)
+    gate = tmp_path / "gate"
+    with subprocess.Popen(command, env=environment() | {GATE: str(gate)}) as process:
+        wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.read_bytes().count(b"\n") > 1))
         process.send_signal(signal.SIGTERM)
-        assert process.wait() == 143
+        gate.touch()
+        assert process.wait(LATEST_SECONDS) == 143
     steps = [line["step"] for line in read_lines(metrics)]
     latest = (place / "run" / "checkpoints" / "latest").read_text()
     assert latest == f"step-{steps[-1]:06d}\n"
-    assert 0 < steps[-1] < 30
+    assert 0 < steps[-1] < 12
     driver.live("ppo", recipe)
     assert_same_outcome(place / "run", expected, after=f"SIGTERM in step {steps[-1]}")

@@ -12,6 +12,7 @@ from proximo.rewards import concurrent as sources_at_once
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.weighted import WeightedReward
 from records_made import response
+from waiting import LATEST_SECONDS
 
 
 class Meeting:
@@ -28,7 +29,7 @@ class Meeting:
         self.begun.append(response)
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        self.barrier.wait(timeout=20)
+        self.barrier.wait(LATEST_SECONDS)
         return [Scored(response=each, score=self.value) for each in responses]
 
     def statistics(self) -> dict[str, Sum]:
@@ -66,13 +67,14 @@ def test_sources_that_wait_are_asked_at_once_and_the_others_one_by_one_here() ->
 
 def test_no_more_than_so_many_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources_at_once, "MAX_CONCURRENT", 2)
-    lock, running, most = threading.Lock(), [0], [0]
+    lock, running, most, two = threading.Lock(), [0], [0], threading.Barrier(2)
 
     def counted(prompts: object, responses: Sequence[str], metadata: object) -> list[float]:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        threading.Event().wait(0.02)
+        two.wait(LATEST_SECONDS)
+        threading.Event().wait(0.02)  # a third one would show
         with lock:
             running[0] -= 1
         return [1.0 for _ in responses]
@@ -84,10 +86,11 @@ def test_no_more_than_so_many_are_asked_at_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_source_that_fails_as_a_whole_stops_the_run_though_others_still_wait() -> None:
-    never = threading.Event()
+    go_on, ended = threading.Event(), threading.Event()
 
     def waits(prompts: object, responses: Sequence[str], metadata: object) -> list[float]:
-        never.wait(20)
+        go_on.wait(LATEST_SECONDS)
+        ended.set()
         return [1.0 for _ in responses]
 
     sources = [
@@ -96,7 +99,8 @@ def test_a_source_that_fails_as_a_whole_stops_the_run_though_others_still_wait()
     ]
     with pytest.raises(TrainingError, match="'fails' raised ZeroDivisionError"):
         WeightedReward([(1.0, source) for source in sources]).score([response()])
-    never.set()
+    assert not ended.is_set()
+    go_on.set()
 
 
 def test_all_sources_are_told_counted_and_closed() -> None:

@@ -16,7 +16,8 @@ from records_made import prompt, response
 
 @contextmanager
 def made(function: str, **options: Any) -> Iterator[ProcessFunctionReward]:
-    source = ProcessFunctionReward(f"example_verifiers:{function}", **{"name": "f", "timeout_seconds": 10.0, **options})
+    settings = {"name": "f", "timeout_seconds": 300.0, **options}
+    source = ProcessFunctionReward(f"example_verifiers:{function}", **settings)
     try:
         yield source
     finally:
@@ -44,7 +45,7 @@ def test_a_hang_a_crash_and_an_exception_cost_the_batch_its_scores(
     function: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(function_process, "ATTEMPTS", 2)
-    with made(function, timeout_seconds=0.3) as source:
+    with made(function, **({"timeout_seconds": 0.3} if function == "hangs" else {})) as source:
         found = source.score([response(text="ab"), response(text="c")])
         counts = {name.rpartition("/")[2]: value.value for name, value in source.statistics().items()}
     assert [(each.state, each.reason) for each in found] == [(ScoreState.INFRASTRUCTURE_FAULT, reason)] * 2

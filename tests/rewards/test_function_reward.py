@@ -1,7 +1,7 @@
 """A user's function scores; what it cannot tell is a fault and never a number; one that hangs ends the run."""
 
 import math
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from proximo.rewards.calling.binding import import_function
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
+from waiting import LATEST_SECONDS
 
 
 def test_the_function_sees_texts_metadata_answer_and_finish() -> None:
@@ -93,9 +94,11 @@ def fails(prompts, responses, metadata):
 
 
 def test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for() -> None:
-    source = FunctionReward(lambda prompts, responses, metadata: time.sleep(5), name="slow", timeout_seconds=0.05)
+    go_on = threading.Event()
+    source = FunctionReward(lambda responses: [float(go_on.wait(LATEST_SECONDS))], name="slow", timeout_seconds=0.05)
     with pytest.raises(TrainingError, match="'slow' did not answer for 1 responses within timeout_seconds = 0.05"):
         source.score([response()])
+    go_on.set()
 
 
 def test_no_responses_call_nothing() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_clock import PoolClock
 
 from proximo.enums import ScoreState
 from proximo.rewards.maths.countdown import CountdownVerifier
@@ -17,6 +18,7 @@ from proximo.rewards.texts.repetition import RepetitionVerifier
 from proximo.rewards.texts.think_answer import ThinkAnswerVerifier
 from proximo.rewards.verifier import Answer
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo.rewards.workers import pool
 from proximo.rewards.workers.main import verifier_service
 from records_made import response
 
@@ -88,6 +90,13 @@ def test_the_clock_of_a_verifier_is_that_of_the_whole_grade() -> None:
     assert about["by_clock"] is False
 
 
+def test_a_verifier_that_does_not_apply_leaves_no_score() -> None:
+    verifier = {"verifier": "example_verifiers:LettersAlone", "options": {}}
+    serve, _, _ = verifier_service("proximo.rewards.texts.think_answer:ThinkAnswerVerifier", {"verifier": verifier})
+    asked = {"text": "b1", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
+    assert serve({"grade": asked})["state"] == "not_applicable"
+
+
 def test_answers_that_make_their_verifier_wait_come_after_all_others(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     source = VerifierReward("example_verifiers:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=60.0)
@@ -99,8 +108,14 @@ def test_answers_that_make_their_verifier_wait_come_after_all_others(tmp_path: P
     assert {each.state for each in found} == {ScoreState.SCORED}
 
 
-def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_another() -> None:
-    source = VerifierReward("example_verifiers:Waiting", name="j", answer_seconds=600.0, step_seconds=3.0)
+def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step ends in the second turn of the first one."""
+    seen = tmp_path / "seen"
+    monkeypatch.setattr(pool, "time", PoolClock((lambda: seen.exists() and seen.read_text().count("\n") == 4, 600.0)))
+    monkeypatch.setattr(pool, "LOG_EVERY_SECONDS", 0.1)  # so often it looks at its clock
+    source = VerifierReward("example_verifiers:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=600.0)
     try:
         found = source.score([response(text=text) for text in ("z" * 400, "z" * 401, "a")])
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_clock import PoolClock, hangs
 
 from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from proximo.metrics.catalogue import catalogue
@@ -16,12 +17,13 @@ from proximo.records import Finish, Prompt, Response, ScoreState
 from proximo.rewards import verifier_reward
 from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo.rewards.workers import loop, pool, process
 from records_made import prompt, response
 
 
 @contextmanager
 def made(verifier: str, **options: Any) -> Iterator[VerifierReward]:
-    settings = {"name": "j", "answer_seconds": 5.0, "step_seconds": 20.0, **options}
+    settings = {"name": "j", "answer_seconds": 60.0, "step_seconds": 600.0, **options}
     source = VerifierReward(f"example_verifiers:{verifier}", **settings)
     try:
         yield source
@@ -56,6 +58,15 @@ def test_grades_keep_the_order_of_the_responses_and_their_components() -> None:
     assert [each.response.text for each in found] == given
     assert [each.score for each in found] == [text.count("a") / (len(text) + 1) for text in given]
     assert [dict(each.components) for each in found] == [{"length": float(len(text))} for text in given]
+
+
+def test_a_verifier_may_say_that_it_does_not_apply() -> None:
+    with made("LettersAlone") as source:
+        digit, letter = source.score(texts("a1", "a"))
+        found = numbers(source)
+    assert (digit.state, repr(digit.score), digit.reason) == (ScoreState.NOT_APPLICABLE, "nan", "there is a digit")
+    assert (letter.state, letter.score) == (ScoreState.SCORED, 0.5)
+    assert (found["failure_fraction"], found["retries"]) == (0, 0)
 
 
 def test_an_answer_is_graded_once_in_a_run_however_often_it_comes(tmp_path: Path) -> None:
@@ -113,8 +124,24 @@ def test_only_so_much_is_begun_that_nobody_scores(tmp_path: Path, monkeypatch: p
         assert len(source._started) == 2
 
 
-def test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants() -> None:
-    with made("Hostile", num_workers=2, answer_seconds=0.3) as source:
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """Where workers write a byte before they hang."""
+    return tmp_path / "begun"
+
+
+def passes_with(monkeypatch: pytest.MonkeyPatch, place: Path, *times: int) -> None:
+    """The limit of an answer is over whenever workers have hung so many times."""
+    clock = PoolClock(*((hangs(place, each), 61.0) for each in times))
+    for module in (loop, process):
+        monkeypatch.setattr(module, "time", clock)
+
+
+def test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes_with(monkeypatch, begun, 2, 4)
+    with made("Hostile", num_workers=2, options={"begun": str(begun)}) as source:
         found = source.score(texts("sleep", "spin", "fine"))
         counts = numbers(source)
     assert [(each.score, each.state) for each in found] == [
@@ -123,39 +150,47 @@ def test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants(
         (4.0, ScoreState.SCORED),
     ]
     assert [dict(each.components) for each in found] == [{"part": 0.0}, {"part": 0.0}, {}]
-    assert found[0].reason == "not graded within answer_seconds = 0.3, twice"
+    assert found[0].reason == "not graded within answer_seconds = 60, twice"
     assert counts["timeout_fraction"] == counts["model_fault_fraction"] == pytest.approx(2 / 3)
-    assert (counts["seconds_p99"], counts["failure_fraction"]) == (0.3, 0)
+    assert (counts["seconds_p99"], counts["failure_fraction"]) == (60, 0)
     assert counts["retries"] == 2
     assert counts["worker_restarts"] == 4
 
 
-def test_each_response_that_timed_out_is_counted_as_each_that_is_at_fault() -> None:
-    with made("Hostile", num_workers=2, answer_seconds=0.3) as source:
+def test_each_response_that_timed_out_is_counted_as_each_that_is_at_fault(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes_with(monkeypatch, begun, 1, 2, 3, 4)
+    with made("Hostile", options={"begun": str(begun)}) as source:
         for _ in range(2):
             source.score(texts("sleep", "sleep", "fine"))
             counts = numbers(source)
             assert counts["timeout_fraction"] == counts["model_fault_fraction"] == pytest.approx(2 / 3)
 
 
-def test_an_answer_that_timed_out_before_the_step_did_is_at_fault_and_one_never_tried_is_not() -> None:
+def test_an_answer_that_timed_out_before_the_step_did_is_at_fault_and_one_never_tried_is_not(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes_with(monkeypatch, begun, 1)
+    monkeypatch.setattr(pool, "time", PoolClock((hangs(begun, 2), 600.0)))
+    monkeypatch.setattr(pool, "LOG_EVERY_SECONDS", 0.1)  # so often it looks at its clock
     given = [response(text="sleep", to=prompt(f"p{n}", metadata={"n": n})) for n in range(4)]
-    with made("Hostile", answer_seconds=0.8, step_seconds=2.0) as source:
+    with made("Hostile", options={"begun": str(begun)}) as source:
         found = source.score(given)
         counts = numbers(source)
     first, last = found[0], found[-1]
     assert (first.score, first.state, dict(first.components)) == (-0.5, ScoreState.MODEL_FAULT, {"part": 0.0})
-    assert first.reason == "not graded within answer_seconds = 0.8, and not again before step_seconds were over"
-    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not graded within step_seconds = 2")
-    num_faults = sum(each.state is ScoreState.MODEL_FAULT for each in found)
-    assert counts["timeout_fraction"] == counts["model_fault_fraction"] == num_faults / 4
+    assert first.reason == "not graded within answer_seconds = 60, and not again before step_seconds were over"
+    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not graded within step_seconds = 600")
+    assert counts["timeout_fraction"] == counts["model_fault_fraction"] == 1 / 4
 
 
-def test_what_the_clock_decided_is_graded_again(tmp_path: Path) -> None:
-    with made("Slow", answer_seconds=0.4, options={"folder": str(tmp_path), "times": 2}) as source:
-        (late,) = source.score(texts("5"))
+def test_what_the_clock_decided_is_graded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes_with(monkeypatch, tmp_path / "1000", 1, 2)
+    with made("Slow", options={"folder": str(tmp_path), "times": 2}) as source:
+        (late,) = source.score(texts("1000"))
         numbers(source)
-        (in_time,) = source.score(texts("5"))
+        (in_time,) = source.score(texts("1000"))
         assert numbers(source)["cache_hit_fraction"] == 0
     assert (late.score, late.state) == (0.0, ScoreState.MODEL_FAULT)
     assert (in_time.score, in_time.state) == (1.0, ScoreState.SCORED)
@@ -170,12 +205,13 @@ def test_a_grade_of_which_the_verifier_says_that_the_clock_decided_is_not_rememb
     assert len(seen.read_text().splitlines()) == 2
 
 
-def test_a_verifier_without_a_grade_for_time_outs_gives_them_0(tmp_path: Path) -> None:
-    with made("Slow", answer_seconds=0.2, options={"folder": str(tmp_path / "nowhere")}, attempts=1) as source:
-        (fault,) = source.score(texts("5"))
+def test_a_verifier_without_a_grade_for_time_outs_gives_them_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with made("Slow", options={"folder": str(tmp_path / "nowhere")}, attempts=1) as source:
+        (fault,) = source.score(texts("1000"))
     assert fault.state is ScoreState.INFRASTRUCTURE_FAULT, "a folder that is not there is nobody's slow answer"
-    with made("Slow", answer_seconds=0.4, options={"folder": str(tmp_path)}) as source:
-        (second_try,) = source.score(texts("5"))
+    passes_with(monkeypatch, tmp_path / "1000", 1)
+    with made("Slow", options={"folder": str(tmp_path)}) as source:
+        (second_try,) = source.score(texts("1000"))
     assert (second_try.score, second_try.state) == (1.0, ScoreState.SCORED), "in time at the second try"
 
 
@@ -237,13 +273,16 @@ def test_an_answer_whose_worker_died_is_tried_again(tmp_path: Path) -> None:
     assert counts["retries"] == counts["worker_restarts"] == 20
 
 
-def test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on() -> None:
-    with made("Hostile", answer_seconds=60, step_seconds=0.5) as source:
+def test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "time", PoolClock((hangs(begun, 1), 600.0)))
+    monkeypatch.setattr(pool, "LOG_EVERY_SECONDS", 0.1)
+    with made("Hostile", answer_seconds=300, options={"begun": str(begun)}) as source:
         found = source.score(texts("fine", "sleep", "well"))
         assert [each.state for each in found[1:]] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
         assert found[0].score == 4.0
-        assert found[2].reason == "not graded within step_seconds = 0.5"
-        source.step_seconds = 20
+        assert found[2].reason == "not graded within step_seconds = 600"
         assert [each.score for each in source.score(texts("well"))] == [4.0]
 
 
@@ -319,11 +358,22 @@ def test_no_answers_ask_nothing() -> None:
         assert source.score([]) == []
 
 
-def test_answers_of_later_steps_change_nothing_for_those_of_this_one(tmp_path: Path) -> None:
-    """The answer is right at its second try, alone in a worker. It does not come after 40 that nobody waits for yet."""
-    with made("Slow", num_workers=1, answer_seconds=0.4, step_seconds=6.0, options={"folder": str(tmp_path)}) as source:
-        source.begin(response(text="5"))
-        for number in range(40):
-            source.begin(response(text=f"0.2{number:03}"))
-        (scored,) = source.score(texts("5"))
+def test_answers_of_later_steps_change_nothing_for_those_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is right at its second try, alone in a worker. It comes before one that nobody waits for yet."""
+    wanted, want = threading.Event(), loop.WorkerLoop.want
+
+    def note(self: loop.WorkerLoop, work: Any) -> None:
+        want(self, work)
+        wanted.set()
+
+    monkeypatch.setattr(loop.WorkerLoop, "want", note)
+    hung = hangs(tmp_path / "1000", 1)
+    monkeypatch.setattr(loop, "time", PoolClock((lambda: wanted.is_set() and hung(), 61.0)))
+    monkeypatch.setattr(pool, "time", PoolClock((hangs(tmp_path / "2000", 1), 600.0)))
+    with made("Slow", options={"folder": str(tmp_path)}) as source:
+        source.begin(response(text="1000"))
+        source.begin(response(text="2000"))
+        (scored,) = source.score(texts("1000"))
     assert (scored.score, scored.state) == (1.0, ScoreState.SCORED)

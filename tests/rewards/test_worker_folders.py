@@ -12,6 +12,7 @@ import pytest
 
 from proximo.rewards.workers import folders
 from proximo.rewards.workers.folders import PREFIX, WorkerFolder, sweep_folders
+from waiting import LATEST_SECONDS
 
 HOLDS_ONE = "from proximo.rewards.workers.folders import WorkerFolder; print(WorkerFolder().path, flush=True); input()"
 
@@ -51,7 +52,7 @@ def test_a_folder_that_another_process_is_sweeping_away_is_not_waited_for(
     made: list[str] = []
     thread = threading.Thread(target=lambda: made.append(WorkerFolder().path), daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(LATEST_SECONDS)
     os.close(other)
     assert made == [str(free)]
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from proximo.errors import TrainingError
 from proximo.records import Finish, Prompt, Response
+from proximo.rollout import asynchronous
 from proximo.rollout.asynchronous import AsyncRollouts, SamplingPlan
 from proximo.rollout.engine import Holding
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from waiting import LATEST_SECONDS, wait_until
 
 SIZE = 3
 SAMPLES = 2
-DEADLINE_SECONDS = 20.0
 
 
 class Obedient:
@@ -73,7 +74,7 @@ class Obedient:
         waiting = list(prompts)
         while waiting:
             with self.changed:
-                ready = self.changed.wait_for(lambda: self.failure or self._may(waiting), DEADLINE_SECONDS)
+                ready = self.changed.wait_for(lambda: self.failure or self._may(waiting), LATEST_SECONDS)
                 assert ready, "the test lets every prompt end"
                 if self.failure is not None:
                     raise self.failure
@@ -122,11 +123,39 @@ def rollouts(engine: Obedient, staleness: int, num_steps: int = 20) -> AsyncRoll
     return AsyncRollouts(engine, plan)
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+class Clock:
+    """The seconds that sampling ahead measures. They pass where a test says so."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(asynchronous, "time", made)
+    return made
+
+
+def when_it_waits(ahead: AsyncRollouts, then: Callable[[Callable[[], bool]], None]) -> None:
+    """Call `then`, once, where the learner begins to wait, with the condition for which it waits."""
+    wait_for = ahead._changed.wait_for
+
+    def waiting(holds: Callable[[], bool]) -> bool:
+        ahead._changed.wait_for = wait_for  # type: ignore[method-assign]
+        then(holds)
+        return wait_for(holds)
+
+    ahead._changed.wait_for = waiting  # type: ignore[method-assign]
+
+
+def none_samples() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4, 8])
@@ -146,19 +175,20 @@ def test_a_step_gets_the_responses_to_its_own_prompts_under_its_own_key_within_t
     ahead.close()
 
 
-def test_a_step_waits_for_its_own_responses_while_those_of_later_steps_are_complete() -> None:
-    engine = Obedient()
+def test_a_step_waits_for_its_own_responses_while_those_of_later_steps_are_complete(clock: Clock) -> None:
+    engine, ended = Obedient(), list[Response]()
     ahead = rollouts(engine, 2)
-    results: list[Any] = []
-    waiting = threading.Thread(target=lambda: results.append(ahead.take(0, prompts_of)))
-    waiting.start()
-    engine.let(*(name(step, index) for step in (1, 2) for index in range(SIZE)), "0.0", "0.2")
-    waiting.join(0.2)
-    assert waiting.is_alive()
-    engine.let("0.1")
-    waiting.join(DEADLINE_SECONDS)
+
+    def all_but_one_end(holds: Callable[[], bool]) -> None:
+        engine.let(*(name(step, index) for step in (1, 2) for index in range(SIZE)), "0.0", "0.2")
+        wait_until(lambda: sorted(ahead.complete()) == [1, 2] and len(ended) == 8 * SAMPLES)
+        assert not holds()
+        clock.seconds += 3
+        engine.let("0.1")
+
+    when_it_waits(ahead, all_but_one_end)
+    assert ahead.take(0, prompts_of, on_finished=ended.append).waited_seconds == 3
     assert sorted(ahead.complete()) == [1, 2]
-    assert results[0].waited_seconds > 0.15
     ahead.close()
 
 
@@ -205,15 +235,19 @@ def test_closing_ends_the_threads_that_sample_and_a_later_take_begins_again() ->
 
 
 def test_a_thread_that_is_only_about_to_sample_when_the_run_ends_is_stopped_too() -> None:
-    engine = Obedient()
-    generate = engine.generate
+    engine, stopped = Obedient(), threading.Event()
+    generate, stop = engine.generate, engine.stop
 
     def late(prompts: Sequence[Prompt], **given: Any) -> list[Response]:
-        time.sleep(0.2)
+        assert stopped.wait(LATEST_SECONDS)
         engine.failure = None  # a stop ends the calls that are running, not later ones
         return generate(prompts, **given)
 
-    engine.generate = late
+    def stop_and_tell() -> None:
+        stop()
+        stopped.set()
+
+    engine.generate, engine.stop = late, stop_and_tell
     ahead = rollouts(engine, 1)
     ahead.put(0, [response(prompt, 0, 7) for prompt in prompts_of(0)])
     ahead.take(0, prompts_of)
@@ -232,46 +266,54 @@ def test_responses_are_announced_as_they_end_also_those_of_later_steps() -> None
     ahead.close()
 
 
-def test_idle_time_and_the_learners_wait_are_measured() -> None:
+def test_idle_time_and_the_learners_wait_are_measured(clock: Clock) -> None:
     engine = Obedient()
     engine.let(everything=True)
     ahead = rollouts(engine, 1)
     ahead.take(0, prompts_of)
-    time.sleep(0.2)
+    wait_until(none_samples)
+    clock.seconds += 2
+    engine.allowed = set()
     taken = ahead.take(1, prompts_of)
-    assert taken.idle_seconds == pytest.approx(taken.seconds, rel=0.3)
-    assert taken.waited_seconds < 0.1
-    engine.allowed = set()
-    threading.Timer(0.3, lambda: engine.let("2.0", "2.1", "2.2", "3.0", "3.1", "3.2")).start()
-    ahead.take(2, prompts_of)
-    taken = ahead.take(3, prompts_of)
-    engine.allowed = set()
-    threading.Timer(0.3, lambda: engine.let(everything=True)).start()
-    taken = ahead.take(4, prompts_of)
-    assert taken.idle_seconds < 0.15 < taken.waited_seconds <= taken.seconds
+    assert (taken.seconds, taken.waited_seconds, taken.idle_seconds) == (2, 0, 2)
+
+    def it_takes_three_seconds(_: object) -> None:
+        wait_until(lambda: {"2.0", "3.0"} <= {*engine.asked})
+        clock.seconds += 3
+        engine.let(everything=True)
+
+    when_it_waits(ahead, it_takes_three_seconds)
+    taken = ahead.take(2, prompts_of)
+    assert (taken.seconds, taken.waited_seconds, taken.idle_seconds) == (3, 3, 0)
     ahead.close()
 
 
-def test_time_before_the_first_step_counts_for_nobody() -> None:
+def test_time_before_the_first_step_counts_for_nobody(clock: Clock) -> None:
     engine = Obedient()
     engine.let(everything=True)
     ahead = rollouts(engine, 1)
     for step in (0, 1):
-        time.sleep(0.2)
+        clock.seconds += 2
         taken = ahead.take(step, prompts_of)
-        assert max(taken.seconds, taken.idle_seconds) < 0.15
+        assert (taken.seconds, taken.idle_seconds) == (0, 0)
         ahead.close()
         engine.failure = None
 
 
-def test_the_learners_wait_before_it_pushes_weights_counts_as_its_wait() -> None:
+def test_the_learners_wait_before_it_pushes_weights_counts_as_its_wait(clock: Clock) -> None:
     engine = Obedient()
     engine.let("0.0", "0.1", "0.2")
     ahead = rollouts(engine, 1)
     ahead.take(0, prompts_of)
-    threading.Timer(0.3, lambda: engine.let(everything=True)).start()
+
+    def it_takes_three_seconds(_: object) -> None:
+        clock.seconds += 3
+        engine.let(everything=True)
+
+    when_it_waits(ahead, it_takes_three_seconds)
     ahead.settle()
+    clock.seconds += 1
     taken = ahead.take(1, prompts_of)
-    assert 0.15 < taken.waited_seconds <= taken.seconds
-    assert ahead.take(2, prompts_of).waited_seconds < 0.15
+    assert (taken.waited_seconds, taken.seconds) == (3, 4)
+    assert ahead.take(2, prompts_of).waited_seconds == 0
     ahead.close()

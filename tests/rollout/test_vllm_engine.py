@@ -31,11 +31,12 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.vllm import dispatch, pushed_weights
+from proximo.rollout.vllm import dispatch, pushed_weights, server
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
+from waiting import LATEST_SECONDS
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(4)]
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
@@ -47,8 +48,9 @@ GENERATE = "/inference/v1/generate"
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leaves no server behind, and waits little."""
-    monkeypatch.setattr(dispatch, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(dispatch, "LONGEST_PAUSE_SECONDS", 0.1)
+    for module in (dispatch, server):
+        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.1)
     with OPEN:
         yield
 
@@ -129,11 +131,12 @@ def test_a_server_that_draws_as_we_do_gives_what_the_built_in_engine_gives(optio
 
 def test_prompts_are_balanced_and_a_prompt_stays_on_its_server() -> None:
     asked: dict[str, set[tuple[int, ...]]] = {}
+    all_asked = threading.Barrier(12)
 
     def note(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
         if path == GENERATE:
             asked.setdefault(fake.url, set()).add(tuple(body["token_ids"]))
-            time.sleep(0.05)
+            all_asked.wait(LATEST_SECONDS)
 
     engine, fakes = pushed(model(), count=2, fault=note)
     drawn(engine)
@@ -238,25 +241,28 @@ def test_a_server_that_never_answers_rightly_ends_the_call_with_its_name_and_wor
 
 
 def test_a_hung_server_is_left_at_the_deadline_of_a_request() -> None:
+    go_on = threading.Event()
+
     def hang(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
-        return time.sleep(60) if path == GENERATE else None
+        return go_on.wait(LATEST_SECONDS) and None if path == GENERATE else None
 
     engine, _ = pushed(model(), fault=hang, attempts=2, request_seconds=0.3)
-    start = time.monotonic()
     with pytest.raises(TrainingError, match=r"no complete reply within 0\.3 s"):
         drawn(engine)
-    assert time.monotonic() - start < 30
+    go_on.set()
 
 
 def test_what_a_slow_server_owes_another_one_gives() -> None:
-    policy, slow = model(), list[FakeVLLM]()
+    policy, slow, go_on = model(), list[FakeVLLM](), threading.Event()
 
     def fault(fake: FakeVLLM, path: str, body: dict[str, Any]) -> Any:
-        return time.sleep(10) if path == GENERATE and fake in slow else None
+        return go_on.wait(LATEST_SECONDS) and None if path == GENERATE and fake in slow else None
 
-    engine, fakes = pushed(policy, count=2, fault=fault, request_seconds=1.0)
+    engine, fakes = pushed(policy, count=2, fault=fault)
     slow.append(fakes[0])
+    engine.servers[0].limits = ServerLimits(request_seconds=1.0)
     assert tokens(drawn(engine)) == tokens(drawn(built_in(policy)))
+    go_on.set()
     assert 1 <= engine.counts["retries"] <= 12
     assert fakes[1].counts[GENERATE] >= 12
 
@@ -288,7 +294,7 @@ def test_a_job_that_waits_for_a_server_that_is_left_out_is_done_by_one_that_fail
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(call.run()), daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(LATEST_SECONDS)
     assert found == [7]
 
 
@@ -489,7 +495,7 @@ def test_a_server_that_lost_its_weights_is_given_the_last_ones_and_not_while_it_
     earlier = engine._last
     assert earlier is not None
     engine.load_weights(1, dict(policy.trainable_parameters()))
-    noticing[0].join(60)
+    noticing[0].join(LATEST_SECONDS)
     held = engine.holds()
     assert held is not None
     assert held.version == 1
@@ -711,19 +717,33 @@ def test_weights_that_cannot_be_written_end_the_run_with_the_folder(monkeypatch:
         engine.load_weights(1, dict(policy.trainable_parameters()))
 
 
+def until_loaded(fake: FakeVLLM) -> tuple[threading.Event, threading.Event]:
+    """Responses wait at their fourth token: the first event is set when one is there, the second lets them go on."""
+    reached, loaded = threading.Event(), threading.Event()
+
+    def before_token(position: int) -> None:
+        if position == 3:
+            reached.set()
+            assert loaded.wait(LATEST_SECONDS)
+
+    fake.before_token = before_token
+    return reached, loaded
+
+
 def test_weights_that_are_loaded_while_it_samples_take_effect_at_the_next_token() -> None:
     policy = model()
     engine, (fake,) = pushed(policy, version=0)
-    fake.seconds_per_token = 0.02
+    reached, loaded = until_loaded(fake)
     before, found = policy.frozen_copy(), list[Response]()
     asking = threading.Thread(target=lambda: found.extend(drawn(engine, SamplingOptions(max_new_tokens=30))))
     asking.start()
-    time.sleep(0.2)
+    assert reached.wait(LATEST_SECONDS)
     with torch.no_grad():
         for _, tensor in policy.trainable_parameters():
             tensor.add_(0.05)
     engine.load_weights(1, dict(policy.trainable_parameters()))
-    asking.join(60)
+    loaded.set()
+    asking.join(LATEST_SECONDS)
     mixed = [each for each in found if each.token_versions is not None]
     assert mixed
     for each in mixed:
@@ -752,18 +772,18 @@ def logprobs_under(policy: LanguageModel, response: Response) -> torch.Tensor:
 def test_calls_of_an_adapter_end_with_theirs_while_the_next_one_is_loaded() -> None:
     policy = LanguageModel(tiny_language_model()).with_adapter(LoRAOptions(rank=2, alpha=4.0))
     engine, (fake,) = pushed(policy, version=0)
-    fake.seconds_per_token = 0.02
+    reached, loaded = until_loaded(fake)
     found: list[Response] = []
     asking = threading.Thread(target=lambda: found.extend(drawn(engine, SamplingOptions(max_new_tokens=30))))
     asking.start()
-    time.sleep(0.2)
+    assert reached.wait(LATEST_SECONDS)
     engine.load_weights(1, dict(policy.trainable_parameters()))
     assert len(fake.adapters) == 2, "the one that samples is kept"
-    asking.join(60)
+    loaded.set()
+    asking.join(LATEST_SECONDS)
     assert {each.policy_version for each in found} == {0}
     engine.load_weights(2, dict(policy.trainable_parameters()))
     assert len(fake.adapters) == 1
-    fake.seconds_per_token = 0.0
     assert {each.policy_version for each in drawn(engine)} == {2}
 
 

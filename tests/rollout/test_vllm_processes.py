@@ -24,7 +24,7 @@ from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
 from tiny_runs import changed, make_inputs, recipe_of
 
-ENDED_SECONDS = 60
+ENDED_SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def commit(self, name: str, body: bytes) -> None:
         self.server.asked.set()
-        self.server.answers.wait(60)
+        self.server.answers.wait(1000)
         if self.server.refuses:
             self.server.refuses -= 1
             return self.answer(403, {"error": "Forbidden: the storage is full"})
@@ -120,4 +120,4 @@ def fake_hub() -> Iterator[FakeHub]:
         hub.answers.set()
         hub.shutdown()
         hub.server_close()
-        thread.join(10)
+        thread.join(60)

@@ -447,8 +447,6 @@ KNOBS = [
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
     Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
-    Knob(run.ModelConfig, "balancing_coefficient", "sft", {"model.balancing_coefficient": 1.0}, EXPERTS),
-    Knob(run.ScalarModelConfig, "balancing_coefficient", "reward", {"model.balancing_coefficient": 1.0}, EXPERTS),
     Knob(run.ScalarModelConfig, "init_from", "ppo", TRUNK, {"value.init_from": "policy", "ppo.value_optimizer": SLOW}),
     Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from proximo.run.reporting import journal
 from run.fake_hub import TOKEN, FakeHub, fake_hub
 from run_outcomes import read_lines
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
+from waiting import LATEST_SECONDS, wait_until
 
 QUIET = RunOptions(quiet=True)
 AGAIN = RunOptions(quiet=True, resume="auto")
@@ -81,7 +81,7 @@ def test_each_save_is_pushed_and_the_card_is_that_of_its_step(
     def and_wait(self: pushes.Pushes, *given: Any, **options: Any) -> None:
         begin(self, *given, **options)
         if self._current is not None:
-            self._current.process.wait(60)
+            self._current.process.wait(LATEST_SECONDS)
             self.look()
 
     monkeypatch.setattr(pushes.Pushes, "saved", and_wait)
@@ -163,7 +163,7 @@ def test_a_failure_while_the_run_goes_on_is_in_the_next_line(
 
     def when_it_has_ended(self: pushes.Pushes) -> None:
         if self._current is not None:
-            self._current.process.wait(60)
+            self._current.process.wait(LATEST_SECONDS)
         look(self)
 
     monkeypatch.setattr(pushes.Pushes, "look", when_it_has_ended)
@@ -212,15 +212,12 @@ def test_an_upload_ends_with_a_run_that_is_killed(tmp_path: Path, hub: FakeHub) 
         assert training.stdout is not None
         upload = Path("/proc", training.stdout.readline().decode().strip(), "cmdline")
         try:
-            assert hub.asked.wait(60)
+            assert hub.asked.wait(LATEST_SECONDS)
             assert b"hub.upload" in upload.read_bytes()
         finally:
             training.kill()
-    end = time.monotonic() + 30
     with suppress(FileNotFoundError, ProcessLookupError):  # it is gone, or nobody has asked for its status yet
-        while upload.read_bytes():
-            assert time.monotonic() < end, "the upload goes on"
-            time.sleep(0.1)
+        wait_until(lambda: not upload.read_bytes(), "the end of the upload")
     assert hub.commits == []
 
 

@@ -254,7 +254,7 @@ def test_trackio_itself_keeps_tables_and_the_report(tmp_path: Path) -> None:
     # It reads its folder from the environment when it is imported.
     places = {"TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", TRACKIO_RUN, str(tmp_path)]
-    subprocess.run(command, env=os.environ | places, check=True, timeout=300, capture_output=True)
+    subprocess.run(command, env=os.environ | places, check=True, timeout=600, capture_output=True)
     kept = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
     assert b"trackio.table" in kept
     assert b"the page" in kept

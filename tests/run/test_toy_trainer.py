@@ -179,7 +179,7 @@ def test_a_trainer_of_an_installed_package_needs_no_call(tmp_path: Path) -> None
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,
         )
 
     assert "Fine-tune with a weight." in proximo("toy", "--help").stdout

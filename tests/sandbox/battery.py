@@ -100,7 +100,7 @@ def _reason_to_skip(case: Case, missing: set[str]) -> str | None:
 
 
 def _differences(before: dict[str, str], mark: int, folder: str) -> list[str]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 100
     while processes_of(mark) and time.monotonic() < deadline:
         time.sleep(0.02)
     after = shared_objects()

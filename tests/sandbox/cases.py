@@ -28,7 +28,7 @@ def syscall(x86, arm, *arguments):
 SECRET = "the-secret-of-the-host"
 TOKEN = "proximo-escape"
 """Part of every name that a hostile program gives to what it tries to leave behind."""
-QUICK = Limits(cpu_seconds=2.0, wall_seconds=20.0, memory_bytes=256 * MIB, scratch_bytes=4 * MIB, output_bytes=1 << 16)
+QUICK = Limits(cpu_seconds=2.0, wall_seconds=200.0, memory_bytes=256 * MIB, scratch_bytes=4 * MIB, output_bytes=1 << 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Case:
             "said something else": self.stdout is None or said == self.stdout,
             "did not try it all": self.attempts is None
             or (len(lines) == self.attempts and all(line.startswith("refused") for line in lines)),
-            "used more CPU than it may": outcome.cpu_seconds <= self.limits.cpu_seconds + 0.3,
+            "used more CPU than it may": outcome.cpu_seconds <= self.limits.cpu_seconds + 1.5,
             "said more than it may": max(len(outcome.stdout), len(outcome.stderr)) <= self.limits.output_bytes,
         }
         failed = [what for what, good in checks.items() if not good]

@@ -12,6 +12,7 @@ import pytest
 
 from proximo.sandbox import client
 from proximo.sandbox.client import ForkServerClient
+from waiting import LATEST_SECONDS
 
 
 def test_what_holds_the_pipe_of_a_fork_server_that_was_killed_is_not_waited_for(
@@ -29,7 +30,7 @@ def test_what_holds_the_pipe_of_a_fork_server_that_was_killed_is_not_waited_for(
             assert made.process.poll() is None
         thread = threading.Thread(target=lambda: said.append(made.end()), daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(LATEST_SECONDS)
     finally:
         theirs.close()
         with suppress(ProcessLookupError):

@@ -38,6 +38,7 @@ class Interruption:
         *,
         grace_seconds: float = 25.0,
         repeat_seconds: float = 0.0,
+        on_request: Callable[[], None] | None = None,
         before_leaving: Callable[[int], None] | None = None,
         keeps_process: bool = False,
     ) -> None:
@@ -45,10 +46,13 @@ class Interruption:
 
         `keeps_process`: SIGINT is from a person whose program goes on afterwards, such as a notebook.
 
+        `on_request` is called at the first signal, in its handler.
+
         `before_leaving` is called with the exit status before the process ends at once.
         """
         self._grace_seconds = grace_seconds
         self._repeat_seconds = repeat_seconds
+        self._on_request = on_request
         self._before_leaving = before_leaving
         self._keeps_process = keeps_process
         self._came_at = 0.0
@@ -105,6 +109,8 @@ class Interruption:
             self._leave("a second signal: leaving at once; the last checkpoint is complete")
         self._signal = number
         self._came_at = time.monotonic()
+        if self._on_request is not None:
+            self._on_request()
         if self._keeps_process and number == signal.SIGINT:
             _say("interrupted: ending this step, then saving. A second interrupt gives the step up")
             return

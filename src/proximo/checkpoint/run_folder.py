@@ -186,6 +186,20 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
     return RunFolder(folder, resuming=resuming, marker=marker)
 
 
+def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
+    """Open the folder of a run whose process was killed, to write how it ended.
+
+    `by`: the process, such as `process 4711 on node1`. None where another one has begun a run there since, or the run
+    has an outcome.
+    """
+    try:
+        if (folder / OUTCOME).exists() or (folder / MARKER).read_text(encoding="utf-8").strip() != by:
+            return None
+        return RunFolder(folder, resuming=False, marker=_lock(folder))
+    except (OSError, UnicodeDecodeError, RunFolderError):
+        return None
+
+
 def is_run_folder(folder: Path) -> bool:
     """Whether a run was ever opened in it; a copy that was made without hidden files tells by what it holds."""
     return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)

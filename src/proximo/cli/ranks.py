@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -93,8 +92,7 @@ def _join_and_run(
     with join(timeout_seconds=timeout, place=place) as world:
         try:
             if place.rank > 0:
-                for number in SIGNALS:  # heeded by rank 0
-                    signal.signal(number, signal.SIG_IGN)
+                world.pass_over_signals(SIGNALS)
             if prepared is None:
                 raise problem or AssertionError
             world.barrier(what="the checks of the recipe")

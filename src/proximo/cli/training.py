@@ -3,6 +3,8 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -108,10 +110,19 @@ def _command(kind: str) -> Callable[..., int]:
             if (num := num_ranks(given)) > 1:
                 from proximo.distributed.launch import launch
 
-                return launch([sys.executable, "-P", "-m", "proximo", *context.obj], num=num)
+                command = [sys.executable, "-P", "-m", "proximo", *context.obj]
+                return launch(command, num=num, when_lost=partial(_write_outcomes, given))
             return _run(given, options)
 
     return command
+
+
+def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
+    """Of the run that a rank 0 led which was killed."""
+    from proximo.run.reporting.lost_run import write_outcome_of_lost
+
+    for _, stage in recipe.given_stages():
+        write_outcome_of_lost(Path(stage.run.folder), by=by, reason=reason)
 
 
 def _describe(recipe: "Recipe") -> int:

@@ -116,7 +116,10 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
 
 
 def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any]:
-    """The prompt as a data row, with the outcomes of its scored responses."""
+    """The prompt as a data row, with the outcomes of its scored responses.
+
+    What the columns `system` and `history` said stands in the prompt already.
+    """
     prompt = group[0].response.prompt
     variables = dict(prompt.template_variables)
     tools = {"tools": variables.pop("tools")} if "tools" in variables else {}
@@ -124,7 +127,7 @@ def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any
         "id": prompt.id,
         "prompt": prompt.messages if prompt.text is None else prompt.text,
         **({} if prompt.answer is None else {"answer": prompt.answer}),
-        **prompt.metadata,
+        **{name: value for name, value in prompt.metadata.items() if name not in ("system", "history")},
         **tools,
         **({"chat_template_kwargs": variables} if variables else {}),
         "base_scores": [task_reward_of(each, task_reward) for each in group if each.valid],

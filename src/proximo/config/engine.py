@@ -46,7 +46,8 @@ class VLLMEngineConfig(Section):
     push_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of loading the weights of a step into a server."""
     start_seconds: float = Field(900.0, gt=0)
-    """Wall-clock limit of the start of a server."""
+    """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached, which may be starting
+    anew."""
     attempts: int = Field(5, ge=1)
     """Times that a response is asked for before the run stops."""
     sleep: bool = False

@@ -239,7 +239,7 @@ class ScalarModelConfig(Section):
 
     def _refuse_own_trunk(self) -> None:
         own = ("config", "lora", "frozen_layers", "activation_checkpointing", "balancing_coefficient")
-        given = [name for name in own if getattr(self, name)]
+        given = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
         if given:
             raise ValueError(
                 f"init_from: trunk puts a head on the policy's own layers: set model.{given[0]} instead of "

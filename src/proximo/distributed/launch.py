@@ -11,27 +11,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure
 from proximo.distributed.place import LAUNCHED
+from proximo.distributed.processes import is_stopped
 from proximo.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 60.0
-"""After one rank failed, the others have so long to end by themselves: rank 0 writes the report of the run."""
+"""After one rank failed, the others have so long to end by themselves: rank 0 writes the report of the run. One that is
+stopped cannot, and is killed at once."""
 POLL_SECONDS = 0.05
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPT_SECONDS = 1.0
 """A terminal sends SIGINT to all processes. It is passed on where rank 0 still lives after so long."""
 
 
-def launch(command: Sequence[str], *, num: int) -> int:
+def launch(command: Sequence[str], *, num: int, when_lost: Callable[[str, str], None] | None = None) -> int:
     """Run `num` ranks of a command on this machine and return the exit status: of rank 0, else of one that failed.
 
-    Raises ConfigError if the machine cannot start so many.
+    `when_lost`: called where a signal ended rank 0, which could not say so itself: with its process, such as
+    `process 4711 on node1`, and the reason. Raises ConfigError if the machine cannot start so many.
     """
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
@@ -41,7 +44,7 @@ def launch(command: Sequence[str], *, num: int) -> int:
         try:
             for rank in range(num):
                 ranks.processes.append(_start(command, rank=rank, num=num, port=port))
-            return ranks.wait(listener)
+            return ranks.wait(listener, when_lost)
         finally:
             ranks.kill()
 
@@ -80,23 +83,27 @@ class _Ranks:
         self.signals: list[tuple[int, float]] = []
         """Signals that came, and when they are due to be passed on."""
 
-    def wait(self, listener: socket.socket) -> int:
+    def wait(self, listener: socket.socket, when_lost: Callable[[str, str], None] | None) -> int:
         """Wait for all of them; returns the exit status of the run."""
         previous = {number: signal.signal(number, self._on_signal) for number in FORWARDED if _is_heeded(number)}
         try:
             store = _Store(listener)
             self._watch(store)
-            return self._status(store)
+            status = self._status(store)
+            ended_by = -self.processes[0].returncode
+            if when_lost is not None and ended_by > 0 and ended_by not in (number for number, _ in self.signals):
+                when_lost(_name(self.processes[0]), store.reason())
+            return status
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def kill(self) -> None:
-        """End what is left."""
+    def kill(self, *, only_stopped: bool = False) -> None:
+        """End what is left, or what of it is stopped and cannot end by itself."""
         for process in self.processes:
-            if process.poll() is None:
+            if process.poll() is None and (is_stopped(process.pid) or not only_stopped):
                 process.kill()
-            process.wait()
+                process.wait()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         wait = INTERRUPT_SECONDS if number == signal.SIGINT else 0.0
@@ -115,8 +122,8 @@ class _Ranks:
                 if time.monotonic() >= due:
                     num_forwarded += 1
                     self.processes[0].send_signal(number)  # does nothing where it ended
-            if time.monotonic() > end:
-                self.kill()
+            if end < float("inf"):
+                self.kill(only_stopped=time.monotonic() <= end)
             time.sleep(POLL_SECONDS)
 
     def _status(self, store: "_Store") -> int:
@@ -149,15 +156,22 @@ class _Store:
         """Name a rank that ended, unless the ranks know already why they end."""
         status = process.returncode
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        message = f"rank {rank} (process {process.pid} on {socket.gethostname()}) {how}"
+        message = f"rank {rank} ({_name(process)}) {how}"
         failure = Failure(rank=rank, message=message, status=_shell_status(status))
         self._store.compare_set(FAILURE, "", failure.encode())
 
     def tell_if_nobody_did(self) -> None:
         """Print why the run failed if no rank could."""
         if self._store.compare_set(TOLD, "", "all") == b"all" and self._store.check([FAILURE]):
-            message = Failure.decode(self._store.get(FAILURE)).message
-            print(f"error: {message}", file=sys.stderr)
+            print(f"error: {self.reason()}", file=sys.stderr)
+
+    def reason(self) -> str:
+        """Why the run failed, which the first who knew it left here."""
+        return Failure.decode(self._store.get(FAILURE)).message
+
+
+def _name(process: subprocess.Popen[bytes]) -> str:
+    return f"process {process.pid} on {socket.gethostname()}"
 
 
 def _shell_status(status: int) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from proximo.distributed.failure import status_of
 from proximo.distributed.messages import decode, encode
+from proximo.distributed.unheeded import Unheeded
 from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World, alone, difference, differing_ranks
 from proximo.errors import ProximoError, RankError, TrainingError
@@ -191,6 +193,18 @@ class ProcessGroupWorld(World):
 
     def speaks_for_first(self) -> bool:
         return self.watch is not None and self.watch.speaks_for_first()
+
+    def process_of_first(self) -> str:
+        assert self.watch is not None, "speaks_for_first() says whether rank 0 is gone"
+        return self.watch.process_of(0)
+
+    def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
+        if self.watch is not None:
+            self.watch.unheeded = Unheeded(self.rank, numbers)
+
+    def heeds_signal(self) -> None:
+        if self.watch is not None:
+            self.watch.heeds_signal = True
 
     def _cause(self, what: str, error: Exception) -> RankError:
         if self.watch is None:

@@ -28,8 +28,17 @@ def process_table() -> str:
 
 def is_alive(process: int) -> bool:
     """Whether a process of this process table runs, or is stopped."""
+    return _state(process) not in ("", "Z", "X")
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a signal stopped a process of this process table (SIGSTOP, Ctrl-Z), so that it cannot end by itself."""
+    return _state(process) == "T"
+
+
+def _state(process: int) -> str:
+    """The letter of `ps`; empty where there is no such process."""
     try:
-        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except OSError:
-        return False
-    return state not in (b"Z", b"X")
+        return ""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure, keep_traceback, status_of
 from proximo.distributed.processes import first_line, is_alive, process_table, say
+from proximo.distributed.unheeded import Unheeded
 from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0
@@ -75,6 +76,10 @@ class Watch:
         self.position = Position(0, "the start", waits=False)
         """How far the main thread came; `ProcessGroupWorld` writes it."""
         self._store_of = store_of
+        self.heeds_signal = False
+        """Of rank 0: a signal came, and it ends the run."""
+        self.unheeded: Unheeded | None = None
+        """Of the others: signals that come to them."""
         self._served = served
         self._told_of_ends = told_of_ends
         self._num_beats = 0
@@ -131,6 +136,8 @@ class Watch:
                 self._store.set(f"ends/{self.rank}", "")
         self._stopped.set()
         self._thread.join(timeout=2 * BEAT_SECONDS)
+        if self.unheeded is not None and not self._thread.is_alive():
+            self.unheeded.close()
 
     def name_of(self, rank: int) -> str:
         """Such as `rank 2 (process 4711 on host7)`."""
@@ -139,8 +146,12 @@ class Watch:
             self._names[rank] = (machine, process, host)
         if rank not in self._names:
             return f"rank {rank} (which never joined)"
+        return f"rank {rank} ({self.process_of(rank)})"
+
+    def process_of(self, rank: int) -> str:
+        """Such as `process 4711 on host7`, of a rank that `name_of` has named."""
         _, process, host = self._names[rank]
-        return f"rank {rank} (process {process} on {host})"
+        return f"process {process} on {host}"
 
     def publish(self, failure: Failure) -> Failure:
         """Leave a failure for all, unless there is one; returns that which is there."""
@@ -204,6 +215,8 @@ class Watch:
                 with self._lock:
                     self._beat()
                     self._look()
+                    if self.unheeded is not None:
+                        self.unheeded.look(self.name_of, lambda: self._first_heeds_signal)
             except (dist.DistError, RuntimeError) as error:
                 if self._leaving or self._stopped.is_set():
                     return
@@ -215,7 +228,12 @@ class Watch:
     def _beat(self) -> None:
         self._num_beats += 1
         now = self.position
-        self._store.set(f"beat/{self.rank}", json.dumps([self._num_beats, now.number, now.waits_for, now.waits]))
+        beat = [self._num_beats, now.number, now.waits_for, now.waits, self.heeds_signal]
+        self._store.set(f"beat/{self.rank}", json.dumps(beat))
+
+    @property
+    def _first_heeds_signal(self) -> bool:
+        return self._leaving or self.failure is not None or bool(json.loads(self._store.get("beat/0"))[4])
 
     def _look(self) -> None:
         """Look for a failure. All ranks are read in turn, the more there are the more rarely."""
@@ -269,7 +287,7 @@ class Watch:
         positions = {self.rank: self.position}
         for rank, (beat, _) in self._seen.items():
             if beat:
-                positions[rank] = Position(*json.loads(beat)[1:])
+                positions[rank] = Position(*json.loads(beat)[1:4])
         furthest = max(position.number for position in positions.values())
         last = min(positions, key=lambda rank: positions[rank].number)
         if positions[last].number < furthest:

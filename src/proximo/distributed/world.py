@@ -5,6 +5,7 @@ pickles, on the addresses of their process group.
 """
 
 import math
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -106,6 +107,17 @@ class World:
     def speaks_for_first(self) -> bool:
         """Whether rank 0 is gone, and this rank is to say so; true once, on one rank."""
         return False
+
+    def process_of_first(self) -> str:
+        """The process of rank 0, such as `process 4711 on node1`. For a rank that speaks for it."""
+        raise RuntimeError("a world of one rank has no other one that could be gone")
+
+    def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
+        """On a rank above 0: go on where one of them comes, since rank 0 ends the run, and say so if it does not."""
+        del numbers
+
+    def heeds_signal(self) -> None:
+        """On rank 0: a signal came, and ends the run. May be called in its handler."""
 
     def when_stuck(self, tell: Callable[[str], None]) -> None:
         """Call `tell` with the reason where the run has failed, and ends while the main thread hangs."""

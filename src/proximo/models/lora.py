@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from proximo.distributed.unread import numbers_of, read_all
 from proximo.errors import ModelError
 from proximo.models.adapted import base_of, is_adapted
 from proximo.models.pretrained.damage import misspelt_key
@@ -126,7 +127,7 @@ def brings_other_vocabulary(model: "PreTrainedModel", folder: Path) -> bool:
     with _saved_vocabulary(model, folder) as saved:
         return any(
             list(saved_layer.get_shape()) != list(layer.weight.shape)
-            or not torch.equal(saved_layer[:].to(layer.weight), layer.weight)
+            or not torch.equal(saved_layer[:].to(layer.weight), numbers_of(layer.weight))
             for layer, saved_layer in saved
         )
 
@@ -156,6 +157,8 @@ def _fit_vocabulary(model: "PreTrainedModel", folder: Path, saved: dict[str, Any
     resize_vocabulary(model, 1 + max((index for each in lists for index in each), default=-1))
     with _saved_vocabulary(model, folder) as layers:
         rows = {saved_layer.get_shape()[0] for _, saved_layer in layers}
+        for layer, _ in layers:
+            read_all(layer)  # peft copies into it
     for num_rows in rows:
         resize_vocabulary(model, num_rows)
         if num_rows < embedding_rows(model):

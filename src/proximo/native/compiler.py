@@ -15,7 +15,8 @@ from pathlib import Path
 
 from proximo.errors import UserError
 
-COMPILE_SECONDS = 120.0
+COMPILE_SECONDS = 600.0
+"""Limit of one call of the compiler, which takes seconds. A loaded machine must not cost a run its kernels."""
 
 Command = tuple[str, ...]
 

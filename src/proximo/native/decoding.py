@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from proximo.native.library import declare, is_plain, kernels_for, pointer
+from proximo.native.library import declare, is_plain, kernels_for, library, pointer
 
 FEW_ROWS = 64
 """Up to this many rows the kernel's product is faster than torch's."""
@@ -127,20 +127,27 @@ def decode(
     kernels.decode(model, task)
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """rows [..., I], weight [O, I], bias [O] -> x W' + b [..., O]; by the kernel for few rows in inference mode.
+def reads_few(rows: Tensor) -> bool:
+    """Whether the kernel multiplies these rows: few contiguous ones of float32, in inference mode."""
+    few = torch.is_inference_mode_enabled() and rows.dim() == 2 and len(rows) <= FEW_ROWS
+    return few and rows.is_contiguous() and kernels_for(rows) is not None
 
-    The weight may be bf16 beside float32 rows and results, which is for inference mode only.
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """rows [..., I], weight [O, I], bias [O] -> x W' + b [..., O]; by the kernel for rows that it reads.
+
+    Those may be float32 beside a weight of bf16, and give float32.
+
     Under no_grad alone it is torch's product: the reference is computed under no_grad and the policy is not, and with
     two kinds of products their logits would differ in the last bits, so that the KL of equal models would not be 0.
     """
-    few = torch.is_inference_mode_enabled() and rows.dim() == 2 and len(rows) <= FEW_ROWS
-    operands = [each for each in (rows, weight, bias) if each is not None]
-    kernels = kernels_for(rows) if few and all(each.is_contiguous() for each in operands) else None
-    in_halves = weight.dtype is torch.bfloat16 and rows.dtype is torch.float32
+    kernels = library() if reads_few(rows) else None
+    in_halves = weight.dtype is torch.bfloat16
     readable = is_plain(weight) and (in_halves or weight.dtype is torch.float32)
+    readable = readable and all(each is None or each.is_contiguous() for each in (weight, bias))
     if kernels is None or not readable or not 0 < rows.shape[1] == weight.shape[1]:
-        return functional.linear(rows, weight.float() if in_halves else weight, bias)
+        widens = in_halves and rows.dtype is torch.float32
+        return functional.linear(rows, weight.float() if widens else weight, bias)
     result = rows.new_empty(len(rows), len(weight))
     tensors = map(pointer, (rows, weight, bias, result))
     _declared(kernels).linear_rows(*tensors, *rows.shape, len(weight), in_halves, torch.get_num_threads())

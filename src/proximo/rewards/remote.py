@@ -23,7 +23,7 @@ from proximo.rewards.remote_requests import Requests
 from proximo.rewards.statistics import SourceStatistics
 
 LONGEST_PAUSE_SECONDS = 30.0
-CHECK_SECONDS = 15.0
+CHECK_SECONDS = 60.0
 """Time for a service to answer at the start of a run, when it has nothing to score."""
 REFUSES_THIS_CHECK = (401, 403, 413)
 """Statuses with which a service refuses one check. Any other refusal means that it checks no rows at all."""

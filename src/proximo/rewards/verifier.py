@@ -36,7 +36,7 @@ class PostponedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """The grade of one answer. `score` is NaN if and only if the infrastructure is at fault."""
+    """The grade of one answer. `score` is NaN if and only if its state has none (`ScoreState.has_score`)."""
 
     score: float
     state: ScoreState = ScoreState.SCORED

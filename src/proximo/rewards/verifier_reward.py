@@ -235,7 +235,7 @@ def _fault(reason: str) -> Grade:
 def _scored(response: Response, grade: Grade) -> Scored:
     return Scored(
         response=response,
-        score=grade.score,
+        score=grade.score if grade.state.has_score else math.nan,
         components=grade.components,
         state=grade.state,
         reason=grade.reason,

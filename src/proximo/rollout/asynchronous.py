@@ -21,7 +21,8 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 PromptsOfStep = Callable[[int], Sequence[Prompt]]
 """The prompts of each step. Steps count from 0, as number of steps done before."""
-CLOSING_SECONDS = 10.0
+CLOSING_SECONDS = 60.0
+"""Time for the pass of a model that runs, after which a thread notices that it is to end."""
 STOP_EVERY_SECONDS = 0.1
 
 

@@ -37,6 +37,7 @@ from proximo.run.reporting.journal import (
     pushes_of,
     shown,
 )
+from proximo.run.reporting.lost_run import write_outcome_of_lost
 from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.resumption import check_settings, load_to_resume
@@ -177,6 +178,9 @@ class _Loop:
                     self.store.finish(timeout_seconds=LAST_SAVE_SECONDS if isinstance(known, RankError) else None)
                 self.world.publish(known)
                 journal.fail(known)
+                if self.world.speaks_for_first():
+                    gone = self.world.process_of_first()
+                    write_outcome_of_lost(Path(self.run_config.folder), by=gone, reason=str(known))
                 if known is not error:
                     raise known from error
                 raise
@@ -238,6 +242,7 @@ class _Loop:
         return Interruption(
             grace_seconds=self.run_config.grace_seconds,
             repeat_seconds=0.0 if alone else REPEAT_SECONDS,
+            on_request=self.world.heeds_signal,
             before_leaving=self.world.leave_at_once,
             keeps_process=self.options.keeps_process and alone,
         )

@@ -18,8 +18,8 @@ from proximo.errors import SandboxError
 from proximo.sandbox.kernel.syscalls import architecture
 from proximo.sandbox.packages import find_packages
 
-ANSWER_SECONDS = 60.0
-"""Time for the fork server to start or to reply. It takes seconds on a busy machine."""
+ANSWER_SECONDS = 300.0
+"""Time for the fork server to start or to reply. It takes a second, and on an overloaded machine minutes."""
 END_SECONDS = 10.0
 MAX_MESSAGE_BYTES = 1 << 16
 BOOT = """

@@ -17,7 +17,7 @@ from proximo.sandbox.jobs import MIB, Ending, Job, Limits, Outcome, Program
 from proximo.sandbox.mechanisms import Mechanisms
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
 
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 60.0
 """Time beyond the wall limit of a program after which the fork server is considered dead."""
 CHUNK_BYTES = 1 << 16
 IMPORT_LIMITS = Limits(cpu_seconds=30.0, wall_seconds=300.0, memory_bytes=1024 * MIB)

@@ -123,7 +123,7 @@ def test_a_program_is_not_idle_while_its_tests_work(sandbox) -> None:
 
 
 def test_a_program_that_sleeps_gives_up_its_first_turn_and_is_graded_in_its_second(sandbox) -> None:
-    verifier = CodeVerifier(runner=sandbox, form="asserts", program="response", idle_seconds=1.5)
+    verifier = CodeVerifier(runner=sandbox, form="asserts", program="response", idle_seconds=20.0)
     short = "import time\ndef inc(x):\n    time.sleep(0.3)\n    return x + 1"
     answer = Answer(text=short, prompt="", metadata=INC, first_turn=True)
     with pytest.raises(PostponedError):

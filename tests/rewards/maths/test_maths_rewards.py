@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from proximo.run.build.models import DeviceSpec, build_reward_source
 from proximo.trainer_kinds import recipe_kind
 from recipe_files import PPO
 from records_made import prompt, response
+from waiting import LATEST_SECONDS
 
 
 @contextmanager
@@ -61,10 +63,12 @@ def test_a_row_that_cannot_be_graded_is_named_before_the_run() -> None:
 def test_a_pattern_that_never_ends_costs_a_worker_and_the_answer_its_score() -> None:
     section = {"answer_from": ["pattern"], "pattern": "((?:a+)+b)", "answer_seconds": 0.5, "incorrect_score": -1.0}
     with source(kind="maths", symbolic="never", **section) as maths:
-        found = maths.score([response(to=prompt(answer="aab"), text=text) for text in ("a" * 40, "aab")])
-    assert [each.score for each in found] == [-1.0, 1.0]
-    assert found[0].state is ScoreState.MODEL_FAULT
-    assert "answer_seconds" in str(found[0].reason)
+        (endless,) = maths.score([response(to=prompt(answer="aab"), text="a" * 40)])
+        maths._pool._loop.limits = replace(maths._pool._loop.limits, answer_seconds=LATEST_SECONDS)
+        (quick,) = maths.score([response(to=prompt(answer="aab"), text="aab")])
+    assert (endless.score, quick.score) == (-1.0, 1.0)
+    assert endless.state is ScoreState.MODEL_FAULT
+    assert "answer_seconds" in str(endless.reason)
 
 
 @pytest.mark.skipif(is_installed(), reason="the extra maths is installed")

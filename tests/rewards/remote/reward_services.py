@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from proximo.rewards.protocol import SCHEMA
+from waiting import LATEST_SECONDS
 
 REWARD_FILE = '''
-"""The reward of the tests' services. Asked to wait, it does; it writes a file when it has begun."""
+"""The reward of the tests' services. Asked to wait, it writes a file, and does until there is another one."""
 import pathlib
 import time
 
@@ -27,7 +28,8 @@ def score(prompts, responses, metadata):
 def one(text, facts):
     if text.startswith("wait"):
         pathlib.Path(text.replace(" ", "_")).touch()
-        time.sleep(float(text.split()[1]))
+        while not pathlib.Path("go_on").exists():
+            time.sleep(0.01)
     if text == "unknown":
         return float("nan")
     if text == "parts":
@@ -55,10 +57,22 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+COMMAND = """
+import sys
+from proximo.cli import main
+from proximo.rewards import connections
+connections.HEAD_SECONDS = float(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
+
+
 @contextmanager
-def real_service(folder: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[Service]:
+def real_service(
+    folder: Path, *arguments: str, port: int = 0, head_seconds: float = 10.0, **environment: str
+) -> Iterator[Service]:
     """Started in `folder`, which `make_folder` made; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "proximo", "serve-reward", "rewards.yaml", "--port", str(port), *arguments]
+    command = [sys.executable, "-c", COMMAND, str(head_seconds), "serve-reward", "rewards.yaml"]
+    command += ["--port", str(port), *arguments]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     with subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -119,7 +133,7 @@ class ScriptedService:
 
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for the next connection
-        self._accepting.join(timeout=10)  # so that a connection that just came is among those that are closed
+        self._accepting.join(LATEST_SECONDS)  # so that a connection that just came is among those that are closed
         for each in (self._listener, *self._open):
             each.close()
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,9 @@ def test_a_service_that_accepts_and_never_answers_is_given_up_soon_after_the_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote, "CHECK_SECONDS", 0.3)
-    with ScriptedService(silent) as service:
-        start = time.monotonic()
-        with pytest.raises(ConfigError, match="no reward service answers at .* .no complete reply within 0"):
-            source(service.url, request_seconds=600, step_seconds=600).check()
-        assert time.monotonic() - start < 300  # not the 600 s of a request
+    refused = pytest.raises(ConfigError, match="no reward service answers at .* .no complete reply within 0")
+    with ScriptedService(silent) as service, refused:
+        source(service.url, request_seconds=600, step_seconds=600).check()
 
 
 def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_is_raised() -> None:

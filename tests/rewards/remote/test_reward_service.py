@@ -3,8 +3,7 @@
 import json
 import signal
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.reward_sources import build_source_without_model
 from records_made import prompt, response
+from waiting import LATEST_SECONDS, wait_until
 
 TOKEN = "s3cret"
 
@@ -145,62 +145,80 @@ def test_a_request_that_is_too_large_stops_the_run_with_advice(service: Service)
     assert [each.state for each in source(service.url, responses_per_request=1).score(large)] == [ScoreState.SCORED] * 3
 
 
-def test_a_full_service_sends_requests_away_and_they_come_back(service: Service) -> None:
+def test_a_full_service_sends_requests_away_and_they_come_back(service: Service, folder: Path) -> None:
     before = metrics(service)["refused"].get("503", 0)
     reward = source(service.url, responses_per_request=1, max_concurrent_requests=8, attempts=50)
-    scored = reward.score([response(text=f"wait 0.05 {n}") for n in range(12)])
+    with asking(reward, [f"wait {n}" for n in range(12)], folder) as scored:
+        wait_until(lambda: metrics(service)["refused"].get("503", 0) > before)
+        (folder / "go_on").touch()
     assert {each.state for each in scored} == {ScoreState.SCORED}
-    assert metrics(service)["refused"]["503"] > before
     assert reward.statistics()["source/remote/retries"].value >= 1  # ty: ignore
 
 
 def test_a_service_that_is_stopped_and_goes_on_costs_a_retry_and_no_score(service: Service) -> None:
-    reward = source(service.url, request_seconds=0.4, attempts=20)
+    reward = source(service.url)
+    ask, limits = reward._requests.ask, [0.4]
+
+    def goes_on_after_the_first(*given: Any, seconds: float) -> list[Scored]:
+        if not limits:
+            service.process.send_signal(signal.SIGCONT)
+        return ask(*given, seconds=limits.pop() if limits else seconds)
+
+    reward._requests.ask = goes_on_after_the_first  # type: ignore[method-assign]
     service.process.send_signal(signal.SIGSTOP)
-    threading.Timer(1, service.process.send_signal, [signal.SIGCONT]).start()
     assert [each.state for each in reward.score([response()])] == [ScoreState.SCORED]
-    assert reward.statistics()["source/remote/retries"].value >= 1  # ty: ignore
+    assert reward.statistics()["source/remote/retries"].value == 1  # ty: ignore
 
 
 def test_a_request_whose_client_has_given_up_is_not_scored(service: Service, folder: Path) -> None:
-    body = request_body([response(text="wait 0.1 never")])
+    body = request_body([response(text="wait never")])
     headers = {"Authorization": f"Bearer {TOKEN}", "Proximo-Seconds": "0"}
     found = httpx2.post(f"{service.url}{SCORE_PATH}", content=body, headers=headers, trust_env=False)
     assert (found.status_code, found.headers["Retry-After"]) == (503, "1")
-    assert not (folder / "wait_0.1_never").exists()
+    assert not (folder / "wait_never").exists()
 
 
-def test_a_killed_service_costs_scores_and_one_that_is_asked_to_end_finishes_first(folder: Path) -> None:
+def test_a_killed_service_costs_scores_and_one_that_is_asked_to_end_finishes_first(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
     with real_service(folder) as killed:
-        reward = source(killed.url, None, attempts=3, step_seconds=60)
-        with asking(reward, "wait 60 killed", folder) as found:
+        reward = source(killed.url, None, attempts=3, step_seconds=LATEST_SECONDS)
+        with asking(reward, ["wait killed"], folder) as found:
             killed.process.kill()
         assert [each.state for each in found] == [ScoreState.INFRASTRUCTURE_FAULT]
         assert "ConnectError" in found[0].reason
         assert reward.statistics()["source/remote/failure_fraction"].value == 1
     # One that is started in its place, at the same address, is found again.
     with real_service(folder, port=int(killed.url.rpartition(":")[2])) as ended:
-        with asking(reward, "wait 1 ended", folder) as found:
+        with asking(reward, ["wait ended"], folder) as found:
             ended.process.terminate()
+            wait_until(lambda: not accepts(ended.url), "the end of new connections")
+            (folder / "go_on").touch()
         assert [each.state for each in found] == [ScoreState.SCORED]
-        assert ended.process.wait(20) == 128 + signal.SIGTERM
+        assert ended.process.wait(LATEST_SECONDS) == 128 + signal.SIGTERM
         assert ended.process.stdout is not None
         assert ended.process.stdout.read() == ""
     with pytest.raises(ConfigError, match="no reward service answers"):
         reward.check()
 
 
+def accepts(url: str) -> bool:
+    """Whether the service takes another connection."""
+    try:
+        httpx2.get(f"{url}/health", trust_env=False)
+    except httpx2.TransportError:
+        return False
+    return True
+
+
 @contextmanager
-def asking(reward: RemoteReward, text: str, folder: Path) -> Iterator[list[Scored]]:
-    """The body is run when the service has begun on a response of that text; the grades are there after it."""
+def asking(reward: RemoteReward, texts: Sequence[str], folder: Path) -> Iterator[list[Scored]]:
+    """The body is run when the service has begun on one of these responses; the grades are there after it."""
     found: list[Scored] = []
-    thread = threading.Thread(target=lambda: found.extend(reward.score([response(text=text)])))
+    given = [response(text=text) for text in texts]
+    thread = threading.Thread(target=lambda: found.extend(reward.score(given)))
     thread.start()
-    begun = folder / text.replace(" ", "_")
-    deadline = time.monotonic() + 30
-    while not begun.exists():
-        assert time.monotonic() < deadline, "the service never began"
-        time.sleep(0.01)
+    begun = [folder / text.replace(" ", "_") for text in texts]
+    wait_until(lambda: any(each.exists() for each in begun), "the service's beginning")
     yield found
-    thread.join(30)
+    thread.join(LATEST_SECONDS)
     assert not thread.is_alive()

@@ -66,7 +66,7 @@ def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None
 
     def slow(responses: Sequence[Response]) -> list[Scored]:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         return fine(responses)
 
     service = RewardService(Source(slow), limits=ServiceLimits(concurrency=1))

@@ -1,5 +1,6 @@
 """Sections of reward sources: models, functions, custom verifiers, and the base of all verifier sections."""
 
+import re
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -122,7 +123,7 @@ class FunctionRewardConfig(Section):
     @classmethod
     def _named_after_the_function(cls, values: Any) -> Any:
         own = str(values.get("function")).partition(":")[2] if isinstance(values, dict) else ""
-        return {"name": own} | values if own.isidentifier() else values
+        return {"name": own} | values if re.fullmatch(COMPONENT, own) else values
 
 
 class CustomVerifierRewardConfig(VerifierRewardConfig):

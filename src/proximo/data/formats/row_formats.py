@@ -30,7 +30,7 @@ TextForm = Literal["auto", "text", "prompt_response", "messages"]
 LabelledForm = Literal["auto", "prompt_response", "messages", "pairs"]
 
 _ANSWERS = ("response", "completion", "output")
-_NOT_METADATA = frozenset({"prompt", "messages", "conversations", "system", "history", "base_scores"})
+_NOT_METADATA = frozenset({"prompt", "messages", "conversations", "base_scores"})
 
 
 def prompt_exchanges(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[Exchange]:

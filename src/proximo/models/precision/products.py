@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from proximo.models.precision.compute import cast_weight, remembered
-from proximo.native.decoding import linear
+from proximo.native.decoding import linear, reads_few
 from proximo.native.halves import half_product, multiplies_halves
 from proximo.native.library import is_plain
 
@@ -74,9 +74,17 @@ def narrow_linear(
 ) -> Float[Tensor, "*batch vocab"]:
     """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
     if torch.is_inference_mode_enabled() and not has_kernels_for_all(rows):
-        return linear(rows.to(torch.bfloat16).float(), cast_weight(weight, torch.bfloat16), bias)
+        rounded = _rounded(rows)
+        half = reads_few(rounded)  # torch's product would widen a bf16 weight anew for each token
+        operand_of_few = cast_weight(weight, torch.bfloat16) if half else remembered(weight, "rounded", _rounded)
+        return linear(rounded, operand_of_few, bias)
     flat: Tensor = _NarrowLinear.apply(rows.flatten(0, -2), weight, weight_operand(weight), bias)
     return flat.view(*rows.shape[:-1], -1)
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """bf16 numbers in float32."""
+    return tensor.to(torch.bfloat16).float()
 
 
 def _widened(tensor: Tensor) -> Tensor:

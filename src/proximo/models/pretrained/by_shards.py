@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.distributed.shard_files import SavedShards, SavedTensor, saved_tensors_of
-from proximo.distributed.unread import Unread
+from proximo.distributed.unread import Unread, numbers_of
 from proximo.local_or_hub import is_local
 from proximo.models.pretrained.sharded import SHARDS, holds_shards
 from proximo.models.pretrained.sources import ModelSource
@@ -44,8 +44,10 @@ def unread_model(
     marks = {name: torch.tensor(float(number)).expand(each.shape) for number, (name, each) in enumerate(saved.items())}
     options: dict[str, Any] = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, report = type(empty).from_pretrained(None, config=config, state_dict=marks, **options)
-    if not any(report[fault] for fault in FAULTS) and not _take_sources(model, list(saved.values())):
-        return f"the files of a {config.model_type} model hold weights in other pieces than it runs with"
+    if not any(report[fault] for fault in FAULTS):
+        if not _take_sources(model, list(saved.values())):
+            return f"the files of a {config.model_type} model hold weights in other pieces than it runs with"
+        _tie_equal(model, empty.all_tied_weights_keys)
     model.name_or_path = model.config.name_or_path = source.path or ""
     if model.can_generate():
         with suppress(OSError):  # without a file, it follows from the configuration
@@ -103,6 +105,20 @@ def _take_sources(model: "PreTrainedModel", saved: list[SavedTensor]) -> bool:
                     return False
                 setattr(module, name, saved[number].read().to(buffer.dtype))
     return True
+
+
+@torch.no_grad()
+def _tie_equal(model: "PreTrainedModel", tied: Mapping[str, str]) -> None:
+    """Tie layers that are to be one matrix where the files hold it twice. Their marks differ, so transformers did not.
+
+    `tied`: name of a tensor -> the one that it is to be.
+    """
+    for target, source in tied.items():
+        one, other = model.get_parameter_or_buffer(source), model.get_parameter_or_buffer(target)
+        if one is not other and torch.equal(numbers_of(one), numbers_of(other)):
+            module, _, name = target.rpartition(".")
+            setattr(model.get_submodule(module), name, one)
+            model.all_tied_weights_keys[target] = source
 
 
 def _mark(tensor: Tensor) -> int | None:

@@ -37,9 +37,7 @@ def _causes(run: Run) -> dict[str, Callable[[Line], bool]]:
         "all returns were nearly one number (ppo.advantage.least_spread)": lambda line: (
             line.get("advantage/flat", 0) > 0
         ),
-        "all tokens were rejected (ppo.policy_loss.rejection.limit)": lambda line: (
-            line.get("policy/rejected_fraction") == 1
-        ),
+        "all tokens were rejected (ppo.policy_loss.rejection)": lambda line: line.get("policy/rejected_fraction") == 1,
         "all responses were cut at the limit, which leaves them out (ppo.truncation_value: mask)": lambda line: (
             masks and line.get("response/finished_fraction") == 0
         ),

@@ -56,7 +56,7 @@ class ThinkAnswerVerifier(Verifier):
         if self.verifier_input == "answer" and inside is not None:
             answer = replace(answer, text=inside)
         inner = self.verifier.grade(answer)
-        if inner.state is ScoreState.INFRASTRUCTURE_FAULT:
+        if not inner.state.has_score:
             return replace(inner, score=math.nan)
         correct = inner.score >= 1
         named = {f"verifier.{name}": value for name, value in inner.components.items()}

@@ -30,8 +30,8 @@ AHEAD_SECONDS = 0.02
 MAX_AHEAD = 64
 LOOK_EVERY_SECONDS = 0.25
 """Interval of checks whether a silent worker is alive. A process that it started may keep its pipe open."""
-CLOSE_SECONDS = 2.0
-"""Time for a verifier to end what it started."""
+CLOSE_SECONDS = 10.0
+"""Time for a verifier to end what it started. Only one that hangs takes it all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

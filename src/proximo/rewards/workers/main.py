@@ -135,8 +135,11 @@ SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], ReadyService]] = {
 
 
 def grade_as_json(grade: Grade) -> dict[str, Any]:
-    """The grade as it is sent to the parent. Raises ValueError if a number of a scored answer is not finite."""
+    """The grade as it is sent to the parent; with 0 where it has no score. Raises ValueError for a number that is not
+    finite."""
     numbers = {"score": float(grade.score)} | {name: float(value) for name, value in grade.components.items()}
+    if not grade.state.has_score:
+        numbers = {"score": 0.0}
     invalid = [name for name, number in numbers.items() if not math.isfinite(number)]
     if invalid:
         raise ValueError(f"the verifier said {grade.state.value} with a {invalid[0]} of {numbers[invalid[0]]}")

@@ -9,10 +9,8 @@ from typing import Generic, TypeVar
 
 from proximo.errors import TrainingError
 from proximo.http_client import RequestRefusedError, UnansweredError
-from proximo.rollout.vllm.server import VLLMServer
+from proximo.rollout.vllm.server import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, VLLMServer
 
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
 FAILURES_IN_A_ROW = 3
 """A server gets no more work of a call after this many failures in a row, while another one has fewer."""
 Result = TypeVar("Result")
@@ -27,6 +25,7 @@ class Job(Generic[Result]):
     ask: Callable[[VLLMServer], Result]
     """Raises UnansweredError where another attempt may succeed. Any other exception ends the call."""
     num_failures: int = 0
+    """Attempts that somebody took. One that nobody took, such as while a server restarts, uses none up."""
 
 
 class Dispatch(Generic[Result]):
@@ -46,7 +45,8 @@ class Dispatch(Generic[Result]):
     def run(self) -> Iterator[Result]:
         """Yields each result when it comes. Raises what a job raised, and TrainingError when its attempts are used up.
 
-        It ends, since each request has a deadline and each job a number of attempts.
+        It ends, since each request has a deadline, each job a number of attempts, and the wait for servers that cannot
+        be reached a limit.
         """
         share = -(-self._num_jobs // len(self._servers))
         for index, server in enumerate(self._servers):
@@ -109,11 +109,20 @@ class Dispatch(Generic[Result]):
 
     def _put_back(self, job: Job[Result], index: int, error: UnansweredError) -> None:
         """Count a failure, give the job to the next server, and leave this one alone for a while."""
-        job.num_failures += 1
+        nobody = error.connection == "none"
+        job.num_failures += not nobody
         server = self._servers[index]
         if all(each.has_ended() for each in self._servers):
             self._results.put(
                 TrainingError(f"the vLLM server {server.url} answers no more: {error}; {server.last_words()}")
+            )
+            return
+        if nobody and all(each.absence.is_too_long for each in self._servers):
+            self._results.put(
+                TrainingError(
+                    f"no vLLM server could be reached for {server.limits.start_seconds:g} s (engine.start_seconds), "
+                    f"the last at {server.url}: {error}; {server.last_words()}"
+                )
             )
             return
         if job.num_failures == self._attempts:
@@ -132,4 +141,4 @@ class Dispatch(Generic[Result]):
             self._changed.notify_all()
             pause = FIRST_PAUSE_SECONDS * 2 ** min(self._failures_in_a_row[index] - 1, 10)
             pause = min(max(pause, error.not_before_seconds), LONGEST_PAUSE_SECONDS)
-            self._changed.wait_for(lambda: self._is_over, pause)
+            self._changed.wait_for(lambda: self._is_over or (nobody and not server.absence.is_under_way), pause)

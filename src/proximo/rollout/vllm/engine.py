@@ -123,7 +123,7 @@ class VLLMEngine:
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. All servers load a file of the tensors, at the same time.
 
-        Raises TrainingError if one does not.
+        A server that cannot be reached is waited for. Raises TrainingError if one does not load them.
         """
         for name, shape in shapes_of(tensors).items():
             if self._shapes.get(name) != shape:
@@ -146,7 +146,7 @@ class VLLMEngine:
             push = self._last = _Push(holding=holding, name=name, path=path, digest=sent.hexdigest())
             self._let("wake")
             with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
-                failures = pool.map(lambda server: self._load(server, push), self.servers)
+                failures = pool.map(lambda server: self._load(server, push, waits=True), self.servers)
                 for server, failure in zip(self.servers, failures, strict=True):
                     if failure is not None:
                         raise TrainingError(f"{failure}; {server.last_words()}")
@@ -216,7 +216,7 @@ class VLLMEngine:
         """Let all servers sleep or wake, where they sleep between two calls. Raises TrainingError if one does not."""
         for server in self.servers if self.options.sleeps else ():
             try:
-                server.sleep() if what == "sleep" else server.wake()
+                server.waiting_for_it(server.sleep if what == "sleep" else server.wake)
             except (UnansweredError, RequestRefusedError) as error:
                 raise TrainingError(
                     f"the vLLM server {server.url} does not {what} (engine.sleep; it needs vLLM's "
@@ -336,13 +336,17 @@ class VLLMEngine:
             return push.name in server.adapters()
         return server.weight_version() == push.name
 
-    def _load(self, server: VLLMServer, push: _Push) -> str | None:
-        """Load a push into one server. Returns why it failed, or None."""
-        try:
+    def _load(self, server: VLLMServer, push: _Push, *, waits: bool = False) -> str | None:
+        """Load a push into one server. Returns why it failed, or None. `waits`: for one that cannot be reached."""
+
+        def load() -> None:
             if self._files.is_adapter:
                 server.load_adapter(push.path, name=push.name, kept=self._adapters_in_use())
             else:
                 server.load_weights(push.path, version=push.name, digest=push.digest)
+
+        try:
+            server.waiting_for_it(load) if waits else load()
         except (UnansweredError, RequestRefusedError) as error:
             version = push.holding.version
             return f"the vLLM server {server.url} did not load the policy's weights of version {version}: {error}"
@@ -361,10 +365,12 @@ def _other_weights(names: Sequence[str]) -> str:
 
 def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: int) -> tuple[int, Finish] | None:
     """Number of tokens up to the end of the response, and why it ends; None if none of the tokens ends it."""
-    for length in range(1, len(choice.token_ids) + 1):
-        finish = stop.finish(choice.token_ids[:length], prompt_end=prompt_end, limit=limit)
+    so_far: list[int] = []  # grows, since a slice for each length would take the square of the tokens
+    for token in choice.token_ids:
+        so_far.append(token)
+        finish = stop.finish(so_far, prompt_end=prompt_end, limit=limit)
         if finish is not None:
-            return length, finish
+            return len(so_far), finish
     return None
 
 

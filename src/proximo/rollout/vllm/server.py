@@ -1,18 +1,25 @@
 """One vLLM server, by its HTTP interface."""
 
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
+from proximo.rollout.vllm.absence import Absence
 from proximo.rollout.vllm.wire import GENERATE_PATH, Choice, InvalidReplyError, read_choice
 
 CONTROL_SECONDS = 60.0
 """Limit of a small request: a question about weights, a pause."""
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+"""Between two attempts: each time twice as long, up to this."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +32,8 @@ class ServerLimits:
     """Limit of one response."""
     push_seconds: float = 600.0
     """Limit of loading the weights of one push."""
+    start_seconds: float = 900.0
+    """How long a server is waited for that cannot be reached: it may be starting anew."""
 
 
 class VLLMServer:
@@ -52,11 +61,13 @@ class VLLMServer:
         self._slots = threading.BoundedSemaphore(kept)
         self._client = HttpClient(url, token=token, kept_connections=kept, advice=_advice)
         self.url = self._client.url
+        self.absence = Absence(self.url, seconds=self.limits.start_seconds)
+        self._closed = threading.Event()
 
     def generate(self, body: bytes, *, limit: int, vocab_size: int) -> Choice:
         """One response, of at most `limit` tokens."""
         with self._slots:  # calls of several threads share the server
-            reply = self._client.send("POST", GENERATE_PATH, body, seconds=self.limits.request_seconds)
+            reply = self._send("POST", GENERATE_PATH, body, seconds=self.limits.request_seconds)
         try:
             return read_choice(reply, limit=limit, vocab_size=vocab_size)
         except InvalidReplyError as error:
@@ -121,10 +132,10 @@ class VLLMServer:
         earlier = self.adapters()
         if name not in earlier:
             body = {"lora_name": name, "lora_path": str(folder)}
-            self._send("POST", "/v1/load_lora_adapter", body, seconds=self.limits.push_seconds)
+            self._post("POST", "/v1/load_lora_adapter", body, seconds=self.limits.push_seconds)
         for other in earlier:
             if other != name and other not in kept:
-                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
+                self._post("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
 
     def sleep(self) -> None:
         """Move the weights to the host's memory, and drop the cache of keys and values."""
@@ -142,14 +153,34 @@ class VLLMServer:
             return False
         return True
 
+    def waiting_for_it(self, ask: Callable[[], Result]) -> Result:
+        """What `ask` returns. Where nobody takes a request of it, or who took it is gone, it is called again later.
+
+        Raises UnansweredError once `limits.start_seconds` have passed since the first failure, or the server has ended.
+        """
+        pause, end = FIRST_PAUSE_SECONDS, math.inf
+        while True:
+            try:
+                return ask()
+            except UnansweredError as error:
+                end = min(end, time.monotonic() + self.limits.start_seconds)
+                if error.connection is None or self.has_ended() or time.monotonic() >= end:
+                    raise
+                if error.connection == "lost":
+                    self.absence.noticed(str(error))
+                if self._closed.wait(pause):
+                    raise
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
     def close(self) -> None:
         """Close the connections to the server, which goes on running."""
+        self._closed.set()
         self._client.close()
 
     def _ask(
         self, method: Any, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = CONTROL_SECONDS
     ) -> Mapping[str, Any]:
-        reply = self._send(method, path, body, seconds=seconds)
+        reply = self._post(method, path, body, seconds=seconds)
         try:
             message = json.loads(reply)
         except ValueError:
@@ -158,8 +189,21 @@ class VLLMServer:
             raise UnansweredError(f"invalid reply to {path}: no object")
         return message
 
-    def _send(self, method: Any, path: str, body: Mapping[str, Any] | None, *, seconds: float) -> bytes:
-        return self._client.send(method, path, b"" if body is None else json.dumps(body).encode(), seconds=seconds)
+    def _post(self, method: Any, path: str, body: Mapping[str, Any] | None, *, seconds: float) -> bytes:
+        return self._send(method, path, b"" if body is None else json.dumps(body).encode(), seconds=seconds)
+
+    def _send(self, method: Any, path: str, body: bytes, *, seconds: float) -> bytes:
+        """Every request but those that ask whether it is there. Keeps account of its absence."""
+        try:
+            reply = self._client.send(method, path, body, seconds=seconds)
+        except UnansweredError as error:
+            if error.connection == "none":
+                self.absence.noticed(str(error))
+            elif error.connection is None and not error.timed_out:
+                self.absence.ended()
+            raise
+        self.absence.ended()
+        return reply
 
 
 def _advice(status: int) -> str:

@@ -34,7 +34,8 @@ from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.environment_secrets import read_secret
 
 IN_MEMORY = Path("/dev/shm")
-CHECK_SECONDS = 10.0
+CHECK_SECONDS = 60.0
+"""Time for a server to answer at the start of a run, when it has nothing to do for it."""
 MAX_SOCKET_BYTES = 107
 """Longest name of a Unix socket on Linux."""
 _SERVER_FOLDER = "proximo-vllm-"
@@ -129,6 +130,7 @@ class EngineServers:
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
             push_seconds=self.config.push_seconds,
+            start_seconds=self.config.start_seconds,
         )
         self.servers.append(server := VLLMServer(url, token=token, limits=limits, **options))
         self._opened.callback(server.close)
