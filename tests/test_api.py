@@ -10,6 +10,7 @@ import pytest
 
 import proximo
 from proximo import api
+from records_made import response
 
 LOADS_LATE = """
 import sys
@@ -119,3 +120,9 @@ def test_a_star_import_gives_the_public_names() -> None:
 def test_a_name_that_is_not_there_gets_a_hint(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=hint):
         getattr(proximo, name)
+
+
+def test_a_printed_response_shows_its_text_and_no_tensor() -> None:
+    printed = repr(response(text="a cat"))
+    assert "'a cat'" in printed
+    assert "tensor(" not in printed

@@ -39,9 +39,9 @@ class Response:
     prompt: Prompt
     sample_index: int
     token_ids: tuple[int, ...]
-    logprobs: Tensor
+    logprobs: Tensor = field(repr=False)
     """[T] float32: log softmax(logits / temperature) of each token, from the engine that sampled it."""
-    response_mask: Tensor
+    response_mask: Tensor = field(repr=False)
     """[T] bool: True where the policy wrote the token."""
     finish: Finish
     policy_version: int

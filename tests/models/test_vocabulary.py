@@ -31,7 +31,11 @@ def test_a_saved_tokenizer_comes_back(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "there is no folder"), ({}, "holds no tokenizer"), ({"tokenizer.json": "{"}, "cannot be read")],
+    [
+        (None, "there is no folder"),
+        ({}, "holds no tokenizer.*set tokenizer.path"),
+        ({"tokenizer.json": "{"}, "cannot be read"),
+    ],
 )
 def test_a_tokenizer_that_is_not_there_or_broken_is_one_message(tmp_path: Path, content: dict | None, message: str):
     folder = tmp_path / "tokenizer"

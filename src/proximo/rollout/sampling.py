@@ -65,7 +65,7 @@ class SamplingOptions:
                 self.random_limit_min is None
                 or max(1, self.min_new_tokens) <= self.random_limit_min <= self.max_new_tokens
             ),
-            f"temperature ({self.temperature}) must be above 0; for the most probable token say greedy": (
+            f"temperature ({self.temperature}) must be above 0; for the most probable token set greedy (--greedy)": (
                 0 < self.temperature < float("inf")
             ),
             f"top_k ({self.top_k}) must be at least 1; leave it out for no limit": (

@@ -133,7 +133,8 @@ class _Template:
         if not tokenizer.chat_template:
             raise ModelError(
                 f"{origin}: messages need a chat template, and the tokenizer '{encoder.name}' has none; "
-                "give one (the plain template of docs/data.md will do), or use data in text form"
+                "give one as tokenizer.chat_template (the plain template of docs/data.md will do), or use data in text "
+                "form"
             )
         try:
             self.source = tokenizer.get_chat_template(tools=variables.get("tools"))

@@ -28,7 +28,10 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> "PreTrainedToke
         if not folder.is_dir():
             raise ModelError(f"{not_there(path)}; give a tokenizer's folder, or a Hub name such as owner/name")
         if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-            raise ModelError(f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it")
+            raise ModelError(
+                f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it; set "
+                "tokenizer.path (of a reward model, `tokenizer`), for a LoRA adapter to its base"
+            )
         refuse_overlooked(folder)
     try:
         with within_reach(path):

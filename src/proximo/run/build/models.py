@@ -194,7 +194,8 @@ def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
         raise ModelError(
             f"the {role} model would get a new adapter, but starts from {source.name}, which is an adapter itself; "
             "what both are added to lies in no folder, so the checkpoint would load as another model. Write it first "
-            "with `proximo export RUN OUT --merge`, and start from OUT"
+            "with `proximo export RUN OUT --merge` (an adapter of another tool: with peft's merge_and_unload and "
+            "save_pretrained), and start from OUT"
         )
 
 
