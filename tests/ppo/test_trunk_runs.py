@@ -76,7 +76,7 @@ def test_the_value_head_is_exported_as_a_classifier_and_the_policy_as_a_language
     assert not any("score" in name for name, _ in policy.model.named_parameters())
     with torch.no_grad():
         torch.testing.assert_close(
-            policy.hidden_states(PACKED), task.ppo.model.hidden_states(PACKED), rtol=0, atol=1e-5
+            policy.hidden_states(PACKED), task.ppo.policy.hidden_states(PACKED), rtol=0, atol=1e-5
         )
 
 

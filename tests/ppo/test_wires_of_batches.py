@@ -68,9 +68,9 @@ def test_the_passes_and_the_updates_of_ppo_keep_to_theirs() -> None:
         check(sizes, budget=21, num_rows=6)
 
 
-@pytest.mark.parametrize(("size", "sizes"), [(4, [4, 2]), (None, [1] * 6), (5, [5, 1])])
+@pytest.mark.parametrize(("size", "sizes"), [(4, [4, 2]), (None, [2, 2, 2]), (5, [5, 1])])
 def test_every_epoch_has_every_response_once_in_minibatches_of_the_given_size(size: int | None, sizes: list) -> None:
-    """Of six, where none is given, one: a quarter, rounded down."""
+    """Of six, where none is given, two: a quarter, rounded up."""
     options = {"minibatch_responses": size, "epochs_per_step": 3}
     roles, experience, _ = batch(**options)
     plan = plan_updates(experience, roles.policy.config, seed=0, step=0)

@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
-from typing import Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from proximo.algorithms.losses import ExpertLoad, balancing_loss
 from proximo.distributed.world import current
-from proximo.models.backbone import Backbone
 from proximo.models.packing import Packed
+
+if TYPE_CHECKING:  # transformers takes seconds to import, and a learner of other losses does not need it
+    from proximo.models.backbone import Backbone
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")
@@ -43,11 +45,11 @@ class ExpertBalance:
     them; otherwise one more pass without gradients over all micro-batches comes first.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: "Backbone") -> None:
         self._backbone = backbone
 
     @classmethod
-    def of(cls, backbone: Backbone) -> "ExpertBalance | None":
+    def of(cls, backbone: "Backbone") -> "ExpertBalance | None":
         """That of a model; None for one that is not to be balanced."""
         return None if backbone.balancing is None else cls(backbone)
 
