@@ -12,10 +12,10 @@ from proximo.checkpoint.versions import installed_version
 from proximo.distributed.shard_names import INDEX
 
 MANIFEST = "manifest.json"
-FORMAT = 3
+FORMAT = 5
 """Of a whole checkpoint: the manifest, `state.json` and what the other files mean. Another number where a checkpoint of
 this one could not be resumed any more; what is only added has a default instead (`checkpoint/state.py`)."""
-FORMAT_OF_RANKS = 4
+FORMAT_OF_RANKS = 6
 """Of a checkpoint with parts in one file for each rank, which versions that know one rank only cannot read."""
 
 
