@@ -134,10 +134,9 @@ def test_a_child_whose_parent_ends_before_it_first_ran_does_not_outlive_it() -> 
 
 
 def kill_one(draw: random.Random) -> int:
-    """How many workers died of it: 1, or 0 where none had started again."""
-    workers = workers_of(os.getpid())
-    if not workers:
-        return 0
+    """How many workers died of it: 1, or 0 where it had ended by itself. Waits for one where all were killed."""
+    workers: list[int] = []
+    wait_until(lambda: workers.extend(workers_of(os.getpid())) or workers)
     with suppress(ProcessLookupError):
         os.kill(draw.choice(workers), draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
         return 1
