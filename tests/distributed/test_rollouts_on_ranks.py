@@ -407,7 +407,7 @@ def test_every_rank_learns_from_the_same_bits_of_an_engine_in_float64(two: Ranks
 
 def test_the_built_in_engine_does_not_sample_ahead_on_several_ranks(two: Ranks) -> None:
     found = two.run(refused_ahead)
-    assert all(each.startswith("rollout.staleness samples while the learner trains") for each in found)
+    assert all(each.startswith("ppo.rollout.staleness samples while the learner trains") for each in found)
 
 
 def test_an_engine_that_is_not_for_threads_is_refused_on_every_rank(two: Ranks) -> None:
