@@ -178,7 +178,9 @@ def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
     if change == "adapter":
         (place / "config.json").unlink()
         (place / "model.safetensors").unlink()
-        (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/model"}))
+        (place / "adapter_config.json").write_text(
+            json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/model"})
+        )
     wanted = {name: tensor.clone() for name, tensor in start.base.state_dict().items()}
     with ExitStack() as opened:
         path = None if change == "config" else str(place)
