@@ -205,7 +205,10 @@ class ExpertLoad:
 
 
 def expert_load(
-    router_logits: Sequence[Tensor], token_counts: Int64[Tensor, "tokens"], *, experts_per_token: int
+    router_logits: Sequence[Float[Tensor, "tokens experts"]],
+    token_counts: Int64[Tensor, "tokens"],
+    *,
+    experts_per_token: int,
 ) -> ExpertLoad:
     """The load of one pass over packed tokens. `router_logits`: of each layer with a router, [tokens, E].
 

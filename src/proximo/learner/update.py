@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from proximo.distributed.world import World, checksum, current, local
 from proximo.errors import TrainingError
+from proximo.learner.balance import ExpertBalance
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.precision.compute import casting
 
 if TYPE_CHECKING:  # FSDP and transformers take seconds to import, and not every learner needs them
     from proximo.distributed.sharding import Sharding
-    from proximo.learner.balance import ExpertBalance
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")
@@ -67,7 +67,7 @@ class Learner:
         *,
         num_updates: int,
         sharding: "Sharding | None" = None,
-        balance: "ExpertBalance | None" = None,
+        balance: ExpertBalance | None = None,
     ) -> None:
         """`sharding`: that of the model; None for a model that is whole on each rank. `balance`: adds to every update
         the loss that balances the model's experts; micro-batches then say which tokens they read (`HasTokens`).
