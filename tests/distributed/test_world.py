@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ import torch
 from distributed.ranks import Ranks
 from proximo.distributed.process_group import ProcessGroupWorld
 from proximo.distributed.world import checksum, current, difference
+from proximo.errors import RankError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
@@ -102,3 +104,45 @@ def test_rank_0_asks_once_for_the_messages_of_all(three: Ranks) -> None:
             b"%d: %d" % (rank, i) for i in range(3)
         ]
     assert len(messages) == 6
+
+
+def gather_beside_collectives() -> tuple[list[list[int]], int]:
+    """What a thread gathers while the main thread is in collectives, and how many keys this leaves in the store."""
+    world = current()
+    assert isinstance(world, ProcessGroupWorld)
+    before = world.store.num_keys()
+
+    def gather(step: int) -> list[int]:
+        return world.gather_aside(10 * step + world.rank, what="aside")
+
+    with ThreadPoolExecutor(1) as pool:
+        gathered = [pool.submit(gather, step) for step in range(5)]
+        sums = [torch.ones(1000) for _ in range(5)]
+        world.add_up(sums, what="sums")
+        found = [each.result() for each in gathered]
+    assert all((each == world.size).all() for each in sums)
+    world.barrier(what="the end of both")
+    return found, world.store.num_keys() - before
+
+
+def test_a_thread_gathers_beside_the_waits_of_the_main_thread(three: Ranks) -> None:
+    for found, more_keys in three.run(gather_beside_collectives):
+        assert found == [[10 * step, 10 * step + 1, 10 * step + 2] for step in range(5)]
+        assert more_keys <= 3  # those of the last one
+
+
+def gather_with_who_comes_late() -> None:
+    world = current()
+    assert isinstance(world, ProcessGroupWorld)
+    if world.leads:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world, "timeout_seconds", 0.0)
+            with pytest.raises(RankError, match=r"\(aside\).* came within 0 s"):
+                world.gather_aside("first", what="aside")
+    world.barrier(what="its deadline")
+    if not world.leads:
+        assert world.gather_aside("late", what="aside") == ["first", "late"]
+
+
+def test_what_a_thread_gathers_has_a_deadline(two: Ranks) -> None:
+    two.run(gather_with_who_comes_late)

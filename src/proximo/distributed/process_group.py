@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 BUCKET_BYTES = 64 * 2**20
 """Most bytes of gradients that are added up in one collective, and so the size of the copy that this takes."""
 LONGEST_WAIT_SECONDS = 0.02
-"""While rank 0 runs an effect, the others look after it at least this often."""
+"""Who waits for a key of the store looks after it at least this often."""
 DONE, PROBLEM = "done", "problem"
 """What rank 0 says of an effect: its value is about to be sent; or the problem follows."""
 TRANSPORT = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|process group", re.IGNORECASE)
@@ -56,10 +56,10 @@ class ProcessGroupWorld(World):
         self.timeout_seconds = timeout_seconds
         self.timeout = timedelta(seconds=timeout_seconds)
         self.records = dist.new_group(backend="gloo", timeout=self.timeout)
-        self._aside = dist.new_group(backend="gloo", timeout=self.timeout)
         self.position = Position(0, "the start", waits=False)
         """How far this rank came."""
         self.watch = watch
+        self._num_asides = 0
         self._num_effects = 0
         self._num_settled = 0
         self._num_deleted = 0
@@ -72,9 +72,15 @@ class ProcessGroupWorld(World):
         return [decode(message) for message in messages]
 
     def gather_aside(self, value: Value, *, what: str) -> list[Value]:
-        values: list[Any] = [None] * self.size
+        # Through the store: no second thread is in a collective, and no rank needs further connections to all others.
+        self._num_asides += 1
+        keys = [f"aside/{self._num_asides}/{rank}" for rank in range(self.size)]
         try:
-            dist.all_gather_object(values, value, group=self._aside)
+            self.store.set(keys[self.rank], encode(value).hex())
+            self._wait_aside(keys)
+            values = [decode(bytes.fromhex(self.store.get(key).decode())) for key in keys]
+            # Every rank has come here, so that it has read what it came for before.
+            self.store.delete_key(f"aside/{self._num_asides - 1}/{self.rank}")
         except (RuntimeError, dist.DistError) as error:
             raise _LostError(what, error) from error
         return values
@@ -211,13 +217,23 @@ class ProcessGroupWorld(World):
             return RankError(f"waiting for the other ranks ({what}) failed: {error}")
         return self.watch.cause(what, error)
 
+    def _wait_aside(self, keys: Sequence[str]) -> None:
+        """Until all keys are in the store. RuntimeError where the run ends before, or after the time of a wait."""
+        start = time.monotonic()
+        while not self.store.check(list(keys)):
+            if self.watch is not None and self.watch.failure is not None:
+                raise RuntimeError(self.watch.failure.message)
+            _sleep_since(start)
+            if time.monotonic() - start > self.timeout_seconds:
+                raise RuntimeError(f"not all ranks came within {self.timeout_seconds:g} s")
+
     def _result_of_first(self, key: str, what: str) -> Any:
         start = time.monotonic()
         with self.waiting(what):
             # Not by `wait`: the effect has no deadline, and torch prints two lines for each that passes.
             while not self.store.check([key]):
                 self.raise_failure(what)
-                time.sleep(min(LONGEST_WAIT_SECONDS, 0.05 * (time.monotonic() - start)))
+                _sleep_since(start)
             said = self.store.get(key).decode()
             if said.startswith(PROBLEM):
                 problem, status = json.loads(said.removeprefix(PROBLEM))
@@ -231,6 +247,11 @@ class ProcessGroupWorld(World):
         while self._num_deleted < self._num_settled:
             self._num_deleted += 1
             self.store.delete_key(f"effect/{self._num_deleted}")
+
+
+def _sleep_since(start: float) -> None:
+    """Between two looks of a wait that began at `start`: a short one is noticed at once."""
+    time.sleep(min(LONGEST_WAIT_SECONDS, 0.05 * (time.monotonic() - start)))
 
 
 def _encoded_result(value: Any, what: str) -> bytes:
