@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from architectures import LLAMA_LIKE, build_architecture, random_sequences
 from builders import tiny_model_with_pictures, tiny_tokenizer
 from docs.pages import ROOT, blocks
+from proximo.distributed.unread import read_all
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
@@ -22,7 +23,7 @@ from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.folders import refuse_other_inputs
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
-from proximo.models.pretrained.vocabulary import load_tokenizer
+from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 
 CPU = torch.device("cpu")
@@ -56,6 +57,32 @@ def test_a_folder_loads_bit_for_bit_in_eval_mode(folder: Path, capfd: pytest.Cap
     assert model.hidden_states(PACKED).equal(LanguageModel(build_architecture("llama")).hidden_states(PACKED))
     assert not model.model.training
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_was_read_whole_from_its_shards_has_the_kernels_of_any_other(folder: Path):
+    model = load(folder, by_shards=True)
+    read_all(model.model)
+    assert {type(parameter) for parameter in model.model.parameters()} == {torch.nn.Parameter}
+    decoders = [each.backbone.decoder() for each in (model, load(folder))]
+    assert len({type(getattr(each, "__self__", each)) for each in decoders}) == 1
+    assert model.hidden_states(PACKED).equal(load(folder).hidden_states(PACKED))
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi"])
+def test_a_vocabulary_grows_in_the_files_as_in_memory(kind: str, tmp_path: Path):
+    """The output layer of Phi has a bias."""
+    plain = build_architecture(kind)
+    for name, parameter in plain.named_parameters():
+        if "lm_head" in name:
+            torch.nn.init.normal_(parameter)
+    plain.save_pretrained(tmp_path)
+    grown = [load(tmp_path, by_shards=by_shards).model for by_shards in (False, True)]
+    for model in grown:
+        resize_vocabulary(model, 300)
+        read_all(model)
+    loaded, read = (model.state_dict() for model in grown)
+    assert loaded.keys() == read.keys()
+    assert all(read[name].equal(tensor) for name, tensor in loaded.items())
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -109,9 +109,17 @@ def numbers_of(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def read_all(module: nn.Module, device: torch.device | None = None) -> None:
     """Read all parameters whole, one at a time, to `device`; None for the CPU."""
-    for parameter, source in unread_in([module]):
-        parameter.data = source.read().to(device=device, dtype=parameter.dtype)
+    for parameter, _ in unread_in([module]):
+        read_whole(parameter, device)
+
+
+@torch.no_grad()
+def read_whole(parameter: nn.Parameter, device: torch.device | None = None) -> None:
+    """Read a parameter to `device`, None for the CPU. It is a plain one from here on, as kernels want it."""
+    if isinstance(parameter, Unread) and parameter.source is not None:
+        parameter.data = parameter.source.read().to(device=device, dtype=parameter.dtype)
         parameter.source = None
+        parameter.__class__ = nn.Parameter
 
 
 @torch.no_grad()

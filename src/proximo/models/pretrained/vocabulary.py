@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proximo.distributed.unread import Grown, Unread, source_of
+from proximo.distributed.unread import Grown, Unread, read_whole, source_of
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
@@ -127,7 +127,11 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     old = embedding_rows(model)
     if num_tokens <= old:
         return
-    sources = [source_of(layer.weight) for layer in vocabulary_layers(model)]
+    layers = vocabulary_layers(model)
+    sources = [source_of(layer.weight) for layer in layers]
+    for layer in layers:
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            read_whole(layer.bias)  # its numbers are copied
     with own_randomness(model.device):  # it draws rows that are overwritten below
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
     grown: dict[int, nn.Parameter] = {}
