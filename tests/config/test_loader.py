@@ -233,6 +233,14 @@ def test_a_source_that_weighs_nothing_is_told(folder):
     assert [sentence.split(":")[0] for sentence in told] == ["reward.1.weight is 0"]
 
 
+def test_a_bound_on_a_mismatch_that_cannot_be_is_told(folder):
+    path, keys = write_recipe(folder, PPO), ["ppo.guards.max_mismatch=0.1", "run.precision=float32"]
+    told = ineffective_keys(load_recipe("ppo", path, keys).recipe)
+    assert [sentence.split(":")[0] for sentence in told] == ["ppo.guards.max_mismatch has no effect"]
+    for other in ("run.precision=bf16", "engine={kind: vllm}", "ppo.rollout.staleness=1"):
+        assert ineffective_keys(load_recipe("ppo", path, [*keys, other]).recipe) == []
+
+
 def losses_without_effect(path, **keys) -> list[str]:
     overrides = [f"ppo.policy_loss.{key}={value}" for key, value in keys.items()]
     told = ineffective_keys(load_recipe("ppo", path, overrides).recipe)

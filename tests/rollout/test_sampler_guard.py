@@ -131,6 +131,20 @@ def test_tokens_of_weights_that_nothing_is_known_of_are_not_compared() -> None:
     assert guard.unexplained is None
 
 
+def test_a_run_in_which_nothing_can_be_compared_is_told() -> None:
+    guard, drawn = SamplerGuard(0.2, None), drawn_by(3)
+    unknown = replace(drawn, logprobs=torch.full_like(drawn.logprobs, torch.nan))
+    with pytest.warns(UserWarning, match=r"ppo\.guards\.max_mismatch compares nothing"):
+        guard.check([unknown], drawn.logprobs, version=3)
+    assert guard.unexplained is None
+
+
+def test_log_probs_of_a_learner_that_are_no_numbers_are_not_taken_for_equal() -> None:
+    guard, drawn = SamplerGuard(0.2, None), drawn_by(3)
+    guard.check([drawn], torch.full_like(drawn.logprobs, torch.nan), version=3)
+    assert guard.unexplained is None
+
+
 def test_the_movement_since_a_version_is_the_sum_of_that_of_the_steps_since() -> None:
     config = PPOConfig(num_steps=6, prompts_per_step=4, rollout={"max_new_tokens": 4, "staleness": 3})
     ahead = PPOTrainer(LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config).roles.policy.ahead

@@ -16,6 +16,9 @@ def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
         yield from given_keys(recipe.ppo, keys, f"{prefix}ppo.", reason)
     yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
     yield from _unused_models(recipe, prefix)
+    if recipe.sampler_is_exact:
+        reason = "with run.precision float32 and the built-in engine, sampled log-probs are the learner's own"
+        yield from given_keys(recipe.ppo.guards, ("max_mismatch",), f"{prefix}ppo.guards.", reason)
     yield from _unused_rewards(recipe, prefix)
     if not recipe.reward and recipe.ppo.kl.apply_to == "loss":
         yield from _unused_without_advantages(recipe.ppo, f"{prefix}ppo.")

@@ -125,12 +125,16 @@ class PPORecipe(TrainerRecipe):
             )
         return self
 
+    @property
+    def sampler_is_exact(self) -> bool:
+        """Whether the keys alone say that sampled log-probs are the learner's."""
+        return self.run.precision == "float32" and self.engine.kind == "local" and not self.ppo.rollout.staleness
+
     @model_validator(mode="after")
     def _loss_fits_the_run(self) -> Self:
         if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
-        exact = self.run.precision == "float32" and self.engine.kind == "local" and not self.ppo.rollout.staleness
-        if self.ppo.policy_loss.needs_sampled_logprobs and exact:
+        if self.ppo.policy_loss.needs_sampled_logprobs and self.sampler_is_exact:
             weighs = self.ppo.policy_loss.behaviour_weight != "none"
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "

@@ -1,5 +1,6 @@
 """Compares the engine that sampled with the learner, before anything of a step is trained."""
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,6 +14,10 @@ from proximo.records import Experience, Response
 
 NUM_MEASURED = 8
 """Responses of a step on which the movement of the policy by its updates is measured."""
+NOTHING_COMPARED = (
+    "ppo.guards.max_mismatch compares nothing: the engine gives no log-probs of the tokens that it samples. A vLLM "
+    "server cannot give them at a temperature other than 1 together with top_k, top_p or min_new_tokens"
+)
 
 
 class SamplerGuard:
@@ -39,7 +44,9 @@ class SamplerGuard:
         sampled = torch.cat([response.logprobs for response in responses])
         written = torch.cat([response.response_mask for response in responses])
         movement = self._movement(responses, version)
-        compared = written & sampled.isfinite() & movement.isfinite()
+        if self._limit is not None and written.any() and not sampled[written].isfinite().any():
+            warnings.warn(NOTHING_COMPARED, stacklevel=2)
+        compared = written & sampled.isfinite() & logprobs.isfinite() & movement.isfinite()
         self.unexplained = unexplained_difference(sampled, logprobs, compared, movement)
         if self._limit is None or self.unexplained is None or self.unexplained <= self._limit:
             return
