@@ -190,3 +190,9 @@ def test_the_reference_below_it_is_without_what_it_replaced() -> None:
 def built(path: str) -> Any:
     spec = DeviceSpec(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
     return build_language_model(ModelConfig(path=path), tiny_tokenizer(), device_spec=spec, role="policy").model
+
+
+def test_what_peft_warns_of_is_passed_on_unless_it_is_settled_here() -> None:
+    make_adapter(exclude_modules=["nothing"])
+    with pytest.warns(UserWarning, match="exclude_modules=.* but no modules were excluded"):
+        load_adapter(tiny_language_model(), Path("adapter"))
