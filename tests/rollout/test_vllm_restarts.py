@@ -19,7 +19,7 @@ from proximo.rollout.engine import push_weights
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.vllm import dispatch, server
-from proximo.rollout.vllm.dispatch import Dispatch, Job
+from proximo.rollout.vllm.dispatch import FAILURES_IN_A_ROW, Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions, _ended
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.rollout.vllm.wire import Choice
@@ -164,6 +164,43 @@ def test_a_server_that_loses_every_connection_uses_up_the_attempts() -> None:
     with pytest.raises(TrainingError, match="no usable response after 3 attempts"):
         list(call.run())
     assert len(asked) == 3
+
+
+def fakes(count: int) -> Any:
+    return [
+        SimpleNamespace(
+            limits=ServerLimits(), url=f"{index}", has_ended=lambda: False, absence=SimpleNamespace(is_under_way=False)
+        )
+        for index in range(count)
+    ]
+
+
+LOST = UnansweredError("ReadError", connection="lost")
+
+
+def test_a_server_does_not_get_back_what_it_failed_at_while_another_one_works() -> None:
+    jobs = [Job(home=0, ask=str) for _ in range(2)]
+    call: Dispatch[Any] = Dispatch(fakes(2), jobs, attempts=3)
+    hard, other = jobs
+    assert call._pick(0) is hard
+    call._put_back(hard, 0, LOST)
+    assert call._pick(0) is other
+    call._failures_in_a_row[0] = 0  # it answered
+    assert call._pick(0) is None
+    assert call._pick(1) is hard
+    call._put_back(hard, 1, LOST)
+    assert (call._pick(1), call._pick(0)) == (None, hard), "each had its turn"
+
+
+def test_what_a_server_failed_at_goes_to_one_that_works() -> None:
+    (job,) = jobs = [Job(home=0, ask=str)]
+    call: Dispatch[Any] = Dispatch(fakes(3), jobs, attempts=3)
+    call._failures_in_a_row = [0, FAILURES_IN_A_ROW, 0]
+    assert call._pick(0) is job
+    call._put_back(job, 0, LOST)
+    assert job.home == 2
+    call._failures_in_a_row[2] = 3 * FAILURES_IN_A_ROW
+    assert call._pick(0) is job, "no other one works any more"
 
 
 def test_a_push_that_ends_its_server_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
