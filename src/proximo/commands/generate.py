@@ -33,8 +33,8 @@ from proximo.rollout.on_ranks import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.build.models import DeviceSpec, build_reward_source, reward_model_config
-from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
+from proximo.run.stop_token_ids import ending_ids
 
 LONGEST_SHOWN = 60
 """Characters of a prompt that a note repeats."""

@@ -35,7 +35,7 @@ from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks
 from proximo.run.build.sharding import shard_model
-from proximo.run.build.stop_token_ids import ending_ids
+from proximo.run.stop_token_ids import ending_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

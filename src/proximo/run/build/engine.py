@@ -30,8 +30,8 @@ from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.environment import interpreter
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
-from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.environment_secrets import read_secret
+from proximo.run.stop_token_ids import ending_ids
 
 IN_MEMORY = Path("/dev/shm")
 CHECK_SECONDS = 60.0
