@@ -16,7 +16,7 @@ from proximo.distributed.unread import numbers_of, read_all
 from proximo.errors import ModelError
 from proximo.models.adapted import base_of, is_adapted
 from proximo.models.pretrained.damage import misspelt_key
-from proximo.models.pretrained.folders import ADAPTER_CONFIG, read_adapter_config
+from proximo.models.pretrained.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, why_unread
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, settle_tying, vocabulary_layers
@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""Files of adapter weights. peft would search the Hub if a folder had neither."""
 BASE_PREFIX = "base_model.model."
 """What peft puts before the names of the base's tensors in a file."""
 BELOW_WRAPPERS = ("", ".base_layer", ".token_adapter.base_layer")
