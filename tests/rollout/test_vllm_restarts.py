@@ -18,7 +18,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import push_weights
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
-from proximo.rollout.vllm import dispatch, server
+from proximo.rollout.vllm import absence, dispatch, server
 from proximo.rollout.vllm.dispatch import FAILURES_IN_A_ROW, Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions, _ended
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
@@ -257,3 +257,23 @@ def test_the_end_of_a_response_is_found_with_work_in_proportion_to_its_length(
     assert _ended(rules, choice, (), NUM_TOKENS) == (NUM_TOKENS, Finish.LENGTH)  # type: ignore[arg-type]
     assert sum(map(len, rules.given)) <= 2 * NUM_TOKENS, "tokens that were copied"
     assert sum(decoded) <= 20 * NUM_TOKENS, "tokens that were decoded"
+
+
+def test_an_absence_is_said_at_once_and_each_minute_and_is_too_long_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(absence, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    away = absence.Absence("url", seconds=90)
+    said: dict[float, tuple[int, bool]] = {}
+    with caplog.at_level(logging.WARNING, logger="proximo.rollout"):
+        for seconds in (0, 59, 60, 89, 90, 119, 120):
+            now[0] = 1000.0 + seconds
+            away.noticed("ConnectError")
+            said[seconds] = len(caplog.messages), away.is_too_long
+        away.ended()
+    assert [count for count, _ in said.values()] == [1, 1, 2, 2, 2, 2, 3]
+    assert [seconds for seconds, (_, too_long) in said.items() if too_long] == [90, 119, 120]
+    assert caplog.messages[-1] == "the vLLM server url answers again after 120 s"
+    assert not away.is_under_way
+    assert not away.is_too_long
