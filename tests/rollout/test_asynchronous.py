@@ -327,7 +327,12 @@ def test_an_engine_that_does_not_stop_is_waited_for_so_long_and_no_longer(clock:
     seconds = iter((0.0, *[asynchronous.CLOSING_SECONDS - 1] * 3, asynchronous.CLOSING_SECONDS))
     clock.monotonic = lambda: next(seconds)  # type: ignore[method-assign]
     stops: list[int] = []
-    engine.stop = lambda: stops.append(1)  # type: ignore[method-assign]
+
+    def stop() -> None:
+        stops.append(1)
+        assert len(stops) <= 3
+
+    engine.stop = stop  # type: ignore[method-assign]
     ahead.close()
     assert not none_samples()
     assert len(stops) == 3
