@@ -23,12 +23,12 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
+from proximo.rollout.stop_token_ids import name_endings
 from proximo.run.checkpoint_lookup import find_model, find_run
 from proximo.run.folders import check_new_folder
 from proximo.run.hub.checks import check_push_name
 from proximo.run.hub.upload import push_folder
 from proximo.run.model_card import SCALAR_ROLES, write_card
-from proximo.run.stop_token_ids import name_endings
 from proximo.system_errors import disk_refused
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
