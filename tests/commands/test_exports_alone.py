@@ -51,7 +51,11 @@ for path, asked in json.load(open("asked.json")).items():
         output = model(torch.tensor([asked["ids"]])).logits[0]
     base = model.get_base_model() if adapter else model
     tied = None if scalar else base.lm_head.weight is base.model.embed_tokens.weight
+    ends = {"max_new_tokens": 4, "prefix_allowed_tokens_fn": lambda *_: [asked["end"]], "pad_token_id": 0}
+    prompt = torch.tensor([asked["ids"]])
+    drawn = None if scalar else model.generate(input_ids=prompt, **ends).shape[1] - len(asked["ids"])
     found[path] = {
+        "drawn": drawn,
         "output": output.tolist(), "ids": ids, "template": tokenizer.chat_template, "tied": tied,
         "says_tied": base.config.tie_word_embeddings,
         "architecture": type(base).__name__,
@@ -73,11 +77,22 @@ class Case:
     role: str | None = None
     new_tokens: int = 0
     tied: bool = False
+    template: str = CHAT_TEMPLATE
+    ends: tuple[int, ...] = (2,)
+    """Tokens that end a response, the last of which the template teaches."""
 
 
 TIED = {**LLAMA, "tie_word_embeddings": True}
 ADDED = {"tokenizer.added_tokens": NEW}
+MARKED = CHAT_TEMPLATE.replace("<eos>", "<n1>")
+TURNS = {"tokenizer.added_tokens": NEW[:1], "tokenizer.chat_template": MARKED}
+"""A chat template that ends a turn with another token than the EOS."""
 CASES = {
+    "sft turns": Case(kind="sft", changes=TURNS, new_tokens=1, template=MARKED, ends=(2, NUM_TOKENS)),
+    "sft adapter turns": Case(
+        kind="sft", changes={"model.lora": LORA} | TURNS, new_tokens=1, template=MARKED, ends=(2, NUM_TOKENS)
+    ),
+    "ppo turns": Case(kind="ppo", changes=TURNS, new_tokens=1, template=MARKED, ends=(2, NUM_TOKENS)),
     "sft": Case(kind="sft", changes={}),
     "sft tied": Case(kind="sft", changes={"model.config": TIED}, tied=True),
     "sft added": Case(kind="sft", changes={"model.config": TIED} | ADDED, tied=True, new_tokens=2),
@@ -198,6 +213,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read]:
                 "scalar": model.name != "policy",
                 "adapter": (path / "adapter_config.json").exists(),
                 "ids": asked_ids(case),
+                "end": case.ends[-1],
                 "text": "".join(NEW[: case.new_tokens]),
                 "weights": f"weights-{index}.safetensors",
             }
@@ -239,7 +255,17 @@ def test_tokens_and_template_are_those_of_the_run(read: dict[str, Read]) -> None
     for name, each in read.items():
         new = list(range(NUM_TOKENS, NUM_TOKENS + each.case.new_tokens))
         assert each.found["ids"] == [*tiny_tokenizer()("ab")["input_ids"], *new], name
-        assert each.found["template"] == CHAT_TEMPLATE, name
+        assert each.found["template"] == each.case.template, name
+
+
+def test_what_ends_a_response_in_the_run_ends_one_in_transformers(read: dict[str, Read]) -> None:
+    """An adapter alone has no generation config: it runs with that of its base."""
+    for name, each in read.items():
+        if each.found["drawn"] is None:
+            continue
+        ends = (2,) if (each.path / "adapter_config.json").exists() else each.case.ends
+        assert each.found["eos"] == (list(ends) if len(ends) > 1 else ends[0]), name
+        assert each.found["drawn"] == (1 if each.case.ends[-1] in ends else 4), name
 
 
 def test_the_configuration_says_what_the_weights_are(read: dict[str, Read]) -> None:
@@ -247,7 +273,6 @@ def test_the_configuration_says_what_the_weights_are(read: dict[str, Read]) -> N
         scalar = each.path.name in ("value", "reward") or each.case.kind == "reward" or each.case.role == "value"
         kind = "SequenceClassification" if scalar else "CausalLM"
         assert each.found["architecture"] == f"LlamaFor{kind}", name
-        assert each.found["eos"] == (None if scalar else 2), name
         if not scalar:
             assert each.found["tied"] is each.case.tied, name
         whole = not (each.path / "adapter_config.json").exists()
@@ -262,6 +287,6 @@ def test_an_adapter_holds_embeddings_only_where_its_base_lacks_rows(read: dict[s
     for name, each in read.items():
         if (each.path / "adapter_config.json").exists():
             kept = any("embed_tokens" in tensor for tensor in load_file(each.path / "adapter_model.safetensors"))
-            assert kept is bool(each.case.new_tokens), name
+            assert kept is (each.case.new_tokens > 1), name
             if (card := each.path / "README.md").exists():
                 assert ("resize_token_embeddings(65)" in card.read_text()) is kept, name

@@ -4,6 +4,7 @@ The oracle is `apply_chat_template` of transformers.
 """
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from builders import real_data, tiny_tokenizer
 from chat_families import CHATML, FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
+from proximo.data.formats.column_use import read_by_source
+from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.tool_calls import tools_cell
 from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.preferences import PairOptions, load_preference_pairs
@@ -205,6 +209,33 @@ def test_nulls_that_a_table_adds_are_in_no_schema_and_no_call(tmp_path: Path) ->
     given = {"name": "a", "arguments": {"b": None}}
     (line,) = rows({"messages": [{"role": "assistant", "tool_calls": [given]}]})
     assert messages_cell(line, "messages")[0]["tool_calls"][0]["function"] == given
+
+
+def test_nulls_of_json_text_in_a_table_stay() -> None:
+    """The text is the user's; a table adds nothing to it."""
+    tool = {"name": "a", "parameters": {"properties": {"b": {"default": None}}}}
+    call = {"name": "a", "arguments": {"b": None}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    values = {
+        "tools": json.dumps([tool]),
+        "prompt": [ASK],
+        "messages": json.dumps([ASK, turn]),
+        "response": [turn | {"tool_calls": json.dumps([call])}],
+        "history": json.dumps([ASK, turn]),
+        "chat_template_kwargs": json.dumps({"c": None}),
+    }
+    table = Row(source="a", number=1, values=values, from_table=True)
+
+    def read(row: Row) -> None:
+        assert tools_cell(row)[0]["function"] == tool
+        assert tools_cell(replace(row, values={"tools": [json.dumps(tool)]}))[0]["function"] == tool
+        for column in ("messages", "response"):
+            assert messages_cell(row, column)[-1]["tool_calls"][0]["function"] == call
+        exchange = in_context(row, Exchange(origin="a", prompt="Rain?"))
+        assert exchange.template_variables["c"] is None
+        assert exchange.before[-1]["tool_calls"][0]["function"] == call
+
+    assert list(read_by_source([table], lambda _: read, Counter())) == [None]
 
 
 MALFORMED = [

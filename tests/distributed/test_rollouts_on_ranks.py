@@ -242,6 +242,21 @@ def test_an_engine_of_the_users_is_called_on_rank_0_with_whole_weights(two: Rank
     assert second == wanted | {"told": 0, "loaded": []}
 
 
+def copied_on_rank_0() -> str:
+    model = policy("full")
+    if not current().leads:
+        return "made nothing"
+    with pytest.raises(RankError) as error:
+        ForeignEngine(model)
+    return str(error.value)
+
+
+def test_an_engine_that_rank_0_alone_makes_of_a_sharded_model_is_refused_at_once(two: Ranks) -> None:
+    first, second = two.run(copied_on_rank_0)
+    assert first.startswith("a model that is sharded over ranks is not copied")
+    assert second == "made nothing"
+
+
 class Gathers(TorchDispatchMode):
     """Counts the bytes of tensors that are gathered outside of the passes of a model."""
 

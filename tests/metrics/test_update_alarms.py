@@ -44,10 +44,18 @@ def test_it_is_told_with_the_limit():
     )
 
 
-def test_bounds_on_a_ratio_are_told_by_the_upper_one():
+@pytest.mark.parametrize(("below", "bound"), [(0.2, "upper is 5"), (0.4, "lower is 0.5")])
+def test_of_two_bounds_on_a_ratio_the_one_that_rejects_most_is_told(below: float, bound: str):
     settings = {"policy_loss": {"rejection": {"kind": "ratio", "lower": 0.5, "upper": 5.0}}}
-    (alarm,) = alarms(settings, policy__rejected_fraction=0.6)
-    assert alarm.advice.startswith("ppo.policy_loss.rejection.upper is 5. ")
+    (alarm,) = alarms(settings, policy__rejected_fraction=0.6, policy__rejected_below_fraction=below)
+    assert alarm.advice.startswith(f"ppo.policy_loss.rejection.{bound}. ")
+
+
+@pytest.mark.parametrize(("below", "bound"), [(0.2, "cap is 2"), (0.4, "floor is 0.5")])
+def test_of_two_bounds_on_weights_the_one_that_cuts_most_is_told(below: float, bound: str):
+    settings = {"policy_loss": {"behaviour_weight": "masked", "behaviour_cap": 2.0, "behaviour_floor": 0.5}}
+    (alarm,) = alarms(settings, policy__behaviour_clip_fraction=0.6, policy__behaviour_below_fraction=below)
+    assert alarm.advice.startswith(f"ppo.policy_loss.behaviour_{bound}. ")
 
 
 @pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])

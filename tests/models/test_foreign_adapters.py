@@ -1,10 +1,12 @@
 """Adapters that other tools trained with peft: read as the model that peft makes of them, or refused in one line."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
@@ -14,13 +16,14 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.run import ModelConfig
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
-from proximo.models.loading import load_language_model
+from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.folders import check_folder
 from proximo.models.pretrained.saving import save_pretrained
-from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.scalar import HeadStart
 from proximo.models.sharing.shared_base import base_alone
 from proximo.run.build.models import DeviceSpec, build_language_model
 
@@ -190,3 +193,58 @@ def test_the_reference_below_it_is_without_what_it_replaced() -> None:
 def built(path: str) -> Any:
     spec = DeviceSpec(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
     return build_language_model(ModelConfig(path=path), tiny_tokenizer(), device_spec=spec, role="policy").model
+
+
+def test_what_peft_warns_of_is_passed_on_unless_it_is_settled_here() -> None:
+    make_adapter(exclude_modules=["nothing"])
+    with pytest.warns(UserWarning, match="exclude_modules=.* but no modules were excluded"):
+        load_adapter(tiny_language_model(), Path("adapter"))
+
+
+COMMIT = "1" * 40
+
+
+def put_on_hub(name: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the Hub's cache keeps what was fetched: it is read from there without a network."""
+    place = Path("hub", f"models--{name.replace('/', '--')}")
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text(COMMIT)
+    shutil.copytree(folder, place / "snapshots" / COMMIT)
+    (place / ".no_exist" / COMMIT).mkdir(parents=True)
+    for file in {"config.json", "tokenizer.json", "tokenizer_config.json"} - {
+        each.name for each in Path(folder).iterdir()
+    }:
+        (place / ".no_exist" / COMMIT / file).touch()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place.parent.absolute()))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("with_config", [False, True], ids=["alone", "with a configuration"])
+def test_one_of_the_hub_is_read_as_one_in_a_folder(with_config: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = make_adapter()
+    if with_config:
+        shutil.copyfile("base/config.json", "adapter/config.json")
+    put_on_hub("someone/adapter", "adapter", monkeypatch)
+    shutil.rmtree("adapter")
+    assert_same(logits("someone/adapter"), expected)
+    source = ModelSource(path="someone/adapter")
+    assert adapter_base(source) == ModelSource(path="base")
+    check_tokenizer(source, tiny_tokenizer(), role="policy")
+    with pytest.raises(ModelError, match="someone/adapter holds an adapter only"):
+        load_scalar_model(source, fresh_head=HeadStart.ZERO, device=torch.device("cpu"))
+
+
+def test_one_of_the_hub_without_a_tokenizer_goes_with_that_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter()
+    for file in Path("adapter").glob("token*"):
+        file.unlink()
+    put_on_hub("someone/adapter", "adapter", monkeypatch)
+    check_tokenizer(ModelSource(path="someone/adapter"), tiny_tokenizer(), role="policy")
+
+
+def test_a_name_that_the_hub_does_not_know_is_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter()
+    put_on_hub("someone/adapter", "adapter", monkeypatch)
+    assert adapter_base(ModelSource(path="someone/other")) is None
+    with pytest.raises(ModelError, match="the configuration of someone/other cannot be read"):
+        logits("someone/other")

@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 from architectures import ARCHITECTURES, build_architecture
 from builders import tiny_language_model
 from proximo.errors import CheckpointError
+from proximo.models.adapted import base_of
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions
+from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.pretrained.saving import load_weights, save_pretrained
-from proximo.models.pretrained.vocabulary import resize_vocabulary
+from proximo.models.pretrained.vocabulary import resize_vocabulary, vocabulary_layers
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 
 
@@ -77,6 +78,18 @@ def test_rows_that_were_added_below_an_adapter_come_back_too(tied: bool, tmp_pat
     load_weights(models[1], tmp_path / "adapter")
     second = models[1].state_dict()
     assert all(tensor.equal(second[name]) for name, tensor in models[0].state_dict().items())
+
+
+@pytest.mark.parametrize("base", ["", "gone"], ids=["unnamed", "deleted"])
+def test_rows_that_were_added_are_saved_where_the_base_cannot_be_read(base: str, tmp_path: Path):
+    model = LanguageModel(tiny_language_model())
+    model.base.config._name_or_path = base and str(tmp_path / base)
+    resize_vocabulary(model.base, 66)
+    adapted = model.with_adapter(LoRAOptions(rank=2))
+    save_pretrained(adapted.model, tmp_path / "adapter")
+    loaded = base_of(load_adapter(tiny_language_model(seed=9), tmp_path / "adapter"))
+    for layer, saved in zip(vocabulary_layers(adapted.base), vocabulary_layers(loaded), strict=True):
+        assert saved.weight.equal(layer.weight)
 
 
 @pytest.mark.parametrize("says_tied", [False, True])

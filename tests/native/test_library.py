@@ -395,3 +395,17 @@ def test_gaps_between_rows_are_refused() -> None:
     assert pointer(None) is None
     with pytest.raises(AssertionError, match="rows without gaps"):
         pointer(torch.zeros(4, 4)[:, :2])
+
+
+@pytest.mark.usefixtures("_anew")
+def test_a_compiler_that_does_not_end_is_waited_for_so_long_and_the_run_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "slow-cc"
+    slow.write_text("#!/bin/sh\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(module, "find_compiler", lambda: (str(slow),))
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.01)
+    assert library() is None
+    assert f"{slow} could not make them: " in str(why_no_kernels())
+    assert "timed out after 0.01 seconds" in str(why_no_kernels())

@@ -331,10 +331,10 @@ def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(estimator: 
     assert found["policy/rejected_fraction"] == pytest.approx(1 - len(left) / len(tokens))
 
 
-def out_of_bounds(token: Token, over: str) -> bool:
+def bounded_ratio(token: Token, over: str) -> float:
     weights = [each.weight for each in token.whole]
     found = {"token": token.weight, "geometric_mean": geometric_mean(token), "product": product(token)}
-    return not 0.9 <= (found | {"max": max(weights)})[over] <= 1.25
+    return (found | {"max": max(weights)})[over]
 
 
 @pytest.mark.parametrize("denominator", ["kept", "all"])
@@ -345,12 +345,14 @@ def test_what_is_out_of_the_bounds_of_a_ratio_is_rejected_and_counts_where_it_is
     rejection = {"kind": "ratio", "over": over, "lower": 0.9, "upper": 1.25, "denominator": denominator}
     roles, experience, responses = batch(policy_loss={"rejection": rejection})
     tokens = [token for response in responses for token in response]
-    left = [plain(token) for token in tokens if not out_of_bounds(token, over)]
+    left = [plain(token) for token in tokens if 0.9 <= bounded_ratio(token, over) <= 1.25]
+    below = [token for token in tokens if bounded_ratio(token, over) < 0.9]
     assert 0 < len(left) < len(tokens)
     found = policy_line(roles, experience)
     count = len(left) if denominator == "kept" else len(tokens)
     assert found["policy/loss"] == pytest.approx(sum(left) / count, rel=1e-9)
     assert found["policy/rejected_fraction"] == pytest.approx(1 - len(left) / len(tokens))
+    assert found["policy/rejected_below_fraction"] == pytest.approx(len(below) / len(tokens))
 
 
 def test_a_step_of_which_all_is_rejected_makes_no_update() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,13 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, ScoreState
+from proximo.rewards.calling import event_loop
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.protocol import read_reply, reply_body
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
+from waiting import LATEST_SECONDS
 
 TEXT = prompt(text="2+2?", answer="4", metadata={"level": 3, "tests": ["a"]})
 CHAT = prompt(text=None, messages=({"role": "user", "content": "2+2?"},), answer="4", metadata={"level": 3})
@@ -267,3 +270,28 @@ def test_a_function_in_a_process_of_its_own_is_bound_alike() -> None:
         json.dumps(source._columns)
     finally:
         source.close()
+
+
+def test_the_end_of_an_async_function_that_does_not_heed_it_is_waited_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds up nothing: its thread is a daemon."""
+    begun, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(event_loop, "CLOSE_SECONDS", 0.01)
+    loop = event_loop.EventLoop()
+
+    async def blocks() -> None:
+        begun.set()
+        may_end.wait(LATEST_SECONDS)
+
+    loop.wait_for(asyncio.sleep(0))
+    thread, inner = loop._thread, loop._loop
+    assert thread is not None
+    assert inner is not None
+    asyncio.run_coroutine_threadsafe(blocks(), inner)
+    assert begun.wait(LATEST_SECONDS)
+    loop.close()
+    assert thread.is_alive()
+    may_end.set()
+    thread.join(LATEST_SECONDS)
+    assert inner.is_closed()

@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pool_clock import PoolClock, hangs
@@ -18,6 +19,7 @@ from proximo.errors import TrainingError
 from proximo.records import ScoreState
 from proximo.rewards import progress_log
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo.rewards.workers import loop
 from proximo.rewards.workers import pool as pools
 from proximo.rewards.workers.frames import MAX_FRAME_BYTES, FrameDecoder, FrameError, encode
 from proximo.rewards.workers.loop import PoolLimits
@@ -224,3 +226,35 @@ def test_quick_work_is_handed_out_ahead_and_slow_work_is_shared() -> None:
     finally:
         pool.close()
     assert [each.value["score"] for each in outcomes if isinstance(each, Done)] == [n / (n + 1) for n in range(500)]
+
+
+class Idle:
+    """A worker that does not end when it is dismissed."""
+
+    is_ready, in_flight = True, ()
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def dismiss(self) -> None:
+        self.said.append("dismissed")
+
+    def has_died(self) -> bool:
+        return "killed" in self.said
+
+    def kill(self) -> None:
+        self.said.append("killed")
+
+
+def test_a_worker_that_does_not_end_is_waited_for_so_long_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = [0.0]
+
+    def sleep(_: float) -> None:
+        assert worker.said == ["dismissed"]
+        passed[0] += loop.CLOSE_SECONDS / 4
+
+    worker, clock = Idle(), SimpleNamespace(monotonic=lambda: passed[0], sleep=sleep)
+    monkeypatch.setattr(loop, "time", clock)
+    loop.WorkerLoop._shut_down(SimpleNamespace(_workers=[worker]))  # ty: ignore[invalid-argument-type]
+    assert worker.said == ["dismissed", "killed"]
+    assert loop.CLOSE_SECONDS < passed[0] <= 1.25 * loop.CLOSE_SECONDS

@@ -317,3 +317,24 @@ def test_the_learners_wait_before_it_pushes_weights_counts_as_its_wait(clock: Cl
     assert (taken.waited_seconds, taken.seconds) == (3, 4)
     assert ahead.take(2, prompts_of).waited_seconds == 0
     ahead.close()
+
+
+def test_an_engine_that_does_not_stop_is_waited_for_so_long_and_no_longer(clock: Clock) -> None:
+    engine = Obedient()
+    ahead = rollouts(engine, 1)
+    ahead.put(0, [response(prompt, 0, 7) for prompt in prompts_of(0)])
+    ahead.take(0, prompts_of)
+    seconds = iter((0.0, *[asynchronous.CLOSING_SECONDS - 1] * 3, asynchronous.CLOSING_SECONDS))
+    clock.monotonic = lambda: next(seconds)  # type: ignore[method-assign]
+    stops: list[int] = []
+
+    def stop() -> None:
+        stops.append(1)
+        assert len(stops) <= 3
+
+    engine.stop = stop  # type: ignore[method-assign]
+    ahead.close()
+    assert not none_samples()
+    assert len(stops) == 3
+    engine.let(everything=True)
+    wait_until(none_samples)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,11 +18,13 @@ import pytest
 from fake_vllm import fake_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
-from proximo.errors import TrainingError, UserError
+from proximo.config.engine import VLLMEngineConfig
+from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.ppo import from_recipe
 from proximo.rollout.vllm.environment import install
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
+from proximo.run.build import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of
 
 ENDED_SECONDS = 300
@@ -219,3 +222,13 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(environment: Path, place:
     weights = [path.relative_to(whole) for path in (whole / "checkpoints" / "step-000005").rglob("*.safetensors")]
     assert weights
     assert all((cut / path).read_bytes() == (whole / path).read_bytes() for path in weights)
+
+
+def test_a_server_that_takes_the_question_and_does_not_answer_is_refused_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_section, "CHECK_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"no vLLM server answers at {url}"):
+            engine_section.check_engine(VLLMEngineConfig(kind="vllm", addresses=[url]))

@@ -18,8 +18,8 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import push_weights
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
-from proximo.rollout.vllm import dispatch, server
-from proximo.rollout.vllm.dispatch import Dispatch, Job
+from proximo.rollout.vllm import absence, dispatch, server
+from proximo.rollout.vllm.dispatch import FAILURES_IN_A_ROW, Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions, _ended
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.rollout.vllm.wire import Choice
@@ -166,6 +166,43 @@ def test_a_server_that_loses_every_connection_uses_up_the_attempts() -> None:
     assert len(asked) == 3
 
 
+def fakes(count: int) -> Any:
+    return [
+        SimpleNamespace(
+            limits=ServerLimits(), url=f"{index}", has_ended=lambda: False, absence=SimpleNamespace(is_under_way=False)
+        )
+        for index in range(count)
+    ]
+
+
+LOST = UnansweredError("ReadError", connection="lost")
+
+
+def test_a_server_does_not_get_back_what_it_failed_at_while_another_one_works() -> None:
+    jobs = [Job(home=0, ask=str) for _ in range(2)]
+    call: Dispatch[Any] = Dispatch(fakes(2), jobs, attempts=3)
+    hard, other = jobs
+    assert call._pick(0) is hard
+    call._put_back(hard, 0, LOST)
+    assert call._pick(0) is other
+    call._failures_in_a_row[0] = 0  # it answered
+    assert call._pick(0) is None
+    assert call._pick(1) is hard
+    call._put_back(hard, 1, LOST)
+    assert (call._pick(1), call._pick(0)) == (None, hard), "each had its turn"
+
+
+def test_what_a_server_failed_at_goes_to_one_that_works() -> None:
+    (job,) = jobs = [Job(home=0, ask=str)]
+    call: Dispatch[Any] = Dispatch(fakes(3), jobs, attempts=3)
+    call._failures_in_a_row = [0, FAILURES_IN_A_ROW, 0]
+    assert call._pick(0) is job
+    call._put_back(job, 0, LOST)
+    assert job.home == 2
+    call._failures_in_a_row[2] = 3 * FAILURES_IN_A_ROW
+    assert call._pick(0) is job, "no other one works any more"
+
+
 def test_a_push_that_ends_its_server_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers at first, so that it is not away for long; the wait has a limit of its own."""
     clock = iter(range(0, 10_000, 100))
@@ -220,3 +257,23 @@ def test_the_end_of_a_response_is_found_with_work_in_proportion_to_its_length(
     assert _ended(rules, choice, (), NUM_TOKENS) == (NUM_TOKENS, Finish.LENGTH)  # type: ignore[arg-type]
     assert sum(map(len, rules.given)) <= 2 * NUM_TOKENS, "tokens that were copied"
     assert sum(decoded) <= 20 * NUM_TOKENS, "tokens that were decoded"
+
+
+def test_an_absence_is_said_at_once_and_each_minute_and_is_too_long_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(absence, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    away = absence.Absence("url", seconds=90)
+    said: dict[float, tuple[int, bool]] = {}
+    with caplog.at_level(logging.WARNING, logger="proximo.rollout"):
+        for seconds in (0, 59, 60, 89, 90, 119, 120):
+            now[0] = 1000.0 + seconds
+            away.noticed("ConnectError")
+            said[seconds] = len(caplog.messages), away.is_too_long
+        away.ended()
+    assert [count for count, _ in said.values()] == [1, 1, 2, 2, 2, 2, 3]
+    assert [seconds for seconds, (_, too_long) in said.items() if too_long] == [90, 119, 120]
+    assert caplog.messages[-1] == "the vLLM server url answers again after 120 s"
+    assert not away.is_under_way
+    assert not away.is_too_long

@@ -7,7 +7,7 @@ import yaml
 
 from proximo.cli import main
 from proximo.run.options import RunOptions
-from tiny_runs import changed, make_inputs, recipe_of
+from tiny_runs import LORA, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
 
 
@@ -40,3 +40,13 @@ def test_the_command_says_what_it_waits_for_and_nothing_if_it_is_to_be_quiet(
     assert lines[-1] == "step 1/5: training"
     assert main(["sft", str(recipe), "--overwrite", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_an_adapter_whose_run_adds_tokens_is_said_to_train_none_of_their_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"model.lora": LORA, "tokenizer.added_tokens": ["<a>", "<b>"], "run.save_every_steps": 100}
+    assert run_recipe("sft", changed(recipe_of("sft", make_inputs(tmp_path)), changes), RunOptions()) == 0
+    said = [line for line in first_lines(capsys) if "model.lora trains no embedding" in line]
+    assert len(said) == 1
+    assert "the rows of <a>, <b> stay as they start" in said[0]

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from builders import tiny_language_model
 from proximo.config.devices import DevicesConfig
 from proximo.config.run import RunConfig
 from proximo.distributed.world import World, using
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.models.precision import placement
 from proximo.run.build import models
 from proximo.run.build.sharding import shard_model
@@ -66,3 +68,16 @@ def test_passes_run_on_the_device_while_the_weights_are_elsewhere() -> None:
     model = LanguageModel(tiny_language_model())
     model.backbone.home = torch.device("cuda", 1)
     assert model.device == torch.device("cuda", 1)
+
+
+def test_a_model_of_which_a_part_lies_elsewhere_is_moved_whole() -> None:
+    """Whichever part that is: here the adapter, whose base, with the first parameter, is there already."""
+    model = LanguageModel(tiny_language_model().to("meta")).with_adapter(LoRAOptions())
+    for name, module in model.model.named_modules():
+        if "lora_" in name and isinstance(module, nn.Linear):
+            module.to_empty(device="cpu")
+    assert {parameter.device.type for parameter in model.model.parameters()} == {"meta", "cpu"}
+    with using(World()) as world:
+        world.device = torch.device("meta")
+        shard_model(model, DevicesConfig(), role="model")
+    assert {parameter.device.type for parameter in model.model.parameters()} == {"meta"}

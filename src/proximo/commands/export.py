@@ -23,6 +23,7 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
+from proximo.rollout.stop_token_ids import name_endings
 from proximo.run.checkpoint_lookup import find_model, find_run
 from proximo.run.folders import check_new_folder
 from proximo.run.hub.checks import check_push_name
@@ -154,8 +155,7 @@ def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
         loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
         with quiet_transformers():
             model = loader.from_pretrained(source, dtype=dtype or "auto")
-    with quiet_transformers():
-        model.save_pretrained(target)
+    _save_whole(model, source, target)
 
 
 def _write_from_trunk(source: Path, target: Path, dtype: torch.dtype | None) -> None:
@@ -175,8 +175,14 @@ def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> Non
 def _write_merged(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     merged = _merged_scalar(source) if source.name in SCALAR_ROLES else _merged_policy(source)
     resize_vocabulary(merged, vocabulary_size(load_tokenizer(str(source))))
+    _save_whole(merged if dtype is None else merged.to(dtype), source, target)
+
+
+def _save_whole(model: PreTrainedModel, source: Path, target: Path) -> None:
+    if source.name not in SCALAR_ROLES:
+        name_endings(model, load_tokenizer(str(source)))
     with quiet_transformers():
-        (merged if dtype is None else merged.to(dtype)).save_pretrained(target)
+        model.save_pretrained(target)
 
 
 def _merged_policy(source: Path) -> PreTrainedModel:

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.errors import ConfigError
-from proximo.run.preflight import thread_problem
+from proximo.run.preflight import thread_problem, untrained_rows
 
 
 def find_warnings(recipe: Recipe) -> Iterator[str]:
@@ -26,21 +26,9 @@ def find_warnings(recipe: Recipe) -> Iterator[str]:
             for key, section in stage.sections().items()
             if isinstance(section, ModelRewardConfig)
         }
-        yield from _untrained_rows(stage, prefix)
+        yield from (f"{prefix}{each}" for each in untrained_rows(stage))
         for key, model in (stage.models() | scorers).items():
             yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
-
-
-def _untrained_rows(stage: TrainerRecipe, prefix: str) -> Iterator[str]:
-    tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
-    added = [token for section in tokenizers for token in section.added_tokens]
-    for key, model in stage.models().items():
-        if added and model.lora is not None:
-            yield (
-                f"{prefix}{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, "
-                "mostly alike, so that the model cannot tell new tokens apart; train the whole model, or start from "
-                "one that knows them"
-            )
 
 
 def _device(run: RunConfig, prefix: str) -> Iterator[str]:

@@ -31,6 +31,8 @@ class Row:
     """Columns that other cells were made of."""
     from_table: bool = False
     """True where every object in a column has the keys of all of them, with null in those that it lacks."""
+    from_text: frozenset[str] = frozenset()
+    """Columns whose objects were read from JSON text of theirs, to which a table adds nothing."""
 
     @property
     def origin(self) -> str:

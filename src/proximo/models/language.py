@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from proximo.errors import RankError
 from proximo.models.adapted import is_adapted
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
@@ -74,7 +75,12 @@ class LanguageModel(PackedModel):
 
     def frozen_copy(self) -> "LanguageModel":
         """A frozen copy in eval mode. Trainable tensors are copied; frozen ones, such as an adapter's base, are
-        shared."""
+        shared. Raises RankError for a model that is sharded already, whose copy would wait for ranks that run none."""
+        if self.backbone.sharding is not None:
+            raise RankError(
+                "a model that is sharded over ranks is not copied, since every pass of the copy would need all ranks: "
+                "make what needs a copy, such as an engine, before the trainer, or from a model of its own"
+            )
         fixed = (weight for weight in self.model.parameters() if not weight.requires_grad)
         shared = {id(state): state for state in (*fixed, *beside_weights(self.model))}
         model = copy.deepcopy(self.model, shared).eval().requires_grad_(False)

@@ -23,7 +23,7 @@ from proximo.distributed.unread import read_all
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError, ModelError
 from proximo.hub_access import within_reach
-from proximo.local_or_hub import TOKENIZER_FILES
+from proximo.local_or_hub import TOKENIZER_FILES, is_local
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.lora import is_on_layers_alone, load_adapter, merge
@@ -31,7 +31,15 @@ from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.by_shards import unread_model
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sharded import assemble, holds_shards
-from proximo.models.pretrained.sources import ModelSource, adapter_base, first_part, read_config, why_unread
+from proximo.models.pretrained.sources import (
+    ModelSource,
+    adapter_base,
+    adapter_folder,
+    first_part,
+    hub_file,
+    read_config,
+    why_unread,
+)
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import (
     check_same_vocabulary,
@@ -73,7 +81,9 @@ def load_language_model(
     if by_shards:
         say_whole(source, "its adapter is merged into the base")
         read_all(plain)
-    adapted = load_adapter(plain, Path(source.name)).eval()
+    folder = adapter_folder(source, with_weights=True)
+    assert folder is not None, "it has a base"
+    adapted = load_adapter(plain, folder).eval()
     beside = is_on_layers_alone(adapted)
     return LanguageModel(adapted if beside else merge(adapted), precision=precision)
 
@@ -163,6 +173,9 @@ def _own_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
         return None
     folder = Path(source.path)
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    of_hub = not is_local(source.path) and adapter_folder(source) is not None
+    if of_hub and not any(hub_file(source, name) for name in TOKENIZER_FILES):
         return None
     return load_tokenizer(source.path, revision=source.revision)
 

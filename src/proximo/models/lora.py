@@ -16,7 +16,7 @@ from proximo.distributed.unread import numbers_of, read_all
 from proximo.errors import ModelError
 from proximo.models.adapted import base_of, is_adapted
 from proximo.models.pretrained.damage import misspelt_key
-from proximo.models.pretrained.folders import ADAPTER_CONFIG, read_adapter_config
+from proximo.models.pretrained.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, why_unread
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, settle_tying, vocabulary_layers
@@ -27,12 +27,22 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""Files of adapter weights. peft would search the Hub if a folder had neither."""
 BASE_PREFIX = "base_model.model."
 """What peft puts before the names of the base's tensors in a file."""
 BELOW_WRAPPERS = ("", ".base_layer", ".token_adapter.base_layer")
 """Where in the file a layer's own matrix is: plain, below LoRA, below single tokens that train."""
+
+SETTLED_WARNINGS = (
+    "Found missing adapter keys",
+    "Model (has|with) `tie_word_embeddings=True`",
+    "Input and output embeddings are no longer tied after merging",
+    "You have requested `ensure_weight_tying`, but no tied modules were found",
+    "`lora_bias=True` was passed but the targeted layer",
+    "Adapter 'default': [0-9]+ LoRA tensor",
+)
+"""How warnings of peft begin that need nobody: missing keys are refused, tied matrices come apart where they have to,
+two matrices stay two, a merge that is impossible is refused, and the one on shapes, which is of the biases of adapters,
+warns of saving."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,10 +250,11 @@ def _refuse_quantised(model: "PeftModel") -> None:
 
 @contextmanager
 def _quiet_peft() -> Generator[None]:
-    """Silences peft on what is settled here: missing keys are refused, tied matrices come apart where they have to."""
+    """Silences peft on what is settled here, and on nothing else."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=UserWarning)
+        for message in SETTLED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message, category=UserWarning)
         yield
 
 

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -26,7 +25,7 @@ from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
 from proximo.models.narrowing import narrow_frozen
-from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
 from proximo.ppo.difficulty import make_difficulty_filter
@@ -267,7 +266,7 @@ def _check_shared_bases(recipe: PPORecipe) -> None:
     base = ModelSource(path=recipe.model.path, revision=recipe.model.revision, config=recipe.model.config)
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig) and source.share_base:
-            check_scalar_adapter(base, Path(source.path), role="reward")
+            check_scalar_adapter(base, adapter_or_folder(source.path, source.revision), role="reward")
 
 
 def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:

@@ -17,7 +17,8 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.records import Prompt, Response, Scored
 
 SCHEMA = "proximo.reward/1"
-"""The version of the format. A message of another version is refused."""
+"""The version of the format, which goes up when a release has other messages than the release before. A message of
+another version is refused."""
 SCORE_PATH = "/v1/score"
 CHECK_PATH = "/v1/check"
 """Path of the check of rows before a run. A service need not have it."""

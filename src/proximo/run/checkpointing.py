@@ -18,6 +18,7 @@ from proximo.models.pretrained.saving import load_weights, save_pretrained, whol
 from proximo.models.pretrained.sharded import SHARDS, assemble, holds_shards, save_configs, saved_tensors
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import load_head, save_head, whole_head, write_head
+from proximo.rollout.stop_token_ids import name_endings
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
@@ -39,6 +40,9 @@ def writers_for(
     `head`: a value model on the policy's trunk; its folder `value` gets the head and the tokenizer only.
     """
 
+    for model in models.values():
+        if isinstance(model, LanguageModel):
+            name_endings(model.base, tokenizer)
     writers = {role: _model_writer(model, tokenizer) for role, model in models.items()}
     if head is not None:
         writers["value"] = _head_writer(head, tokenizer)

@@ -28,7 +28,7 @@ from proximo.run.hub.checks import check_push
 from proximo.run.memory import memory_advice
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
-from proximo.run.preflight import inputs_of, thread_problem
+from proximo.run.preflight import inputs_of, thread_problem, untrained_rows
 from proximo.run.reporting.journal import (
     Journal,
     RunJournal,
@@ -135,7 +135,8 @@ class _Loop:
         self.task = task
         self.trainer = trainer_of(recipe)
         chosen = say_precision(run.precision, task.device)
-        self.notes = [*(note for note in (chosen, thread_problem(run)) if note), *task.notes]
+        found = [note for note in (chosen, thread_problem(run)) if note]
+        self.notes = [*found, *untrained_rows(recipe), *task.notes]
         self.run_config = run
         self.options = options
         self.store = CheckpointStore(

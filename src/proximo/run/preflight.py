@@ -12,7 +12,7 @@ from proximo.callables import IMPORT_PATH
 from proximo.checkpoint.run_folder import is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
-from proximo.config.recipe import Recipe
+from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
@@ -119,6 +119,19 @@ def thread_problem(run: RunConfig) -> str | None:
         f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
         "wait for each other make a run many times as slow; lower it, or leave it out"
     )
+
+
+def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:
+    """What to say of each adapter whose run adds tokens, since it trains none of their rows."""
+    tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
+    added = [token for section in tokenizers for token in section.added_tokens]
+    for key, model in stage.models().items():
+        if added and model.lora is not None:
+            yield (
+                f"{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, mostly alike, "
+                "so that the model cannot tell new tokens apart; train the whole model, or start from one that knows "
+                "them"
+            )
 
 
 def _with_stage(given: Input, pipeline: Path) -> Input:

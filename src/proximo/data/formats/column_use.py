@@ -30,7 +30,7 @@ def read_by_source(
         refuse_media(given)
         row = given
         if messages := written_messages(given):
-            row = replace(given, values={**given.values, **messages})
+            row = replace(given, values={**given.values, **messages}, from_text=frozenset(messages))
             remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in messages)
         key = row.name or row.source
         if key not in readers:

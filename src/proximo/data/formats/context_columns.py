@@ -6,7 +6,7 @@ from typing import Any
 
 from proximo.data.formats.messages import messages_cell
 from proximo.data.formats.prompt_response import Exchange, Messages, asked, preceded, said
-from proximo.data.formats.tool_calls import parsed, tools_cell
+from proximo.data.formats.tool_calls import parsed, tools_cell, without_added_nulls
 from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
 from proximo.errors import DataError
@@ -52,7 +52,8 @@ def _system(row: Row) -> Messages:
 def _history(row: Row) -> Messages:
     """Alpaca's earlier turns, pairs of an instruction and its answer; or messages."""
     value = row.values.get("history")
-    value = parsed(value, row, "column 'history'") if isinstance(value, str) else value
+    if isinstance(value, str):
+        value, row = parsed(value, row, "column 'history'"), replace(row, from_text=frozenset({"history"}))
     if not value:
         return ()
     if not isinstance(value, Sequence):
@@ -71,7 +72,7 @@ def _history(row: Row) -> Messages:
 
 
 def _variables(row: Row) -> dict[str, Any]:
-    value = row.values.get("chat_template_kwargs")
+    value = without_added_nulls(row, "chat_template_kwargs")
     value = parsed(value, row, "column 'chat_template_kwargs'") if isinstance(value, str) else value
     if not value:
         return {}
@@ -82,4 +83,4 @@ def _variables(row: Row) -> dict[str, Any]:
         raise DataError(
             f"{row.origin}: column 'chat_template_kwargs' must not set {', '.join(taken)}, which the row itself gives"
         )
-    return {name: item for name, item in value.items() if item is not None or not row.from_table}
+    return dict(value)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from proximo.data.formats.tool_calls import called_tools
+from proximo.data.formats.tool_calls import called_tools, without_added_nulls
 from proximo.data.formats.typed_columns import cell, describe, encodable
 from proximo.data.rows import Row
 from proximo.errors import DataError
@@ -38,7 +38,8 @@ def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
     A key without a value is left out: tables give every message the keys of all. `tool_calls` are those of OpenAI, with
     arguments as objects. `weight` is 0 or 1 where the message says whether it is learned. Raises DataError.
     """
-    value = cell(row, field)
+    cell(row, field)
+    value = without_added_nulls(row, field)
     turns = [value] if isinstance(value, Mapping) else value
     if not isinstance(turns, list | tuple) or not turns:
         wanted = "text or a list of messages" if field == "prompt" else "a list of messages"

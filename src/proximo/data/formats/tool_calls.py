@@ -31,7 +31,7 @@ def tools_cell(row: Row) -> list[dict[str, Any]]:
     The list, and each of its entries, may be JSON text. A function that stands by itself gets the object around it that
     templates expect. Raises DataError for anything else.
     """
-    value = row.values.get("tools")
+    value = without_added_nulls(row, "tools")
     value = (parsed(value, row, "column 'tools'") if isinstance(value, str) else value) or []
     if isinstance(value, Mapping):
         value = [value]
@@ -50,17 +50,20 @@ def parsed(text: str, row: Row, what: str) -> Any:
         raise DataError(f"{row.origin}: {what} is text, but no JSON: {text[:40]!r}") from error
 
 
-def without_added_nulls(value: Any, row: Row) -> Any:
-    """The value without the nulls that a table adds: it gives all objects of a column the keys of each of them."""
-    if not row.from_table:
-        return value
+def without_added_nulls(row: Row, column: str) -> Any:
+    """A cell without the nulls that its table adds. Those in JSON text within it are not read here, and stay."""
+    value = row.values.get(column)
+    return _without_nulls(value) if row.from_table and column not in row.from_text else value
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: without_added_nulls(item, row) for key, item in value.items() if item is not None}
-    return [without_added_nulls(item, row) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _tool(tool: Any, row: Row, what: str) -> dict[str, Any]:
-    tool = parsed(tool, row, what) if isinstance(tool, str) else without_added_nulls(tool, row)
+    tool = parsed(tool, row, what) if isinstance(tool, str) else tool
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(
@@ -71,7 +74,6 @@ def _tool(tool: Any, row: Row, what: str) -> dict[str, Any]:
 
 
 def _call(call: Any, row: Row, location: str) -> dict[str, Any]:
-    call = without_added_nulls(call, row)
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(

@@ -19,6 +19,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.templates.conversation_text import conversation_text
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
+from proximo.data.templates.tool_forms import DUMMY
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
 from proximo.data.templates.unread import unread
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
@@ -38,9 +39,6 @@ PLAIN_CHAT_TEMPLATE = (
 Learned = Literal["last", "responses", "all"]
 """The turns of the assistant that a loss learns: the last one of a response, each of a response, those of the prompt
 too."""
-
-_DUMMY = "kvxqz"
-"""Stands for the words of an assistant where only what surrounds them is of interest."""
 
 
 def render_conversation(
@@ -262,9 +260,9 @@ def _around(
 
     `words`: of the template itself.
     """
-    dummy, words = _DUMMY, words + json.dumps(messages, default=str)
+    dummy, words = DUMMY, words + json.dumps(messages, default=str)
     while dummy in words:
-        dummy += _DUMMY[-1]
+        dummy += DUMMY[-1]
     before, found, behind = render([*messages[:-1], {**messages[-1], "content": dummy}]).partition(dummy)
     return (before, behind) if found and dummy not in behind else None
 
@@ -273,7 +271,7 @@ def _around(
 def _ending(source: str, tokens: str, marks: tuple[str, ...], eos: str) -> str:
     """What ends a turn of the assistant wherever it stands: see `end_of_turn`."""
     asked: Message = {"role": "user", "content": "a"}
-    toy = [asked, {"role": "assistant", "content": _DUMMY}]
+    toy = [asked, {"role": "assistant", "content": DUMMY}]
 
     def behind(*following: Message) -> str | None:
         def render(given: Sequence[Message]) -> str:

@@ -12,7 +12,8 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.records import Message
 
-_DUMMY = "kvxqz"
+DUMMY = "kvxqz"
+"""Stands for the words of a turn where only what surrounds them is of interest."""
 _ASKED: Message = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "b", "description": "b", "parameters": {"type": "object"}}}
 Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
@@ -46,7 +47,7 @@ FORMS = (CallForm(), CallForm(False, True), CallForm(True, True), CallForm(True,
 
 def call_form(render: Render) -> CallForm | None:
     """The form in which a template writes the name and the arguments of a call; None where it does in none."""
-    wanted = (_DUMMY, f"{_DUMMY}{_DUMMY[-1]}")
+    wanted = (DUMMY, f"{DUMMY}{DUMMY[-1]}")
     for form in FORMS:
         text = _tried(render, form.messages([_ASKED, _calling(*wanted)]))
         if text is not None and all(word in text for word in wanted):
@@ -57,8 +58,8 @@ def call_form(render: Render) -> CallForm | None:
 def writes_results(render: Render, form: CallForm | None) -> bool:
     """Whether a template writes what a tool returns."""
     calls = [] if form is None else [_calling("b", "c")]
-    returned = {"role": "tool", "name": "b", "tool_call_id": "a1b2c3d4e", "content": _DUMMY}
-    return _DUMMY in (_tried(render, (form or FORMS[0]).messages([_ASKED, *calls, returned])) or "")
+    returned = {"role": "tool", "name": "b", "tool_call_id": "a1b2c3d4e", "content": DUMMY}
+    return DUMMY in (_tried(render, (form or FORMS[0]).messages([_ASKED, *calls, returned])) or "")
 
 
 def _tried(render: Render, messages: list[dict[str, Any]]) -> str | None:

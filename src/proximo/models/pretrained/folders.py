@@ -10,6 +10,8 @@ from proximo.local_or_hub import is_local, not_there
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Files of adapter weights. peft would search the Hub if a folder had neither."""
 ADAPTER_KIND = "LORA"
 """What peft calls the only kind of adapter that is added into the weights below it."""
 UNMERGED_OPTIONS = ("alora_invocation_tokens", "arrow_config", "layer_replication")

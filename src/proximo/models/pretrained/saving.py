@@ -47,21 +47,21 @@ def save_pretrained(
 
 
 def _has_other_rows(model: "PeftModel") -> bool:
-    """Whether the vocabulary has other rows than that of the base which the adapter names; False where it lies nowhere.
+    """Whether the vocabulary may have other rows than the base that the adapter names: yes where none can be read.
 
-    peft would ask the Hub in each save.
+    peft would ask the Hub in each save, and leave the rows out of it where it has no answer.
     """
     from transformers import AutoConfig
 
     config = model.active_peft_config
     if not config.base_model_name_or_path:
-        return False
+        return True
     try:
         saved = AutoConfig.from_pretrained(
             config.base_model_name_or_path, revision=config.revision, local_files_only=True
         )
     except (OSError, ValueError):
-        return False
+        return True
     return saved.get_text_config().vocab_size != embedding_rows(base_of(model))
 
 

@@ -10,7 +10,13 @@ from proximo.errors import ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import is_local, not_there
 from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key, overlooked_damage_in
-from proximo.models.pretrained.folders import base_of_adapter, is_adapter_folder, refuse_other_inputs
+from proximo.models.pretrained.folders import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    base_of_adapter,
+    is_adapter_folder,
+    refuse_other_inputs,
+)
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
 from proximo.system_errors import memory_ran_out
@@ -47,14 +53,54 @@ class ModelSource:
 
 
 def adapter_base(source: ModelSource) -> ModelSource | None:
-    """The model below an adapter that `source` names; None for a source that is no adapter folder.
+    """The model below an adapter that `source` names; None for a source that is no adapter.
 
     Raises ModelError where the adapter does not say what it was trained on, or cannot be added into it.
     """
-    if source.path is None or not is_adapter_folder(Path(source.path)):
+    folder = adapter_folder(source)
+    if folder is None:
         return None
-    base, revision = base_of_adapter(Path(source.path))
+    base, revision = base_of_adapter(folder)
     return ModelSource(path=base, revision=revision)
+
+
+def adapter_folder(source: ModelSource, *, with_weights: bool = False) -> Path | None:
+    """Where the adapter that `source` names lies; None for a source that is no adapter.
+
+    One of the Hub lies in its cache, where its configuration is fetched to, and `with_weights` what it trained.
+    """
+    if source.path is None:
+        return None
+    folder = Path(source.path)
+    if not is_local(source.path):
+        config = hub_file(source, ADAPTER_CONFIG)
+        if config is None:
+            return None
+        folder = config.parent
+        for name in ADAPTER_WEIGHTS if with_weights else ():
+            if hub_file(source, name) is not None:
+                break
+    return folder if is_adapter_folder(folder) else None
+
+
+def adapter_or_folder(path: str, revision: str | None) -> Path:
+    """Where the adapter lies, with its weights; the path itself where it names none."""
+    return adapter_folder(ModelSource(path=path, revision=revision), with_weights=True) or Path(path)
+
+
+def hub_file(source: ModelSource, name: str) -> Path | None:
+    """A file of a model of the Hub in the cache, fetched if need be; None where it has none, or cannot be reached."""
+    from transformers.utils.hub import cached_file
+
+    assert source.path is not None
+    try:
+        with within_reach(source.path):
+            found = cached_file(
+                source.path, name, revision=source.revision, _raise_exceptions_for_missing_entries=False
+            )
+    except OSError:  # no such model, or no way to it: who reads its configuration says so
+        return None
+    return None if found is None else Path(found)
 
 
 def read_config(source: ModelSource) -> "PreTrainedConfig":

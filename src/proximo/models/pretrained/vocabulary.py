@@ -138,8 +138,10 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     for layer, source in zip(vocabulary_layers(model), sources, strict=True):
         if source is None:
             layer.weight[old:] = layer.weight[:old].mean(dim=0)
-        else:  # of tied layers one
-            layer.weight = grown.setdefault(id(source), Unread.of(Grown(source, num_tokens)))
+        else:
+            if id(source) not in grown:  # tied layers are read once, and stay one
+                grown[id(source)] = Unread.of(Grown(source, num_tokens))
+            layer.weight = grown[id(source)]
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             layer.bias[old:] = layer.bias[:old].mean()
 

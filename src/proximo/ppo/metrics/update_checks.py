@@ -88,19 +88,22 @@ def hardly_moves(run: Run) -> str | None:
 
 
 def mostly_left_out(run: Run) -> Finding | None:
-    """Most tokens are rejected, or have behaviour weight 0 because they exceed a bound."""
+    """Most tokens are rejected, or have behaviour weight 0 because they are out of bounds; with the bound that most of
+    these are beyond."""
     loss = ("ppo", "policy_loss")
     masked = setting(run.config, *loss, "behaviour_weight") == "masked"
-    by_ratio = setting(run.config, *loss, "rejection", "kind") == "ratio"
-    for metric, key, holds in (
-        ("policy/rejected_fraction", ("rejection", "upper" if by_ratio else "limit"), True),
-        ("policy/behaviour_clip_fraction", ("behaviour_cap",), masked),
+    upper = "upper" if setting(run.config, *loss, "rejection", "kind") == "ratio" else "limit"
+    for metric, below, keys, holds in (
+        ("rejected", "rejected_below", ("rejection.lower", f"rejection.{upper}"), True),
+        ("behaviour_clip", "behaviour_below", ("behaviour_floor", "behaviour_cap"), masked),
     ):
-        means = fifths(run.series(metric))
+        means = fifths(run.series(f"policy/{metric}_fraction"))
         if means is None or means[-1] <= MAX_EXCLUDED_SHARE or not holds:
             continue
-        bound = setting(run.config, *loss, *key)
-        advice = None if bound is None else f"{'.'.join((*loss, *key))} is {bound:g}. {LEFT_OUT_ADVICE}"
+        means_below = fifths(run.series(f"policy/{below}_fraction"))
+        key = keys[means_below is None or means_below[-1] <= means[-1] / 2]
+        bound = setting(run.config, *loss, *key.split("."))
+        advice = None if bound is None else f"{'.'.join((*loss, key))} is {bound:g}. {LEFT_OUT_ADVICE}"
         return Finding(f"{means[-1]:.0%} of the counted tokens in the last fifth.", advice)
     return None
 

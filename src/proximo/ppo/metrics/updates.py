@@ -132,10 +132,25 @@ POLICY = (
         better=Better.DOWN,
     ),
     Metric(
+        name="policy/behaviour_below_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of those tokens whose weight is below `policy_loss.behaviour_floor`. Only with a floor.",
+        better=Better.DOWN,
+    ),
+    Metric(
         name="policy/rejected_fraction",
         reduction=Mean,
         unit="fraction",
         definition="Fraction of the counted tokens that `policy_loss.rejection` rejects, alone or with their response.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="policy/rejected_below_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Fraction of those tokens that are rejected for a ratio below `policy_loss.rejection.lower`. Only "
+        "with such a bound.",
         better=Better.DOWN,
     ),
 )

@@ -1,7 +1,6 @@
 """Plans a PPO step: its models, and the cost of each call of its graph. The profiled passes: costs.py."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
@@ -11,7 +10,7 @@ from proximo.models.fake_tensor_profiler import building, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, value_on_base
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
@@ -138,7 +137,8 @@ def _scorer(
     if not source.share_base:
         return scalar_model(configs.config(source.path, source.revision), section, precision=policy.precision)
     if not source.path.startswith("@"):
-        check_scalar_adapter(ModelSource(path=policy.base.name_or_path), Path(source.path), role="reward")
+        folder = adapter_or_folder(source.path, source.revision)
+        check_scalar_adapter(ModelSource(path=policy.base.name_or_path), folder, role="reward")
     model = value_on_base(policy, configs.adapter(source.path), HeadStart.ZERO)
     apply_options(model, section)
     return model

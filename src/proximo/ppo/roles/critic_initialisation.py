@@ -1,13 +1,11 @@
 """Builds the critic of a PPO run from the source that `value.init_from` names."""
 
-from pathlib import Path
-
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ScalarModelConfig
 from proximo.models.language import LanguageModel
-from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
@@ -75,7 +73,9 @@ def _from_reward(
     path, revision = scorer.path, scorer.revision
     if scorer.share_base:
         return finish_scalar_model(
-            scalar_from_adapter(policy, Path(path), role="value"), config, device_spec=device_spec
+            scalar_from_adapter(policy, adapter_or_folder(path, revision), role="value"),
+            config,
+            device_spec=device_spec,
         )
     start = config.model_copy(update={"init_from": "path", "path": path, "revision": revision})
     return build_scalar_model(start, tokenizer, fresh_head=None, device_spec=device_spec)

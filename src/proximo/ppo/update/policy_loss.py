@@ -1,5 +1,6 @@
 """The configured policy loss: objective, weights, KL, entropy and aggregation."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -140,10 +141,21 @@ def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[
         beyond = (weights > config.highest_weight) | (weights < config.behaviour_floor)
         metrics["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
         metrics["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
+        if config.behaviour_floor > 0:
+            below = int((weights < config.behaviour_floor).sum())
+            metrics["policy/behaviour_below_fraction"] = Mean(below, len(weights))
     if config.rejection is not None:
-        kept = int(_kept(experience, config).sum())
-        metrics["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))
+        metrics["policy/rejected_fraction"] = _rejected(experience, config)
+    if isinstance(config.rejection, RatioRejectionConfig) and config.rejection.lower > 0:
+        without_upper = config.rejection.model_copy(update={"upper": math.inf})
+        below = _rejected(experience, config.model_copy(update={"rejection": without_upper}))
+        metrics["policy/rejected_below_fraction"] = below
     return metrics
+
+
+def _rejected(experience: Experience, config: PolicyLossConfig) -> Mean:
+    kept, counted = int(_kept(experience, config).sum()), int(experience.mask.sum())
+    return Mean(counted - kept, counted)
 
 
 def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:

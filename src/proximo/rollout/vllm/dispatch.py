@@ -3,8 +3,8 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from proximo.errors import TrainingError
@@ -26,6 +26,8 @@ class Job(Generic[Result]):
     """Raises UnansweredError where another attempt may succeed. Any other exception ends the call."""
     num_failures: int = 0
     """Attempts that somebody took. One that nobody took, such as while a server restarts, uses none up."""
+    failed_at: set[int] = field(default_factory=set)
+    """Indices of servers that it failed at, since all that work had a turn."""
 
 
 class Dispatch(Generic[Result]):
@@ -91,24 +93,36 @@ class Dispatch(Generic[Result]):
         """The next job of a server, its own ones first; waits for one. None when the call is over."""
         with self._changed:
             while not self._is_over:
-                if not self._is_left_out(index):
-                    if self._waiting[index]:
-                        return self._waiting[index].popleft()
-                    # One that fails takes nothing from others: it would get back what it has just failed at. But what
-                    # waits for a server that is left out, no other one would do.
-                    fails = self._failures_in_a_row[index] > 0
-                    open_to = [jobs for home, jobs in enumerate(self._waiting) if not fails or self._is_left_out(home)]
-                    if longest := max(open_to, key=len, default=None):
-                        return longest.popleft()
+                if (job := self._pick(index)) is not None:
+                    return job
                 self._changed.wait()
         return None
+
+    def _pick(self, index: int) -> Job[Result] | None:
+        """Take a job that waits and that the server may do: one of its own, or of the longest other queue."""
+        if self._is_left_out(index):
+            return None
+        # One that fails takes nothing from others. But what waits for a server that is left out, no other one would do.
+        fails = self._failures_in_a_row[index] > 0
+        others = [home for home in range(len(self._servers)) if not fails or self._is_left_out(home)]
+        for home in (index, *sorted(others, key=lambda home: -len(self._waiting[home]))):
+            for job in self._waiting[home]:
+                # Not what it failed at, while somebody else can try it.
+                if index not in job.failed_at or not self._working(besides=job.failed_at):
+                    self._waiting[home].remove(job)
+                    return job
+        return None
+
+    def _working(self, *, besides: Collection[int]) -> list[int]:
+        """The servers that get work, without some."""
+        return [each for each in range(len(self._servers)) if each not in besides and not self._is_left_out(each)]
 
     def _is_left_out(self, index: int) -> bool:
         others = [count for number, count in enumerate(self._failures_in_a_row) if number != index]
         return self._failures_in_a_row[index] >= FAILURES_IN_A_ROW > min(others, default=FAILURES_IN_A_ROW)
 
     def _put_back(self, job: Job[Result], index: int, error: UnansweredError) -> None:
-        """Count a failure, give the job to the next server, and leave this one alone for a while."""
+        """Count a failure, give the job to another server that works, and leave this one alone for a while."""
         nobody = error.connection == "none"
         job.num_failures += not nobody
         server = self._servers[index]
@@ -136,7 +150,11 @@ class Dispatch(Generic[Result]):
         with self._changed:
             self.num_retries += 1
             self._failures_in_a_row[index] += 1
-            job.home = (index + 1) % len(self._servers)
+            job.failed_at.add(index)
+            if not self._working(besides=job.failed_at):
+                job.failed_at = {index}
+            able = self._working(besides=job.failed_at) or [index]
+            job.home = min(able, key=lambda each: (self._failures_in_a_row[each], (each - index) % len(self._servers)))
             self._waiting[job.home].append(job)
             self._changed.notify_all()
             pause = FIRST_PAUSE_SECONDS * 2 ** min(self._failures_in_a_row[index] - 1, 10)

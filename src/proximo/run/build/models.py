@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +23,7 @@ from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
 from proximo.models.pretrained.balancing import balancing_of
-from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
+from proximo.models.pretrained.sources import ModelSource, adapter_base, adapter_or_folder, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel, step_separator_of
@@ -264,7 +263,7 @@ def build_reward_source(
     own = own or load_reward_tokenizer(config)
     if config.share_base:
         assert policy is not None
-        model = scalar_from_adapter(policy, Path(config.path), role="reward")
+        model = scalar_from_adapter(policy, adapter_or_folder(config.path, config.revision), role="reward")
     else:
         source = ModelSource(path=config.path, revision=config.revision)
         device_spec = device_spec.on(config.device)

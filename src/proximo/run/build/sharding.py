@@ -36,10 +36,9 @@ def shard_model(
         _shard(model, devices, device, role=role, on_trunk=on_trunk, beside=beside, leaves_device=leaves_device)
         model.backbone.home = device
     else:
-        moves = model.device != device
         read_all(model.model, device)
-        for each in (model, on_trunk) if moves else ():
-            if each is not None:
+        for each in (model, on_trunk):
+            if each is not None and _lies_elsewhere(each.model, device):
                 each.model.to(device)
     if leaves_device:
         from proximo.models.backbone import IdlePlace
@@ -86,6 +85,11 @@ def _shard(
     )
     if on_trunk is not None:
         on_trunk.backbone.sharding, on_trunk.backbone.home = model.backbone.sharding, device
+
+
+def _lies_elsewhere(module: nn.Module, device: torch.device) -> bool:
+    """Whether any part does. A quantised module that is there already must not be moved."""
+    return any(tensor.device != device for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
 
 def _check_own_tensors(model: LanguageModel | ScalarModel, beside: Sequence[nn.Module], *, role: str) -> None:

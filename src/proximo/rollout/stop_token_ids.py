@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
+from proximo.errors import ModelError
 from proximo.models.pretrained.vocabulary import end_of_sequence_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -18,3 +19,16 @@ def ending_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -
     """
     turn = end_of_turn_ids(TextEncoder(tokenizer))
     return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *turn[-1:]} - set(turn[:-1])))
+
+
+def name_endings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Let the model's generation config name all of `ending_ids`, so that it ends in other programs where it ends here.
+
+    One that no token ends, or whose chat template cannot be rendered, is left as it is: plain text may train it.
+    """
+    try:
+        ids = ending_ids(model, tokenizer)
+    except ModelError:
+        return
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = list(ids) if len(ids) > 1 else ids[0]
