@@ -10,6 +10,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
+from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
 from proximo.data.load_report import Remark
@@ -30,7 +31,7 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     yield from data_lines(recipe, recipe.data, partial(_read_rows, functions=functions))
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
         for source in data_inputs(recipe.ptx_data, "ptx_data"):
-            yield "ptx", f"{source}, {recipe.ppo.ptx.examples_per_update} texts in each update"
+            yield "ptx", f"{source}, {count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
     yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
 
 
@@ -65,8 +66,8 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
         yield "engine", _engine(recipe.engine)
-    if recipe.ppo.rollout.staleness:
-        yield "rollout", f"sampled while the learner trains, at most {recipe.ppo.rollout.staleness} steps ahead"
+    if staleness := recipe.ppo.rollout.staleness:
+        yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if not recipe.reward:
         yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.apply_to}"
     for index, source in enumerate(recipe.reward):
@@ -91,8 +92,8 @@ def _source(source: RewardSourceConfig, key: str) -> str:
             limits = f"{source.answer_seconds:g} s for an answer, {source.step_seconds:g} s for a step"
             return f"{source.name}: verifier {first.name} in worker processes ({count}), {limits}"
         case RemoteRewardConfig():
-            size, limit = source.responses_per_request, source.step_seconds
-            return f"{source.name}: service at {first.name}, {size} responses in a request, {limit:g} s for a step"
+            size, limit = count_of(source.responses_per_request, "response"), source.step_seconds
+            return f"{source.name}: service at {first.name}, {size} in a request, {limit:g} s for a step"
         case ModelRewardConfig():
             return f"{source.name}: reward model {first}{ON_BASE if source.share_base else ''}"
 
@@ -126,17 +127,19 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[Line]:
     tokens = responses * (max_prompt_tokens + ppo.rollout.max_new_tokens)
     rest = responses % of_update
     uneven = f", the last of {rest}" if rest else ""
-    yield "one step", f"{ppo.prompts_per_step:,} prompts x {ppo.responses_per_prompt:,} = {responses:,} responses"
+    prompts, scored = count_of(ppo.prompts_per_step, "prompt"), count_of(responses, "response")
+    yield "one step", f"{prompts} x {ppo.responses_per_prompt:,} = {scored}"
     if ppo.samples_per_prompt is not None:
         sampled = ppo.prompts_per_step * ppo.samples_per_prompt
         kept = "best and worst" if ppo.policy_loss.is_pairwise else "best"
         yield "", f"the {kept} of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
-    yield "", f"{ppo.epochs_per_step} epochs x {minibatches} minibatches of {of_update:,}{uneven} = {updates:,} updates"
+    cut = f"{count_of(minibatches, 'minibatch', 'minibatches')} of {of_update:,}{uneven}"
+    yield "", f"{count_of(ppo.epochs_per_step, 'epoch')} x {cut} = {count_of(updates, 'update')}"
     yield "", f"at most {responses:,} x ({max_prompt_tokens:,} + {ppo.rollout.max_new_tokens:,}) = {tokens:,} tokens"
     if ppo.critic_warmup_steps:
-        yield "", f"in the first {ppo.critic_warmup_steps:,} steps the value model learns alone"
+        yield "", f"in the first {count_of(ppo.critic_warmup_steps, 'step')} the value model learns alone"
     yield (
         "whole run",
-        f"{ppo.num_steps:,} steps: {ppo.num_steps * responses:,} responses, {ppo.num_steps * updates:,} updates, "
-        f"at most {ppo.num_steps * tokens:,} tokens",
+        f"{count_of(ppo.num_steps, 'step')}: {count_of(ppo.num_steps * responses, 'response')}, "
+        f"{count_of(ppo.num_steps * updates, 'update')}, at most {count_of(ppo.num_steps * tokens, 'token')}",
     )

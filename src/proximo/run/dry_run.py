@@ -12,6 +12,7 @@ from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.counts import count_of
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.rows import Row
 from proximo.run.build.data import SplitRows, read_split
@@ -87,10 +88,11 @@ def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None
         yield "", f"part {data.phase} of {len(data.proportions)}: {part:.0%} of the rows"
     rows = _rows_of(data, seed=recipe.run.seed)
     if rows is not None:
-        yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
+        learned = count_of(len(rows.training), "row")
+        yield "", f"{learned} to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
         yield from (("", line) for line in _remarks(rows, reader))
     elif data.held_out_rows:
-        yield "", f"at most {data.held_out_rows:,} rows held out for evaluation"
+        yield "", f"at most {count_of(data.held_out_rows, 'row')} held out for evaluation"
 
 
 def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
@@ -116,4 +118,5 @@ def _remarks(rows: SplitRows, reader: RowReader | None) -> Iterator[str]:
 def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:
     """The batch, epochs and lengths of a trainer that takes one update per step."""
     yield "one step", f"{batch}, one update"
-    yield "whole run", f"{num_epochs:g} passes over the data, {what} of at most {max_tokens:,} tokens"
+    passes = count_of(num_epochs, "pass", "passes")
+    yield "whole run", f"{passes} over the data, {what} of at most {max_tokens:,} tokens"

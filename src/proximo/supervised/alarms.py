@@ -1,6 +1,6 @@
 """Alarm rules that SFT, reward model training, DPO and KTO share, with their texts. The checks: alarm_checks.py."""
 
-from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.alarms import RESTART, Rule, Severity
 from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarm_checks import Accuracy
@@ -35,8 +35,8 @@ def spike_rule(loss: str, optimizer: str) -> Rule:
         title="The training loss jumped",
         when=f"the median of {loss} over five steps is above the lowest mean of three steps before by a quarter, 0.1 "
         "and four times the median change from step to step",
-        advice=f"A step was too large. Restart from a checkpoint before it with a tenth of {optimizer}.learning_rate "
-        "or less, and with warmup_updates.",
+        advice=f"A step was too large: {RESTART}, with a tenth of {optimizer}.learning_rate or less, and with "
+        "warmup_updates.",
         severity=Severity.PROBLEM,
         check=lambda run: checks.loss_spike(run, loss),
         explains=CAUSED_BY_SPIKE,

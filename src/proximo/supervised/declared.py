@@ -35,6 +35,7 @@ def supervised_metrics(
         watched={
             **watched,
             f"{group}/gradient_norm": "gradient",
+            f"{group}/skipped_updates": "skipped updates",
             "throughput/train_tokens_per_second": "tokens/s",
         },
         before_after=before_after,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from proximo.counts import count_of
 from proximo.metrics.alarms import Rule, Severity, counted
 from proximo.metrics.run_files import Run
 
@@ -37,11 +38,11 @@ def no_update_detail(run: Run, idle: Lines, causes: Mapping[str, Callable[[Mappi
     number = idle[-1]["progress/updates"]
     counts = {words: sum(map(holds, idle)) for words, holds in causes.items()}
     found = [
-        words if count == len(idle) else f"{words} in {count} of these {len(idle)} steps"
+        words if count == len(idle) else f"{words} in {count} of these {count_of(len(idle), 'step')}"
         for words, count in counts.items()
         if count
     ]
-    return f"{number:.0f} updates in all, none {steps}: {'; '.join(found) or 'no token counted'}."
+    return f"{count_of(int(number), 'update')} in all, none {steps}: {'; '.join(found) or 'no token counted'}."
 
 
 def _was_skipped(line: Mapping[str, float]) -> bool:
@@ -70,7 +71,8 @@ def no_update_rule(check: Callable[[Run], str | None] = _no_update, *, explains:
         title=NO_UPDATE,
         when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three "
         f"steps, or in {IDLE_STEPS} steps in a row",
-        advice="What the run saves is the model of the last update. Remove the cause, and start again.",
+        advice="What the run saves is the model of the last update. Remove the cause, and start another run: --resume "
+        "keeps the settings of this one.",
         severity=Severity.PROBLEM,
         check=check,
         explains=(*explains, SKIPPED, NOT_FINITE),

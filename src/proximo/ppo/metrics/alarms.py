@@ -4,7 +4,7 @@ Thresholds prefer late alarms to false ones. Most checks stay silent if the run 
 differ are success.
 """
 
-from proximo.metrics.alarms import Rule, Severity, counted
+from proximo.metrics.alarms import RESTART, Rule, Severity, counted
 from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule
 from proximo.ppo.metrics import score_checks as scores
 from proximo.ppo.metrics import update_checks as updates
@@ -113,7 +113,7 @@ PPO_RULES = (
         when="a step has a policy/clip_fraction above 0.3 and a policy/approx_kl above 0.1 nats, or a policy/approx_kl "
         "above 0.5; the mean score of the five steps after it is lower by a quarter of score/std than that of the "
         "five before, mostly in the first of these steps; and so is the mean of the last five steps of the run",
-        advice="Restart from a checkpoint before that step with a tenth of the learning rate or less, or with fewer "
+        advice=f"The step was too large: {RESTART}, with a tenth of the learning rate or less, or with fewer "
         "epochs. ppo.guards.target_kl ends the updates of such a step earlier.",
         severity=Severity.PROBLEM,
         check=updates.destroyed,

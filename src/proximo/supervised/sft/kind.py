@@ -6,6 +6,7 @@ Heavy imports are inside the methods, so that the command line starts fast.
 from functools import partial
 from typing import TYPE_CHECKING
 
+from proximo.counts import count_of
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class SFTKind(TrainerKind["SFTRecipe"]):
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield from data_lines(recipe, recipe.data, partial(text_exchanges, form=recipe.data.form))
-        batch = f"{recipe.sft.examples_per_step} examples"
+        batch = count_of(recipe.sft.examples_per_step, "example")
         yield from epoch_lines(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
 
     def plan(self, recipe: "SFTRecipe", context: "StageContext") -> "StageCosts":
