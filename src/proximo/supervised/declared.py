@@ -10,6 +10,7 @@ from proximo.metrics.declared.rules import COMMON_RULES, no_update_rule
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
+from proximo.supervised.alarms import RATE_RULE
 
 
 def supervised_metrics(
@@ -40,7 +41,7 @@ def supervised_metrics(
         },
         before_after=before_after,
         curves=(*curves, *_update_curves(group, gradients), *SPEED),
-        rules=(*rules, no_update_rule(), *COMMON_RULES),
+        rules=(RATE_RULE, *rules, no_update_rule(), *COMMON_RULES),
     )
 
 
