@@ -81,7 +81,7 @@ def _too_fast(run: Run) -> str | None:
     return " ".join(found) or None if any(line["step"] > 0 for line in run.lines) else None
 
 
-def rate_rule(explains: Sequence[str]) -> Rule:
+def rate_rule(explains: tuple[str, ...]) -> Rule:
     """The rule for learning rates that destroy any model. `explains`: alarms of the trainer."""
     return Rule(
         title=TOO_FAST,
