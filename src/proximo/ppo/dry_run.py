@@ -4,22 +4,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
+from pkgutil import resolve_name
 
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
 from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange
-from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
+from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
+from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.errors import DataError
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.calling.binding import OF_A_RESPONSE, BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
-from proximo.run.preflight import data_inputs, reward_inputs
+from proximo.run.preflight import reward_inputs
 
 ON_BASE = ", on the policy's base, no second copy"
 
@@ -28,10 +31,13 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
     yield from _roles(recipe)
-    yield from data_lines(recipe, recipe.data, partial(_read_rows, functions=functions))
+    yield from data_lines(recipe, recipe.data, partial(_read_rows, recipe=recipe, functions=functions))
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
-        for source in data_inputs(recipe.ptx_data, "ptx_data"):
-            yield "ptx", f"{source}, {count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
+        learns_all = recipe.ptx_data.train_on == "everything"
+        reader = partial(text_exchanges, form=recipe.ptx_data.form, learns_all=learns_all)
+        for name, text in data_lines(recipe, recipe.ptx_data, reader):
+            yield "ptx" if name == "data" else name, text
+        yield "", f"{count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
     yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
 
 
@@ -47,16 +53,29 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
 
 
 def _read_rows(
-    rows: Iterable[Row], remarks: Counter[Remark], *, functions: Sequence[BoundFunction]
+    rows: Iterable[Row], remarks: Counter[Remark], *, recipe: PPORecipe, functions: Sequence[BoundFunction]
 ) -> Iterator[Exchange]:
     """Reads rows as the run does. Raises DataError for one that lacks a column which a reward function names."""
     rows = list(rows)
+    for source in (*recipe.reward, recipe.gold):
+        if isinstance(source, MathsRewardConfig | CountdownRewardConfig):
+            _check_answers(source, rows)
     for row, function in product(rows, functions):
         answered = [] if row.values.get("answer") is None else ["answer"]
         columns = dict.fromkeys([*prompt_metadata(row), *answered, *OF_A_RESPONSE])
         if problem := function.wanted.problem(columns):
             raise DataError(f"{row.origin}: reward function {function.name} {problem}")
-    return prompt_exchanges(rows, remarks)
+    return prompt_exchanges(rows, remarks, recipe.data.first_words)
+
+
+def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequence[Row]) -> None:
+    """Raises DataError for a row that the verifier could not grade. Others run programs, or are the user's."""
+    verifier = resolve_name(source.verifier_path())(**source.verifier_options())
+    for row in rows:
+        try:
+            verifier.check_row(reference=answer_cell(row, "answer"), metadata=prompt_metadata(row))
+        except DataError as error:
+            raise DataError(f"{row.origin}: reward source {source.name!r}: {error}") from None
 
 
 def _roles(recipe: PPORecipe) -> Iterator[Line]:

@@ -4,17 +4,21 @@ A line is a word and its description; a line without a word continues the one be
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
-from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.counts import count_of
+from proximo.data.formats.prompt_response import Exchange, in_form, no_template
 from proximo.data.load_report import Remark, remark_lines
-from proximo.data.rows import Row
+from proximo.data.rows import Row, check_row_ids
+from proximo.errors import ModelError
+from proximo.local_or_hub import UNNAMED_TOKENIZER
+from proximo.models.pretrained.folders import has_chat_template, tokenizer_place
 from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
@@ -90,7 +94,7 @@ def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None
     if rows is not None:
         learned = count_of(len(rows.training), "row")
         yield "", f"{learned} to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
-        yield from (("", line) for line in _remarks(rows, reader))
+        yield from (("", line) for line in _remarks(rows, recipe, data, reader))
     elif data.held_out_rows:
         yield "", f"at most {count_of(data.held_out_rows, 'row')} held out for evaluation"
 
@@ -105,14 +109,39 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     return read_split(data, seed=seed)
 
 
-def _remarks(rows: SplitRows, reader: RowReader | None) -> Iterator[str]:
-    """What the run would remark on its rows. Raises DataError for a row that it could not read."""
-    if reader is not None:
-        remarks: Counter[Remark] = Counter()
-        for part in (rows.training, rows.held_out):
-            for _ in reader(part, remarks):
-                pass
-        yield from remark_lines(remarks)
+def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
+    """What the run would remark on its rows. Raises the error of a row that it would refuse."""
+    if reader is None:
+        return
+    without_template = _tokenizer_without_template(recipe)
+    remarks: Counter[Remark] = Counter()
+    for part in (rows.training, rows.held_out):
+        check_row_ids(part)
+        for made in reader(part, remarks):
+            for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
+                if without_template and not isinstance(exchange.prompt, str):
+                    raise ModelError(no_template(exchange.origin, without_template))
+    yield from remark_lines(remarks)
+
+
+def _tokenizer_without_template(recipe: TrainerRecipe) -> str | None:
+    """The name of the tokenizer if it certainly has no chat template; None otherwise."""
+    config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
+    if not isinstance(config, TokenizerConfig) or config.chat_template is not None:
+        return None
+    if config.train_vocab_size is not None:
+        return UNNAMED_TOKENIZER
+    path = config.path or (model.path if model is not None else None)
+    if path is None or not Path(path).is_dir():
+        return None
+    place, _ = tokenizer_place(path)
+    return place if Path(place).is_dir() and not has_chat_template(Path(place)) else None
+
+
+def _exchanges_of(made: Any) -> list[Exchange]:
+    """Those in what a reader makes of a row: one, a mapping, a tuple with others, or nothing."""
+    parts = made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple) else (made,)
+    return [part for part in parts if isinstance(part, Exchange)]
 
 
 def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:
