@@ -25,6 +25,12 @@ def remark_lines(remarks: Mapping[Remark, int]) -> Iterator[str]:
         yield f"{source}: {what}: {columns}"
 
 
+def unread_lines(unread: Mapping[str, int]) -> Iterator[str]:
+    """A line on what the chat template makes nothing of, with the number of rows of each; none without any."""
+    if unread:
+        yield f"not read by the chat template: {_counted(sorted(unread.items()))}"
+
+
 def _counted(names: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{name} ({count_of(count, 'row')})" for name, count in names)
 
@@ -110,7 +116,5 @@ class LoadReport:
                 f"({' '.join(map(repr, most))}{' ...' if len(self.unwritable) > len(most) else ''}), "
                 f"which stand {count_of(sum(self.unwritable.values()), 'time')} in the texts and are lost"
             )
-        notes = list(remark_lines(self.remarks))
-        if self.unread:
-            notes.append(f"not read by the chat template: {_counted(sorted(self.unread.items()))}")
+        notes = [*remark_lines(self.remarks), *unread_lines(self.unread)]
         return "; ".join([", ".join(parts), count_of(self.num_tokens, "token"), *notes])

@@ -4,7 +4,8 @@ A line is a word and its description; a line without a word continues the one be
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange, in_form, no_template
-from proximo.data.load_report import Remark, remark_lines
+from proximo.data.load_report import Remark, remark_lines, unread_lines
 from proximo.data.rows import Row, check_row_ids
+from proximo.data.templates.unread import missing_words
 from proximo.errors import ModelError
 from proximo.local_or_hub import UNNAMED_TOKENIZER
-from proximo.models.pretrained.folders import has_chat_template, tokenizer_place
+from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
 from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
@@ -113,29 +115,52 @@ def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: R
     """What the run would remark on its rows. Raises the error of a row that it would refuse."""
     if reader is None:
         return
-    without_template = _tokenizer_without_template(recipe)
+    template = _template_of(recipe)
+    learned = _read_as_the_run(rows.training, data, reader, template)
+    held_out = _read_as_the_run(rows.held_out, data, reader, template)
+    yield from learned
+    if data.evaluation_sources is not None:  # other rows are of the same sources
+        yield from (f"evaluation rows: {line}" for line in held_out)
+
+
+def _read_as_the_run(
+    rows: Sequence[Row], data: DataConfig, reader: RowReader, template: "_Template | None"
+) -> list[str]:
+    check_row_ids(rows)
     remarks: Counter[Remark] = Counter()
-    for part in (rows.training, rows.held_out):
-        check_row_ids(part)
-        for made in reader(part, remarks):
-            for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
-                if without_template and not isinstance(exchange.prompt, str):
-                    raise ModelError(no_template(exchange.origin, without_template))
-    yield from remark_lines(remarks)
+    unread: Counter[str] = Counter()
+    for made in reader(rows, remarks):
+        for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
+            if template is None or isinstance(exchange.prompt, str):
+                continue
+            if not template.text:
+                raise ModelError(no_template(exchange.origin, template.tokenizer))
+            said = [response for response in exchange.responses if not isinstance(response, str)]
+            unread.update(missing_words(template.text, [exchange.prompt, *said]))
+    return [*remark_lines(remarks), *unread_lines(unread)]
 
 
-def _tokenizer_without_template(recipe: TrainerRecipe) -> str | None:
-    """The name of the tokenizer if it certainly has no chat template; None otherwise."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Template:
+    """A chat template, or "" for none, and the name of its tokenizer."""
+
+    text: str
+    tokenizer: str
+
+
+def _template_of(recipe: TrainerRecipe) -> _Template | None:
+    """The chat template of the tokenizer; None where it cannot be told without opening that."""
     config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
-    if not isinstance(config, TokenizerConfig) or config.chat_template is not None:
+    if not isinstance(config, TokenizerConfig):
         return None
-    if config.train_vocab_size is not None:
-        return UNNAMED_TOKENIZER
+    if config.chat_template is not None or config.train_vocab_size is not None:
+        return _Template(text=config.chat_template or "", tokenizer=UNNAMED_TOKENIZER)
     path = config.path or (model.path if model is not None else None)
     if path is None or not Path(path).is_dir():
         return None
     place, _ = tokenizer_place(path)
-    return place if Path(place).is_dir() and not has_chat_template(Path(place)) else None
+    text = chat_template_in(Path(place)) if Path(place).is_dir() else None
+    return None if text is None else _Template(text=text, tokenizer=place)
 
 
 def _exchanges_of(made: Any) -> list[Exchange]:

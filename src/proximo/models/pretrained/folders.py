@@ -88,17 +88,19 @@ def tokenizer_place(name: str, revision: str | None = None) -> tuple[str, str | 
     )
 
 
-def has_chat_template(folder: Path) -> bool:
-    """Whether a tokenizer's folder has a chat template; True where that cannot be told."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates").is_dir():
-        return True
+def chat_template_in(folder: Path) -> str | None:
+    """The text of the chat template in a tokenizer's folder, "" for none, None where it cannot be told."""
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
-        return True
-    return not isinstance(settings, dict) or bool(settings.get("chat_template"))
+        if (folder / "chat_template.jinja").is_file():
+            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        if (folder / "additional_chat_templates").is_dir():
+            return None
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+    except (FileNotFoundError, KeyError):
+        return ""
+    except (OSError, ValueError, TypeError):
+        return None
+    return template if isinstance(template, str) else None if template else ""
 
 
 def refuse_bare_adapter(folder: Path) -> None:
