@@ -12,6 +12,8 @@ HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?"
 LONGEST_HUB_NAME = 96
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
 """Of which a folder with a tokenizer holds at least one."""
+UNNAMED_TOKENIZER = "of this process"
+"""What messages call a tokenizer that was loaded from nowhere."""
 
 
 def is_hub_name(name: str) -> bool:

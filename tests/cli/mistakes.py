@@ -476,7 +476,8 @@ COMMANDS = (
         "ppo r.yaml model.path=runs/x/checkpoints/step-000001/policy --overwrite",
         "belongs to the run in runs/x",
         "run.folder",
-        files={**HELD, "runs/x/checkpoints/step-000001/policy/config.json": "{}"},
+        files={**HELD}
+        | {f"runs/x/checkpoints/step-000001/policy/{name}.json": "{}" for name in ("config", "tokenizer")},
     ),
     _use("kind that there is none of", "config schema sftt", "sft, reward, prm, dpo, kto, ppo or pipeline"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),

@@ -181,7 +181,7 @@ def test_a_dry_run_names_the_columns_that_are_not_used(kind, folder, capsys):
     recipe, row = ROWS[kind]
     row |= {"prompt": json.dumps([{"role": "user", "content": "2 + 2?"}]), "level": 3}
     (folder / "mine.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | {'hint': 'even'})}\n")
-    asked = [kind, write_recipe(folder, recipe), "data.sources=[{path: mine.jsonl}]", "data.held_out_rows=1"]
+    asked = [kind, write_recipe(folder, recipe), "data.sources=[{path: mine.jsonl}]", "data.held_out_rows=0"]
     assert main([*asked, "--dry-run"]) == 0
     said = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "mine.jsonl: columns not used: 'hint' (1 row), 'level' (2 rows)" in said
@@ -263,7 +263,8 @@ ONE_BASE = [
 )
 def test_a_dry_run_says_which_model_takes_which_role(folder, capsys, overrides, role, text):
     (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (folder / "model" / name).write_text("{}")
     assert main(["ppo", write_recipe(folder, PPO), *overrides, "--dry-run"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == role]
     assert text in line

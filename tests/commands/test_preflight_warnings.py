@@ -18,6 +18,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 100}))
+    (tmp_path / "small" / "tokenizer.json").write_text("{}")
     rows = [{"prompt": f"add {number}", "response": "an answer"} for number in range(10)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -94,7 +94,7 @@ def test_too_long_prompts_are_dropped_and_counted() -> None:
     assert [prompt.id for prompt in prompts] == ["made-2"]
     assert (report.num_rows, report.num_kept_rows, report.num_too_long, report.num_tokens) == (2, 1, 1, 5)
     assert str(report) == "1 of 2 rows kept, 1 too long, dropped; 5 tokens"
-    with pytest.raises(DataError, match=r"no prompt is left: 0 of 1 rows kept, 1 too long.*at most 5 tokens"):
+    with pytest.raises(DataError, match=r"no prompt is left: 0 of 1 row kept, 1 too long.*at most 5 tokens"):
         load({"prompt": "abcdef"}, max_tokens=5)
 
 

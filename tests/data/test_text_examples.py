@@ -115,7 +115,7 @@ def test_ties_are_left_out_and_empty_responses_counted() -> None:
     examples, report = load({**vote, "label": 0}, {**vote, "label": 1}, {**vote, "label": 2, "output_2": ""})
     assert [shown(example) for example in examples] == ["abX!", "ab!"]
     assert (report.num_ties, report.num_empty_responses) == (1, 1)
-    assert str(report).startswith("2 of 3 rows kept, 1 ties dropped, 1 empty responses; ")
+    assert str(report).startswith("2 of 3 rows kept, 1 tie dropped, 1 empty response; ")
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4, 7, 100])

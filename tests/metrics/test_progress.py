@@ -56,6 +56,26 @@ def test_without_a_terminal_each_step_is_one_plain_line():
     ]
 
 
+@pytest.mark.parametrize("trainer", [SFT, PPO])
+def test_updates_that_were_skipped_are_said_in_the_line_of_their_step(trainer) -> None:
+    console, stream = file_console()
+    view = open_progress(ProgressInfo(trainer=trainer, total_steps=10), console=console)
+    group = "sft" if trainer is SFT else "policy"
+    for step, skipped in ((1, 0), (2, 3)):
+        view.write(step, {f"{group}/skipped_updates": skipped, "sft/learning_rate": 1e-3})
+    first, second = stream.getvalue().splitlines()
+    assert "skipped" not in first
+    assert "  skipped updates 3" in second
+
+
+def test_a_line_before_the_first_step_says_something_or_is_left_out() -> None:
+    console, stream = file_console()
+    view = open_progress(info(), console=console)
+    view.write(0, {"value/loss": 1.0})
+    view.phase("training")
+    assert stream.getvalue() == "step 1/10: training\n"
+
+
 def test_plain_lines_hold_no_control_characters():
     console, stream = file_console()
     view = open_progress(info(), console=console)

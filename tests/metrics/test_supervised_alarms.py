@@ -278,3 +278,14 @@ def test_counts_know_that_step_0_is_no_step(counts, words):
         lines[step]["response/unscored" if step else "evaluation/unscored"] = count
     (alarm,) = find_alarms(Run(name="run", lines=tuple(lines)), PPO.metrics.rules)
     assert alarm.detail == words
+
+
+@pytest.mark.parametrize("trainer", [SFT, REWARD, DPO, KTO])
+def test_a_learning_rate_that_no_model_survives_is_not_taken_for_one_that_is_too_low(trainer: TrainerKind) -> None:
+    """After it the loss of a language model is that of a uniform guess, and stays there."""
+    loss = "reward_model/loss" if trainer is REWARD else f"{trainer.name}/loss"
+    lines = tuple({"step": step, loss: 5.58, "evaluation/loss": 5.58} for step in range(30))
+    config = {trainer.name: {"optimizer": {"learning_rate": 1e6}}}
+    (alarm,) = find_alarms(Run(name="run", lines=lines, config=config, total_steps=29), trainer.metrics.rules)
+    assert alarm.title == "The learning rate is far too high"
+    assert alarm.detail == f"{trainer.name}.optimizer.learning_rate is 1e+06."

@@ -12,6 +12,7 @@ from proximo.ppo.kind import PPO
 
 NUM_STEPS = 60
 LEFT_OUT = "Most tokens are excluded from the updates"
+TOO_FAST = "The learning rate is far too high"
 OUTPULLS = "The KL in the loss outweighs the advantages"
 
 
@@ -146,3 +147,28 @@ def test_a_score_that_falls_while_the_policy_moves_asks_for_smaller_steps():
     found = find_alarms(Run(name="run", lines=lines, config={"ppo": {}}, total_steps=NUM_STEPS), PPO.metrics.rules)
     (alarm,) = [each for each in found if each.title == "The score does not rise"]
     assert alarm.advice.startswith("It falls: the updates follow noise more than the score. Lower ppo.policy_optimizer")
+
+
+@pytest.mark.parametrize(("rate", "found"), [(0.1, []), (0.11, [TOO_FAST]), (1e6, [TOO_FAST])])
+def test_a_learning_rate_that_no_model_survives_is_named_after_the_first_step(rate, found):
+    settings = {"policy_optimizer": {"learning_rate": rate}, "value_optimizer": {"learning_rate": 1e6}}
+    assert titles(settings) == found
+    assert [each.title for each in alarms(settings, num_steps=1)] == found
+
+
+def test_a_learning_rate_that_no_model_survives_comes_before_what_it_does():
+    settings = {"policy_optimizer": {"learning_rate": 1e6}, "value_optimizer": {"learning_rate": 1e-5}}
+    first, noise = alarms(settings, policy__entropy=5.6, policy__clip_fraction=0.6, response__finished_fraction=0.0)
+    assert first.detail == "ppo.policy_optimizer.learning_rate is 1e+06."
+    assert {"The clip fraction is high", "Nearly all answers are cut at the limit"} <= {
+        each.title for each in first.consequences
+    }
+    assert noise.title == "The policy samples noise"  # from the first step on, so before any update
+
+
+@pytest.mark.parametrize("entropy", [0.01, 1.5, 5.6])
+@pytest.mark.parametrize("finished", [0.0, 1.0])
+def test_a_score_that_never_differs_is_said_first_whatever_the_policy_samples(entropy, finished):
+    level = {"score__mean": 0.0, "score__std": 0.0, "score__best_fraction": 1.0, "gold__mean": 0.5}
+    first, *_ = alarms({}, policy__entropy=entropy, response__finished_fraction=finished, **level)
+    assert first.title == "Every score is the same number"

@@ -178,7 +178,7 @@ BATCH = torch.tensor([[7, 8], [9, 10]])
         (lambda made: made.step([[7]], [[8]], [torch.tensor([1.0, 2.0])]), "a score is one number"),
         (lambda made: made.step([[7]], [[8]], ["1"]), "a score is one number"),
         (lambda made: made.step([[7]], [[8]], 1.0), "scores must be a list"),
-        (lambda made: made.step([[7]], [[8]], [1.0], response_masks=[]), "got 0 for 1 responses"),
+        (lambda made: made.step([[7]], [[8]], [1.0], response_masks=[]), "got 0 for 1 response"),
         (lambda made: made.step([[7]], [[8]], [1.0], response_masks=[[1, 1]]), "response 0 has 1 tokens, its mask"),
         (lambda made: made.step([[7]], [[8]], [1.0], response_masks=[[0.5]]), "one True or False"),
     ],

@@ -93,10 +93,10 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("two wrong settings", lambda: PPOConfig(num_steps=0, kl={"x": 1}), "PPOConfig has 2 mistakes"),
     ("bytes as scores", lambda: trainer().step(PROMPTS, [[5], [6]], b"11"), "scores must be a list"),
     ("bytes as responses", lambda: trainer().step(PROMPTS, [b"a", b"b"], [1.0, 1.0]), "list of token ids, got b'a'"),
-    ("train twice", lambda: twice(trainer()), "all 1 steps are done"),
+    ("train twice", lambda: twice(trainer()), "the run has taken its 1 step:"),
     ("scores too few", lambda: trainer().step(PROMPTS, [[5], [6]], [1.0]), "got 1 for 2 responses"),
-    ("responses too few", lambda: trainer().step(PROMPTS, [[5]], [1.0]), "1 responses do not share out among 2"),
-    ("no responses", lambda: trainer().step(PROMPTS, [], []), "0 responses do not share out among 2"),
+    ("responses too few", lambda: trainer().step(PROMPTS, [[5]], [1.0]), "1 response cannot be shared out among 2"),
+    ("no responses", lambda: trainer().step(PROMPTS, [], []), "0 responses cannot be shared out among 2"),
     ("texts as responses", lambda: trainer().step(PROMPTS, ["a", "b"], [1.0, 1.0]), "list of token ids, got 'a'"),
     ("ids beyond", lambda: trainer().step(PROMPTS, [[5], [99]], [1.0, 1.0]), "token id 99, but the policy has 64"),
 ]

@@ -96,7 +96,7 @@ def fails(prompts, responses, metadata):
 def test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for() -> None:
     go_on = threading.Event()
     source = FunctionReward(lambda responses: [float(go_on.wait(LATEST_SECONDS))], name="slow", timeout_seconds=0.05)
-    with pytest.raises(TrainingError, match="'slow' did not answer for 1 responses within timeout_seconds = 0.05"):
+    with pytest.raises(TrainingError, match="'slow' did not answer for 1 response within timeout_seconds = 0.05"):
         source.score([response()])
     go_on.set()
 

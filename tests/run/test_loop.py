@@ -33,6 +33,7 @@ class Counting:
     notes = ()
     best_metric = "evaluation/loss"
     best_is_lowest = True
+    held_out: tuple[str, ...] = ("a row",)
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ def recipe(folder: Path, **run: Any) -> SFTRecipe:
 
 def start(folder: Path, task: Counting | None = None, *, run: dict[str, Any] | None = None, **options: Any) -> int:
     made = recipe(folder, **(run or {}))
-    return run_task(lambda: task or Counting(), made, RunOptions(quiet=True, **options))
+    return run_task(lambda: task or Counting(), made, RunOptions(**{"quiet": True, **options}))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -110,6 +111,18 @@ def test_a_run_writes_one_line_per_step_and_one_before_the_first(tmp_path: Path)
     assert [line["step"] for line in lines(tmp_path / "run" / "samples.jsonl")] == [1, 2, 3, 4, 5]
     assert (tmp_path / "run" / "report.html").exists()
     assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["run"]["save_every_steps"] == 2
+
+
+def test_a_run_with_nothing_held_out_says_nothing_of_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Counting()
+    task.held_out = ()
+    start(tmp_path, task, quiet=False)
+    assert "evaluation" not in (tmp_path / "log.txt").read_text()
+    assert "step 0/" not in (said := capsys.readouterr().err)
+    assert "step 1/5: training" in said
+    assert "evaluation/loss" not in lines(tmp_path / "metrics.jsonl")[-1]
 
 
 def test_a_run_on_a_cpu_without_kernels_keeps_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +328,7 @@ def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatc
     )
 
     def go(task: Counting, **options: Any) -> int:
-        return run_task(lambda: task, made, RunOptions(quiet=True, **options))
+        return run_task(lambda: task, made, RunOptions(**{"quiet": True, **options}))
 
     with pytest.raises(KeyboardInterrupt):
         go(Counting(fail_at=4))

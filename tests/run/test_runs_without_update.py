@@ -64,4 +64,4 @@ def test_updates_that_are_all_skipped_are_told_by_every_supervised_trainer(
     recipe = changed(recipe_of(kind, place), {f"{kind}.optimizer": destroying})
     assert run(kind, recipe, LOUD) == 0
     assert "every update was skipped" in outcome(place)["reason"]
-    assert "but no update was taken: 1 updates in all, none in steps 2 to 5: every" in capsys.readouterr().err
+    assert "but no update was taken: 1 update in all, none in steps 2 to 5: every" in capsys.readouterr().err

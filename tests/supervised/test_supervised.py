@@ -220,6 +220,23 @@ def test_a_warm_up_that_the_run_does_not_outlast_is_noted(warmup: int, noted: bo
     assert ("the policy model never reaches its peak" in " ".join(task.notes)) == noted
 
 
+@pytest.mark.parametrize(
+    ("epochs", "size", "said"),
+    [
+        (1, 6, None),
+        (2, 4, None),
+        (0.5, 3, None),
+        (1, 4, "the last step is filled up with 2 rows of the next pass over the data"),
+        (1.5, 2, "the last step is filled up with 1 row of the next pass over the data"),
+        (1, 16, "the data hold 6 rows, and each of a step's 16 rows is one of them"),
+    ],
+)
+def test_rows_that_are_read_again_to_fill_a_step_are_noted_once(epochs: float, size: int, said: str | None) -> None:
+    task = sft_task(num_epochs=epochs, examples_per_step=size)
+    assert len(task.examples) == 6
+    assert [note for note in task.notes if "row" in note] == ([] if said is None else [said])
+
+
 @pytest.mark.parametrize(("loss", "noted"), [("bradley_terry", False), ("divergence_window", True)])
 def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool, tmp_path: Path) -> None:
     place = make_inputs(tmp_path)
@@ -240,7 +257,7 @@ def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_
     assert task.state()["num_skipped_in_a_row"] == MAX_CONSECUTIVE_SKIPS - 1
     guard = task.step(1 + MAX_CONSECUTIVE_SKIPS).guard
     assert guard is not None
-    assert re.search(r"8 updates in a row were skipped.*learning rate .* may be too high", guard)
+    assert re.search(r"8 updates in a row were skipped.*learning rate .* may be too high.*--resume keeps it", guard)
 
 
 @pytest.mark.parametrize("kind", KINDS)

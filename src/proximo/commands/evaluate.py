@@ -14,6 +14,7 @@ from proximo.checkpoint.atomic import temporary_beside
 from proximo.checkpoint.fingerprints import Fingerprints, changed_inputs, relocated
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.reading import Checkpoint
+from proximo.counts import count_of
 from proximo.errors import UserError
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_number
@@ -43,7 +44,7 @@ class Evaluation:
             Card(
                 title=f"Evaluation of {self.run.name}, step {self.step}",
                 tables=[metrics_table(self.metrics)],
-                folded=[samples_table(self.samples, title=f"{len(self.samples):,} samples")],
+                folded=[samples_table(self.samples, title=count_of(len(self.samples), "sample"))],
             )
         )
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.callables import IMPORT_PATH
 from proximo.checkpoint import atomic
 from proximo.config.engine import EngineConfig, LocalEngineConfig
+from proximo.counts import count_of
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import RunFolderError, UserError
@@ -229,5 +230,5 @@ def response_lines(responses: Sequence[Response], scores: Sequence[float | None]
             yield f"# {response.prompt.text or (response.prompt.messages or ({},))[-1].get('content')}"
         number = f"sample {response.sample_index + 1}, " if num_samples > 1 else ""
         judged = "" if score is None else f", score {format_number(score)}"
-        yield f"## {number}{len(response.token_ids)} tokens, ended by {response.finish.value}{judged}"
+        yield f"## {number}{count_of(len(response.token_ids), 'token')}, ended by {response.finish.value}{judged}"
         yield f"{response.text}\n"

@@ -18,6 +18,7 @@ from proximo.checkpoint.atomic import temporary_beside
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
+from proximo.counts import count_of
 from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
@@ -67,8 +68,8 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
                 lines.write(json.dumps(rated_row(group, config.task_reward), ensure_ascii=False, default=str) + "\n")
                 scored += group
                 if len(scored) % (config.prompts_per_step * samples_per_prompt) == 0:
-                    done = len(scored) // samples_per_prompt
-                    console.print(f"{done:,} of {len(task.prompts[:num_prompts]):,} prompts measured", highlight=False)
+                    done, wanted = len(scored) // samples_per_prompt, len(task.prompts[:num_prompts])
+                    console.print(f"{done:,} of {count_of(wanted, 'prompt')} measured", highlight=False)
         unfinished.replace(output)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -146,7 +147,7 @@ def _print(scored: Sequence[Scored], config: PPOConfig, *, title: str) -> None:
         metrics |= pass_metrics(scored, size=each, config=config)
     recorder = Recorder()
     recorder.record_all(metrics)
-    print(f"{title}: {len(groups):,} prompts, {each} responses each")
+    print(f"{title}: {count_of(len(groups), 'prompt')}, {count_of(each, 'response')} each")
     table = Table("metric", "value")
     for name, value in recorder.line().items():
         table.add_row(name, format_number(value))

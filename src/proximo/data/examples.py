@@ -95,7 +95,8 @@ class _Loader:
     def examples(self, rows: Sequence[Row]) -> Iterator[TextExample]:
         check_row_ids(rows)
         remarks: Counter[Remark] = Counter()
-        exchanges = text_exchanges(rows, remarks, self.options.form)
+        learns_all = self.options.train_on == "everything"
+        exchanges = text_exchanges(rows, remarks, self.options.form, learns_all=learns_all)
         paired = ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
         for portion in portions(paired, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
             yield from self._portion(portion)
@@ -107,8 +108,6 @@ class _Loader:
         options, encoder = self.options, self.encoder
         paired = [(identity, exchange) for identity, exchange in portion if exchange is not None]
         exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
-        if options.train_on == "everything":
-            _refuse_weights(exchanges)
         learned = "all" if options.train_on == "responses" else "last"
         rendered, encoded = encode_exchanges(encoder, exchanges, learned=learned)
         if options.layout == "blocks":
@@ -132,16 +131,6 @@ class _Loader:
         num_tokens = sum(len(example.token_ids) for example in examples)
         self.report += replace(report, num_tokens=num_tokens)
         return examples
-
-
-def _refuse_weights(exchanges: Sequence[Exchange]) -> None:
-    for exchange in exchanges:
-        turns = [*exchange.prompt, *exchange.responses[0]] if not isinstance(exchange.prompt, str) else []
-        if any(turn.get("weight") == 0 for turn in turns if not isinstance(turn, str)):
-            raise DataError(
-                f"{exchange.origin}: a message has weight 0, so it is not to be learned, but data.train_on is "
-                "everything: set it to responses, or take the weight out"
-            )
 
 
 def _one_per_row(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Literal
 
+from proximo.counts import count_of
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Remark:
@@ -23,8 +25,14 @@ def remark_lines(remarks: Mapping[Remark, int]) -> Iterator[str]:
         yield f"{source}: {what}: {columns}"
 
 
+def unread_lines(unread: Mapping[str, int]) -> Iterator[str]:
+    """A line on what the chat template makes nothing of, with the number of rows of each; none without any."""
+    if unread:
+        yield f"not read by the chat template: {_counted(sorted(unread.items()))}"
+
+
 def _counted(names: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({count:,} {'row' if count == 1 else 'rows'})" for name, count in names)
+    return ", ".join(f"{name} ({count_of(count, 'row')})" for name, count in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,20 +87,23 @@ class LoadReport:
 
     def __str__(self) -> str:
         """One line: rows, what was lost, what to look at."""
-        parts = [f"{self.num_kept_rows:,} of {self.num_rows:,} rows kept"]
+        parts = [f"{self.num_kept_rows:,} of {count_of(self.num_rows, 'row')} kept"]
         counts = {
             "too long, dropped": self.num_too_long,
             "truncated": self.num_truncated,
-            "identical pairs dropped": self.num_identical_pairs,
-            "ties dropped": self.num_ties,
             "with too short a response, dropped": self.num_too_short,
             "without a token to learn, dropped": self.num_without_targets,
             "with steps that the separator does not tell apart, dropped": self.num_inseparable,
-            "duplicate prompts": self.num_duplicate_prompts,
-            "duplicate pairs": self.num_duplicate_pairs,
-            "empty responses": self.num_empty_responses,
         }
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+        dropped = {"identical pair": self.num_identical_pairs, "tie": self.num_ties}
+        parts += [f"{count_of(count, noun)} dropped" for noun, count in dropped.items() if count]
+        kept = {
+            "duplicate prompt": self.num_duplicate_prompts,
+            "duplicate pair": self.num_duplicate_pairs,
+            "empty response": self.num_empty_responses,
+        }
+        parts += [count_of(count, noun) for noun, count in kept.items() if count]
         if self.num_merged_boundaries:
             parts.append(
                 f"{self.num_merged_boundaries:,} of {self.num_checked_boundaries:,} checked have other tokens "
@@ -103,9 +114,7 @@ class LoadReport:
             parts.append(
                 f"the tokenizer cannot write {len(self.unwritable):,} of the characters "
                 f"({' '.join(map(repr, most))}{' ...' if len(self.unwritable) > len(most) else ''}), "
-                f"which stand {sum(self.unwritable.values()):,} times in the texts and are lost"
+                f"which stand {count_of(sum(self.unwritable.values()), 'time')} in the texts and are lost"
             )
-        notes = list(remark_lines(self.remarks))
-        if self.unread:
-            notes.append(f"not read by the chat template: {_counted(sorted(self.unread.items()))}")
-        return "; ".join([", ".join(parts), f"{self.num_tokens:,} tokens", *notes])
+        notes = [*remark_lines(self.remarks), *unread_lines(self.unread)]
+        return "; ".join([", ".join(parts), count_of(self.num_tokens, "token"), *notes])

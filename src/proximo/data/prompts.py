@@ -1,6 +1,5 @@
 """Rows to `Prompt` records, the input of rollouts. Not what is sampled for them."""
 
-import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -85,7 +84,8 @@ class _Loader:
         check_row_ids(rows)
         remarks: Counter[Remark] = Counter()
         for portion in portions(
-            zip(rows, prompt_exchanges(rows, remarks), strict=True), lambda pair: pair[1].num_characters
+            zip(rows, prompt_exchanges(rows, remarks, self.options.first_words), strict=True),
+            lambda pair: pair[1].num_characters,
         ):
             prompts, report = _portion(self.encoder, portion, self.options)
             self.report += report
@@ -97,8 +97,7 @@ class _Loader:
 def _portion(
     encoder: TextEncoder, portion: Sequence[tuple[Row, Exchange]], options: PromptOptions
 ) -> tuple[list[Prompt], LoadReport]:
-    exchanges = [_opening(exchange, options.first_words) for _, exchange in portion]
-    exchanges = in_form(exchanges, to_messages=options.as_messages, system=options.system)
+    exchanges = in_form([exchange for _, exchange in portion], to_messages=options.as_messages, system=options.system)
     rendered, encoded = encode_exchanges(encoder, exchanges)
     fitted = [
         fit(encoder, exchange, tokens, max_tokens=options.max_tokens, too_long=options.too_long)
@@ -120,15 +119,6 @@ def _portion(
         num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
     return prompts, report
-
-
-def _opening(exchange: Exchange, num_words: int | None) -> Exchange:
-    if num_words is None:
-        return exchange
-    if not isinstance(exchange.prompt, str):
-        raise ConfigError(f"{exchange.origin}: first_words is for text prompts, but the prompt is a list of messages")
-    words = re.match(rf"\s*(?:\S+\s+){{0,{num_words - 1}}}\S+", exchange.prompt)
-    return replace(exchange, prompt=words[0] if words else exchange.prompt)
 
 
 def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:

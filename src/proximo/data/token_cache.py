@@ -17,6 +17,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from proximo.counts import count_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -73,11 +75,11 @@ class TokenCache:
 
     def _note_read(self, num_texts: int, path: Path) -> None:
         """One note, however many portions a load has."""
-        earlier = f"token cache: {self._read_texts:,} texts read from "
+        earlier = f"token cache: {count_of(self._read_texts, 'text')} read from "
         self.notes = [note for note in self.notes if not note.startswith(earlier)]
         self._read_texts, self._read_files = self._read_texts + num_texts, self._read_files + 1
         place = path if self._read_files == 1 else f"{self._read_files:,} files in {self.folder}"
-        self.notes.append(f"token cache: {self._read_texts:,} texts read from {place}")
+        self.notes.append(f"token cache: {count_of(self._read_texts, 'text')} read from {place}")
 
     def _write(self, path: Path, ids: Sequence[Sequence[int]]) -> None:
         lengths = np.array([len(text_ids) for text_ids in ids], dtype=np.int64)

@@ -18,6 +18,7 @@ from proximo.data.parts.decoding import decode
 from proximo.data.parts.encoding import PartEncoder
 from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
+from proximo.local_or_hub import UNNAMED_TOKENIZER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,7 +124,7 @@ class TextEncoder:
     @property
     def name(self) -> str:
         """What messages call the tokenizer."""
-        return self.tokenizer.name_or_path or type(self.tokenizer).__name__
+        return self.tokenizer.name_or_path or UNNAMED_TOKENIZER
 
     def start(self, text: str) -> tuple[Segment, ...]:
         """The start ids before a text, unless the text itself begins with the BOS: it stands there once."""

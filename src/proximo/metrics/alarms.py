@@ -12,8 +12,11 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, pstdev
 
+from proximo.counts import count_of
 from proximo.metrics.run_files import Run, Series
 
+RESTART = "start another run from a checkpoint before it, as model.path (--resume keeps the settings of this one)"
+"""What to do after a step that did harm, in advice."""
 PATIENCE_STEPS = 200
 """Trend rules apply from this step on, however long the run will be."""
 
@@ -137,7 +140,7 @@ def counted(run: Run, what: str, *names: str) -> str | None:
         return None
     at = [step for step, number in totals if number > 0]
     before = ["the evaluation before the first step"] if 0 in at else []
-    within = [f"{sum(step > 0 for step in at)} of {_steps_taken(run)} steps"] if max(at) > 0 else []
+    within = [f"{sum(step > 0 for step in at)} of {count_of(_steps_taken(run), 'step')}"] if max(at) > 0 else []
     return f"{what}: {total:.0f}, in {' and in '.join(before + within)}."
 
 

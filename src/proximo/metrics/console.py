@@ -24,6 +24,8 @@ from proximo.metrics.notebook.html import Number, progress_html
 from proximo.pages import with_addresses
 from proximo.trainer_kinds import TrainerKind
 
+SKIPPED_UPDATES = "/skipped_updates"
+"""End of the names of metrics that count skipped updates."""
 Clock = Callable[[], float]
 NOTES_SHOWN = 40
 """How many of the latest notes and warnings a notebook shows; log.txt has all."""
@@ -62,6 +64,15 @@ class ProgressInfo:
     first_step: int = 0
     """Steps that earlier processes finished; 0 unless the run is resumed."""
     clock: Clock = time.monotonic
+
+    def watched(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        """Label and formatted number of each watched metric. Counts of what went wrong appear only above 0."""
+        labels = self.trainer.metrics.watched
+        return [
+            (labels[name], _shown(name, metrics[name]))
+            for name in labels
+            if name in metrics and (metrics[name] or not name.endswith(SKIPPED_UPDATES))
+        ]
 
     def label(self, step: int) -> str:
         return f"step {step}/{self.total_steps}"
@@ -151,19 +162,17 @@ class PlainProgress:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._waiting_for = step + 1 if step == self._info.first_step else None
+        numbers = self._info.watched(metrics)
+        if step == 0 and not numbers:  # nothing was evaluated
+            return
         now = self._info.clock()
         due = self._last_shown is None or now - self._last_shown >= self._every_seconds
         if not due and step < self._info.total_steps:
             return
         self._last_shown = now
-        numbers = [
-            f"{label} {_shown(name, metrics[name])}"
-            for name, label in self._info.trainer.metrics.watched.items()
-            if name in metrics
-        ]
         left = self._info.seconds_left(step, self._started)
         remaining = [f"{format_duration(left)} left"] if left else []
-        _print(self._console, "  ".join([self._info.label(step), *numbers, *remaining]))
+        _print(self._console, "  ".join([self._info.label(step), *map(" ".join, numbers), *remaining]))
 
     def phase(self, name: str) -> None:
         if self._waiting_for is None or name in self._phases:
@@ -273,13 +282,11 @@ class TerminalProgress:
         self._live.stop()
 
     def _view(self) -> Group:
-        watched = self._info.trainer.metrics.watched
-        shown = [name for name in watched if name in self._numbers]
+        shown = self._info.watched(self._numbers)
         width = max(1, self._console.width // 15)
         numbers = Table.grid(padding=(0, 2))
         for start in range(0, len(shown), width):
-            row = shown[start : start + width]
-            numbers.add_row(*(_number(watched[name], _shown(name, self._numbers[name])) for name in row))
+            numbers.add_row(*(_number(*pair) for pair in shown[start : start + width]))
         return Group(self._bar, numbers)
 
 
@@ -340,7 +347,7 @@ class NotebookProgress:
             numbers=[
                 Number(label=watched[name], text=_shown(name, self._history[name][-1]), history=self._history[name])
                 for name in watched
-                if name in self._history
+                if name in self._history and (not name.endswith(SKIPPED_UPDATES) or any(self._history[name]))
             ],
             notes=tuple(self._notes),
         )

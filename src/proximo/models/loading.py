@@ -29,6 +29,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import is_on_layers_alone, load_adapter, merge
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.by_shards import unread_model
+from proximo.models.pretrained.folders import refuse_bare_adapter
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sharded import assemble, holds_shards
 from proximo.models.pretrained.sources import (
@@ -111,11 +112,8 @@ def load_scalar_model(
         model = scalar_from_language_model(layers, HeadStart.ZERO)
         load_head(model, Path(source.path))
         return model
-    if adapter_base(source) is not None:
-        raise ModelError(
-            f"{source.name} holds an adapter only: export it with --merge and start from that, or give a reward model "
-            "of PPO whose base is the policy's share_base: true"
-        )
+    if source.path is not None:
+        refuse_bare_adapter(Path(source.path))
     config = read_config(source)
     if _is_classifier(config):
         saved = _saved_model(AutoModelForSequenceClassification, source, config, device, by_shards=by_shards)

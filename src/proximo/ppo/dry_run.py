@@ -4,21 +4,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
+from pkgutil import resolve_name
 
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
+from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange
-from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
+from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
+from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.errors import DataError
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.calling.binding import OF_A_RESPONSE, BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
-from proximo.run.preflight import data_inputs, reward_inputs
+from proximo.run.preflight import reward_inputs
 
 ON_BASE = ", on the policy's base, no second copy"
 
@@ -27,10 +31,13 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
     yield from _roles(recipe)
-    yield from data_lines(recipe, recipe.data, partial(_read_rows, functions=functions))
+    yield from data_lines(recipe, recipe.data, partial(_read_rows, recipe=recipe, functions=functions))
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
-        for source in data_inputs(recipe.ptx_data, "ptx_data"):
-            yield "ptx", f"{source}, {recipe.ppo.ptx.examples_per_update} texts in each update"
+        learns_all = recipe.ptx_data.train_on == "everything"
+        reader = partial(text_exchanges, form=recipe.ptx_data.form, learns_all=learns_all)
+        for name, text in data_lines(recipe, recipe.ptx_data, reader):
+            yield "ptx" if name == "data" else name, text
+        yield "", f"{count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
     yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
 
 
@@ -46,16 +53,29 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
 
 
 def _read_rows(
-    rows: Iterable[Row], remarks: Counter[Remark], *, functions: Sequence[BoundFunction]
+    rows: Iterable[Row], remarks: Counter[Remark], *, recipe: PPORecipe, functions: Sequence[BoundFunction]
 ) -> Iterator[Exchange]:
     """Reads rows as the run does. Raises DataError for one that lacks a column which a reward function names."""
     rows = list(rows)
+    for source in (*recipe.reward, recipe.gold):
+        if isinstance(source, MathsRewardConfig | CountdownRewardConfig):
+            _check_answers(source, rows)
     for row, function in product(rows, functions):
         answered = [] if row.values.get("answer") is None else ["answer"]
         columns = dict.fromkeys([*prompt_metadata(row), *answered, *OF_A_RESPONSE])
         if problem := function.wanted.problem(columns):
             raise DataError(f"{row.origin}: reward function {function.name} {problem}")
-    return prompt_exchanges(rows, remarks)
+    return prompt_exchanges(rows, remarks, recipe.data.first_words)
+
+
+def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequence[Row]) -> None:
+    """Raises DataError for a row that the verifier could not grade. Others run programs, or are the user's."""
+    verifier = resolve_name(source.verifier_path())(**source.verifier_options())
+    for row in rows:
+        try:
+            verifier.check_row(reference=answer_cell(row, "answer"), metadata=prompt_metadata(row))
+        except DataError as error:
+            raise DataError(f"{row.origin}: reward source {source.name!r}: {error}") from None
 
 
 def _roles(recipe: PPORecipe) -> Iterator[Line]:
@@ -65,8 +85,8 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
         yield "engine", _engine(recipe.engine)
-    if recipe.ppo.rollout.staleness:
-        yield "rollout", f"sampled while the learner trains, at most {recipe.ppo.rollout.staleness} steps ahead"
+    if staleness := recipe.ppo.rollout.staleness:
+        yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if not recipe.reward:
         yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.apply_to}"
     for index, source in enumerate(recipe.reward):
@@ -91,8 +111,8 @@ def _source(source: RewardSourceConfig, key: str) -> str:
             limits = f"{source.answer_seconds:g} s for an answer, {source.step_seconds:g} s for a step"
             return f"{source.name}: verifier {first.name} in worker processes ({count}), {limits}"
         case RemoteRewardConfig():
-            size, limit = source.responses_per_request, source.step_seconds
-            return f"{source.name}: service at {first.name}, {size} responses in a request, {limit:g} s for a step"
+            size, limit = count_of(source.responses_per_request, "response"), source.step_seconds
+            return f"{source.name}: service at {first.name}, {size} in a request, {limit:g} s for a step"
         case ModelRewardConfig():
             return f"{source.name}: reward model {first}{ON_BASE if source.share_base else ''}"
 
@@ -126,17 +146,19 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[Line]:
     tokens = responses * (max_prompt_tokens + ppo.rollout.max_new_tokens)
     rest = responses % of_update
     uneven = f", the last of {rest}" if rest else ""
-    yield "one step", f"{ppo.prompts_per_step:,} prompts x {ppo.responses_per_prompt:,} = {responses:,} responses"
+    prompts, scored = count_of(ppo.prompts_per_step, "prompt"), count_of(responses, "response")
+    yield "one step", f"{prompts} x {ppo.responses_per_prompt:,} = {scored}"
     if ppo.samples_per_prompt is not None:
         sampled = ppo.prompts_per_step * ppo.samples_per_prompt
         kept = "best and worst" if ppo.policy_loss.is_pairwise else "best"
         yield "", f"the {kept} of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
-    yield "", f"{ppo.epochs_per_step} epochs x {minibatches} minibatches of {of_update:,}{uneven} = {updates:,} updates"
+    cut = f"{count_of(minibatches, 'minibatch', 'minibatches')} of {of_update:,}{uneven}"
+    yield "", f"{count_of(ppo.epochs_per_step, 'epoch')} x {cut} = {count_of(updates, 'update')}"
     yield "", f"at most {responses:,} x ({max_prompt_tokens:,} + {ppo.rollout.max_new_tokens:,}) = {tokens:,} tokens"
     if ppo.critic_warmup_steps:
-        yield "", f"in the first {ppo.critic_warmup_steps:,} steps the value model learns alone"
+        yield "", f"in the first {count_of(ppo.critic_warmup_steps, 'step')} the value model learns alone"
     yield (
         "whole run",
-        f"{ppo.num_steps:,} steps: {ppo.num_steps * responses:,} responses, {ppo.num_steps * updates:,} updates, "
-        f"at most {ppo.num_steps * tokens:,} tokens",
+        f"{count_of(ppo.num_steps, 'step')}: {count_of(ppo.num_steps * responses, 'response')}, "
+        f"{count_of(ppo.num_steps * updates, 'update')}, at most {count_of(ppo.num_steps * tokens, 'token')}",
     )

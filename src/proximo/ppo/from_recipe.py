@@ -97,7 +97,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         if isinstance(source, ClosableSource):
             started.callback(source.close)
     current().once(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
-    policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
+    policy = build_language_model(policy_config, tokenizer, device_spec=policy_device)
     # They start while the other models are loaded.
     sampling = _sampling(recipe, data)
     servers = make_servers(recipe.engine, policy, tokenizer, sampling, path=policy_config.path, started=started)

@@ -9,6 +9,7 @@ from typing import Any
 
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
+from proximo.counts import count_of
 from proximo.data.difficulty import DifficultyFilter
 from proximo.metrics.report.sample_pairs import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue
@@ -158,7 +159,8 @@ def _repeat_note(ppo: PPOTrainer, prompts: Sequence[Prompt]) -> list[str]:
     size = ppo.config.prompts_per_step
     if len(prompts) >= size:
         return []
-    return [f"there are {len(prompts)} prompts, fewer than prompts_per_step = {size}: each step repeats some of them"]
+    there = count_of(len(prompts), "prompt")
+    return [f"the data hold {there}, fewer than ppo.prompts_per_step = {size}: each step repeats some of them"]
 
 
 def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from proximo.callables import place_of, said
+from proximo.counts import count_of
 from proximo.errors import ConfigError, ProximoError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
@@ -120,6 +121,6 @@ class FunctionReward:
             except queue.Empty:
                 log_progress(self.name, 0, num_responses, time.monotonic() - start)
         raise TrainingError(
-            f"reward function {self.name!r} did not answer for {num_responses} responses "
+            f"reward function {self.name!r} did not answer for {count_of(num_responses, 'response')} "
             f"within timeout_seconds = {self.timeout_seconds:g}"
         )

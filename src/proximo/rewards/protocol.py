@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from proximo.counts import count_of
 from proximo.enums import Finish, ScoreState
 from proximo.errors import DataError
 from proximo.metrics.definitions import COMPONENT
@@ -194,7 +195,9 @@ def read_reply(body: bytes, responses: Sequence[Response]) -> list[Scored]:
     """The results for `responses`, in order. Raises ProtocolError unless there is one valid result for each."""
     results = _read(_Reply, body).results
     if [result.id for result in results] != list(range(len(responses))):
-        raise ProtocolError(f"expected results for {len(responses)} responses with ids from 0, in order; got others")
+        raise ProtocolError(
+            f"expected results for {count_of(len(responses), 'response')} with ids from 0, in order; got others"
+        )
     return [_scored(result, response) for result, response in zip(results, responses, strict=True)]
 
 

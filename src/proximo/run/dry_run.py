@@ -4,16 +4,23 @@ A line is a word and its description; a line without a word continues the one be
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
-from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
-from proximo.data.load_report import Remark, remark_lines
-from proximo.data.rows import Row
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.counts import count_of
+from proximo.data.formats.prompt_response import Exchange, in_form, no_template
+from proximo.data.load_report import Remark, remark_lines, unread_lines
+from proximo.data.rows import Row, check_row_ids
+from proximo.data.templates.unread import missing_words
+from proximo.errors import ModelError
+from proximo.local_or_hub import UNNAMED_TOKENIZER
+from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
 from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
@@ -87,10 +94,11 @@ def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None
         yield "", f"part {data.phase} of {len(data.proportions)}: {part:.0%} of the rows"
     rows = _rows_of(data, seed=recipe.run.seed)
     if rows is not None:
-        yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
-        yield from (("", line) for line in _remarks(rows, reader))
+        learned = count_of(len(rows.training), "row")
+        yield "", f"{learned} to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
+        yield from (("", line) for line in _remarks(rows, recipe, data, reader))
     elif data.held_out_rows:
-        yield "", f"at most {data.held_out_rows:,} rows held out for evaluation"
+        yield "", f"at most {count_of(data.held_out_rows, 'row')} held out for evaluation"
 
 
 def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
@@ -103,17 +111,66 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     return read_split(data, seed=seed)
 
 
-def _remarks(rows: SplitRows, reader: RowReader | None) -> Iterator[str]:
-    """What the run would remark on its rows. Raises DataError for a row that it could not read."""
-    if reader is not None:
-        remarks: Counter[Remark] = Counter()
-        for part in (rows.training, rows.held_out):
-            for _ in reader(part, remarks):
-                pass
-        yield from remark_lines(remarks)
+def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
+    """What the run would remark on its rows. Raises the error of a row that it would refuse."""
+    if reader is None:
+        return
+    template = _template_of(recipe)
+    learned = _read_as_the_run(rows.training, data, reader, template)
+    held_out = _read_as_the_run(rows.held_out, data, reader, template)
+    yield from learned
+    if data.evaluation_sources is not None:  # other rows are of the same sources
+        yield from (f"evaluation rows: {line}" for line in held_out)
+
+
+def _read_as_the_run(
+    rows: Sequence[Row], data: DataConfig, reader: RowReader, template: "_Template | None"
+) -> list[str]:
+    check_row_ids(rows)
+    remarks: Counter[Remark] = Counter()
+    unread: Counter[str] = Counter()
+    for made in reader(rows, remarks):
+        for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
+            if template is None or isinstance(exchange.prompt, str):
+                continue
+            if not template.text:
+                raise ModelError(no_template(exchange.origin, template.tokenizer))
+            said = [response for response in exchange.responses if not isinstance(response, str)]
+            unread.update(missing_words(template.text, [exchange.prompt, *said]))
+    return [*remark_lines(remarks), *unread_lines(unread)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Template:
+    """A chat template, or "" for none, and the name of its tokenizer."""
+
+    text: str
+    tokenizer: str
+
+
+def _template_of(recipe: TrainerRecipe) -> _Template | None:
+    """The chat template of the tokenizer; None where it cannot be told without opening that."""
+    config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
+    if not isinstance(config, TokenizerConfig):
+        return None
+    if config.chat_template is not None or config.train_vocab_size is not None:
+        return _Template(text=config.chat_template or "", tokenizer=UNNAMED_TOKENIZER)
+    path = config.path or (model.path if model is not None else None)
+    if path is None or not Path(path).is_dir():
+        return None
+    place, _ = tokenizer_place(path)
+    text = chat_template_in(Path(place)) if Path(place).is_dir() else None
+    return None if text is None else _Template(text=text, tokenizer=place)
+
+
+def _exchanges_of(made: Any) -> list[Exchange]:
+    """Those in what a reader makes of a row: one, a mapping, a tuple with others, or nothing."""
+    parts = made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple) else (made,)
+    return [part for part in parts if isinstance(part, Exchange)]
 
 
 def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:
     """The batch, epochs and lengths of a trainer that takes one update per step."""
     yield "one step", f"{batch}, one update"
-    yield "whole run", f"{num_epochs:g} passes over the data, {what} of at most {max_tokens:,} tokens"
+    passes = count_of(num_epochs, "pass", "passes")
+    yield "whole run", f"{passes} over the data, {what} of at most {max_tokens:,} tokens"

@@ -302,6 +302,8 @@ class _Loop:
         )
 
     def _evaluate(self, journal: Journal, step: int) -> Record | None:
+        if not self.task.held_out:
+            return None
         journal.phase("evaluation")
         start = time.perf_counter()
         with kept_working_directory(), memory_advice(self.recipe.memory_settings, "evaluation", step=step):

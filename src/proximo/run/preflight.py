@@ -4,9 +4,10 @@ Imports no torch, so that a wrong path is reported at once.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from proximo.callables import IMPORT_PATH
 from proximo.checkpoint.run_folder import is_run_folder
@@ -29,7 +30,7 @@ from proximo.data.readers.file_text import refuse_other_than_text
 from proximo.distributed.join import num_cores
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
-from proximo.models.pretrained.folders import check_folder
+from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
 from proximo.run.environment_secrets import secret_problem
 from proximo.sandbox.packages import package_problem
 
@@ -80,21 +81,28 @@ def inputs_of(recipe: Recipe) -> Iterator[Input]:
     stages = recipe.stages()
     left_out = {f"@{name}" for name, stage in stages.items() if stage is None}
     for prefix, stage in recipe.given_stages():
+        trained = stage.models().get("model")
+        start = None if trained is None else trained.path
         for key, section in stage.sections().items():
-            for each in _section_inputs(section, f"{prefix}{key}"):
+            for each in _section_inputs(section, f"{prefix}{key}", start):
                 yield _with_stage(each, Path(recipe.run.folder)) if each.name in left_out else each
 
 
-def _section_inputs(section: Section, key: str) -> Iterator[Input]:
+def _section_inputs(section: Section, key: str, start: str | None) -> Iterator[Input]:
+    """The inputs of a section. `start`: folder or Hub name of the model that is trained."""
     match section:
         case RunConfig():
             yield from _run_inputs(section, key)
         case ModelConfig() | ScalarModelConfig():
             if section.path is not None or section.config is not None:  # otherwise it starts from another role
                 yield model_input(section, key)
+            elif isinstance(section, ScalarModelConfig) and section.init_from == "policy" and section.lora and start:
+                yield from _problem_of(start, f"{key}.lora", lambda name: refuse_second_adapter(Path(name)))
         case TokenizerConfig():
             if section.path is not None:
                 yield _folder_or_hub(section.path, f"{key}.path", TOKENIZER_FILES, "tokenizer")
+            elif section.train_vocab_size is None and start:
+                yield from _problem_of(start, f"{key}.path", tokenizer_place)
         case DataConfig():
             yield from data_inputs(section, key)
         case FunctionRewardConfig() | VerifierRewardConfig() | ModelRewardConfig() | RemoteRewardConfig():
@@ -157,8 +165,11 @@ def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -
         case VerifierRewardConfig():
             yield Input(key=key, name=source.kind, kind="verifier")
         case ModelRewardConfig():
-            yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
-            if source.tokenizer is not None:
+            found = _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
+            yield found if found.problem or source.share_base else _with_problem(found, refuse_bare_adapter)
+            if source.tokenizer is None:
+                yield from _problem_of(source.path, f"{key}.tokenizer", tokenizer_place)
+            else:
                 yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", TOKENIZER_FILES, "tokenizer")
         case RemoteRewardConfig():
             yield Input(key=f"{key}.url", name=source.url, kind="service")
@@ -171,8 +182,34 @@ def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
     if model.path is None:
         name = str((model.config or {}).get("model_type", "a model without model_type"))
         return Input(key=f"{key}.config", name=name, kind="random start")
-    files = VALUE_FILES if isinstance(model, ScalarModelConfig) else MODEL_FILES
-    return _folder_or_hub(model.path, f"{key}.path", files)
+    if isinstance(model, ScalarModelConfig):
+        found = _folder_or_hub(model.path, f"{key}.path", VALUE_FILES)
+        is_head = (Path(model.path).expanduser() / VALUE_HEAD).is_file()
+        return found if is_head else _with_problem(found, refuse_bare_adapter)
+    found = _folder_or_hub(model.path, f"{key}.path", MODEL_FILES)
+    return found if model.lora is None else _with_problem(found, refuse_second_adapter)
+
+
+def _problem_of(path: str, key: str, refuse: Callable[[str], object]) -> Iterator[Input]:
+    """A model's folder as the input of another key, if something is wrong with it for that."""
+    if Path(path).expanduser().is_dir() and (problem := _said(refuse, path)) is not None:
+        yield Input(key=key, name=path, kind="folder", problem=problem)
+
+
+def _with_problem(found: Input, refuse: Callable[[Path], None]) -> Input:
+    """The input with what is refused of its folder, where it is one and nothing else is wrong."""
+    if found.kind != "folder" or found.problem is not None:
+        return found
+    return replace(found, problem=_said(refuse, Path(found.name).expanduser()))
+
+
+def _said(refuse: Callable[[Any], object], given: object) -> str | None:
+    """What the function says in the error that it raises; None if it raises none."""
+    try:
+        refuse(given)
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:
@@ -189,7 +226,7 @@ def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str
         return Input(key=key, name=name, kind="stage")
     path = Path(name).expanduser()
     if path.is_dir():
-        problem = _folder_problem(path, wanted_files, what) or (_model_problem(path) if what == "model" else None)
+        problem = _folder_problem(path, wanted_files, what) or (_said(check_folder, path) if what == "model" else None)
         return Input(key=key, name=name, kind="folder", problem=problem)
     if path.exists():
         return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")
@@ -207,14 +244,6 @@ def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> s
     if is_run_folder(folder):
         return f"{folder} is a run, not a {what}: name the model in it, or write it with `proximo export {folder} OUT`"
     return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"
-
-
-def _model_problem(folder: Path) -> str | None:
-    try:
-        check_folder(folder)
-    except ModelError as error:
-        return str(error)
-    return None
 
 
 def _function(import_path: str, key: str, *, may_be_async: bool = False) -> Input:

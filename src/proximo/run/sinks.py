@@ -12,6 +12,7 @@ from proximo.callables import calling_problem, methods_problem
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
+from proximo.counts import count_of
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
 from proximo.metrics.trackers import (
@@ -129,7 +130,7 @@ class GuardedSink:
     def close(self) -> None:
         self._close()
         if self.num_failures:
-            self._warn(f"{self.label} failed {self.num_failures} times; metrics.jsonl has every line")
+            self._warn(f"{self.label} failed {count_of(self.num_failures, 'time')}; metrics.jsonl has every line")
 
     def _close(self) -> None:
         sink, self._sink = self._sink, None

@@ -29,6 +29,8 @@ class Task(Protocol):
     """Digests that must be unchanged on resume: data, tokenizers, and models that checkpoints do not hold."""
     notes: Sequence[str]
     """Lines for the log: what was loaded, and which rows were dropped."""
+    held_out: Sequence[Any]
+    """What it evaluates on; empty for nothing."""
     best_metric: str | None
     """The evaluation metric that ranks checkpoints, if any; higher is better unless `best_is_lowest`."""
     best_is_lowest: bool

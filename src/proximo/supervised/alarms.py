@@ -1,7 +1,7 @@
 """Alarm rules that SFT, reward model training, DPO and KTO share, with their texts. The checks: alarm_checks.py."""
 
-from proximo.metrics.alarms import Rule, Severity
-from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED
+from proximo.metrics.alarms import RESTART, Rule, Severity
+from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED, rate_rule
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarm_checks import Accuracy
 
@@ -11,6 +11,7 @@ UNLIKELY, OVERCONFIDENT = "The chosen answers become much less likely", "The rew
 CONSTANT = "The process reward model judges steps no better than a constant"
 UNLABELLED = "The policy tells held-out answers apart no better than chance"
 UNLIKELY_DESIRABLE = "The desirable answers become much less likely"
+SPIKE = "The training loss jumped"
 GAP, FLAT_LOSS = "Accuracy is much higher in training than held out", "The loss does not fall"
 CAUSED_BY_OVERFITTING = (UNLIKELY, UNLIKELY_DESIRABLE, OVERCONFIDENT, OVERFITTING)
 """Alarms that overfitting to single pairs explains."""
@@ -29,14 +30,17 @@ CAUSED_BY_SPIKE = (
 """Alarms that one too large step explains."""
 
 
+RATE_RULE = rate_rule((SPIKE, *CAUSED_BY_SPIKE))
+
+
 def spike_rule(loss: str, optimizer: str) -> Rule:
     """A rule for spikes of the training loss `loss`. `optimizer`: the config section with its learning rate."""
     return Rule(
-        title="The training loss jumped",
+        title=SPIKE,
         when=f"the median of {loss} over five steps is above the lowest mean of three steps before by a quarter, 0.1 "
         "and four times the median change from step to step",
-        advice=f"A step was too large. Restart from a checkpoint before it with a tenth of {optimizer}.learning_rate "
-        "or less, and with warmup_updates.",
+        advice=f"A step was too large: {RESTART}, with a tenth of {optimizer}.learning_rate or less, and with "
+        "warmup_updates.",
         severity=Severity.PROBLEM,
         check=lambda run: checks.loss_spike(run, loss),
         explains=CAUSED_BY_SPIKE,

@@ -10,6 +10,7 @@ from proximo.metrics.declared.rules import COMMON_RULES, no_update_rule
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
+from proximo.supervised.alarms import RATE_RULE
 
 
 def supervised_metrics(
@@ -35,11 +36,12 @@ def supervised_metrics(
         watched={
             **watched,
             f"{group}/gradient_norm": "gradient",
+            f"{group}/skipped_updates": "skipped updates",
             "throughput/train_tokens_per_second": "tokens/s",
         },
         before_after=before_after,
         curves=(*curves, *_update_curves(group, gradients), *SPEED),
-        rules=(*rules, no_update_rule(), *COMMON_RULES),
+        rules=(RATE_RULE, *rules, no_update_rule(), *COMMON_RULES),
     )
 
 

@@ -51,7 +51,7 @@ def build_policy_and_reference(
 
     Raises ConfigError if a model cannot read so many tokens.
     """
-    policy = build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy")
+    policy = build_language_model(recipe.model, tokenizer, device_spec=device_spec)
     disable_dropout(policy.model)
     if recipe.reference is not None:
         reference = build_reference(recipe.reference, tokenizer, device_spec=device_spec)

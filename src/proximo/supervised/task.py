@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
+from proximo.counts import count_of
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
 from proximo.learner.balance import ExpertBalance
@@ -94,8 +95,18 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
                 balance=ExpertBalance.of(model.backbone),
             )
         }
-        self.notes: Sequence[str] = (*inputs.notes, *schedule_notes(self.learners))
+        self.notes: Sequence[str] = (*inputs.notes, *self._fill_notes(), *schedule_notes(self.learners))
         self.num_skipped_in_a_row = 0
+
+    def _fill_notes(self) -> list[str]:
+        """A note of rows that steps read again, because a step is always full."""
+        num_rows, size = len(self.examples), self.examples_per_step
+        if size > num_rows:
+            return [f"the data hold {count_of(num_rows, 'row')}, and each of a step's {size:,} rows is one of them"]
+        again = self.num_steps * size - round(self.config.num_epochs * num_rows)
+        if again <= 0:
+            return []
+        return [f"the last step is filled up with {count_of(again, 'row')} of the next pass over the data"]
 
     @property
     def dropout(self) -> bool:
@@ -166,8 +177,8 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             return None
         return (
             f"step {step}: {self.num_skipped_in_a_row} updates in a row were skipped, so nothing is learned any more; "
-            f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: "
-            "lower it, and start again"
+            f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: start "
+            "another run with a lower one, or replace this one (--overwrite); --resume keeps it"
         )
 
     def writers(self) -> Mapping[str, Writer | RankWriter]:

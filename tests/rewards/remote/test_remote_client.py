@@ -90,9 +90,9 @@ NAN = grades([float("nan")])
 BAD_REPLIES = {
     "garbage": (b"<html>oops</html>", "Invalid JSON"),
     "nothing": (b"", "Invalid JSON"),
-    "wrong count": (grades([1.0, 1.0]), "expected results for 1 responses"),
-    "no grade": (grades([]), "expected results for 1 responses"),
-    "other ids": (grades([1.0]).replace(b'"id": 0', b'"id": 1'), "expected results for 1 responses"),
+    "wrong count": (grades([1.0, 1.0]), "expected results for 1 response "),
+    "no grade": (grades([]), "expected results for 1 response "),
+    "other ids": (grades([1.0]).replace(b'"id": 0', b'"id": 1'), "expected results for 1 response "),
     "NaN": (NAN, "finite number"),
     "infinity": (NAN.replace(b"NaN", b"1e999"), "finite number"),
     "text for a number": (NAN.replace(b"NaN", b'"1"'), "valid number"),

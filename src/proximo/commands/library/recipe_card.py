@@ -1,6 +1,7 @@
 """A recipe as it looks in the output cell of a notebook."""
 
 from proximo.config.recipe import Recipe
+from proximo.counts import count_of
 from proximo.errors import redacted
 from proximo.metrics.notebook.html import Card
 from proximo.metrics.report.head import model_of, task_of
@@ -23,5 +24,5 @@ def recipe_card(recipe: Recipe, *, state: str) -> Card:
 
 def _length(steps: int | None, epochs: float | None) -> str:
     if steps:
-        return f"{steps:,} steps"
-    return f"{epochs:g} epoch{'s' if epochs != 1 else ''}" if epochs else ""
+        return count_of(steps, "step")
+    return count_of(epochs, "epoch") if epochs else ""

@@ -1,5 +1,6 @@
 """A prompt and the responses to it, as text or as messages: what a row means before it is tokenised."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,32 @@ class Exchange:
             len(part) if isinstance(part, str) else sum(len(str(turn.get("content") or "")) for turn in part)
             for part in (self.prompt, *self.responses, self.before)
         )
+
+
+def opening(exchange: Exchange, num_words: int) -> Exchange:
+    """The exchange with the first words of its prompt alone. Raises ConfigError for messages."""
+    if not isinstance(exchange.prompt, str):
+        raise ConfigError(f"{exchange.origin}: first_words is for text prompts, but the prompt is a list of messages")
+    words = re.match(rf"\s*(?:\S+\s+){{0,{num_words - 1}}}\S+", exchange.prompt)
+    return replace(exchange, prompt=words[0] if words else exchange.prompt)
+
+
+def refuse_weights(exchange: Exchange) -> None:
+    """Raises DataError for a message that is not to be learned, where everything is."""
+    turns = [*exchange.prompt, *exchange.responses[0]] if not isinstance(exchange.prompt, str) else []
+    if any(turn.get("weight") == 0 for turn in turns if not isinstance(turn, str)):
+        raise DataError(
+            f"{exchange.origin}: a message has weight 0, so it is not to be learned, but data.train_on is everything: "
+            "set it to responses, or take the weight out"
+        )
+
+
+def no_template(origin: str, tokenizer: str) -> str:
+    """What is said of messages for a tokenizer without a chat template. `tokenizer`: its name."""
+    return (
+        f"{origin}: messages need a chat template, and the tokenizer '{tokenizer}' has none; give one as "
+        "tokenizer.chat_template (the plain template of docs/data.md will do), or use data in text form"
+    )
 
 
 def said(text: str) -> Messages:

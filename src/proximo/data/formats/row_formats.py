@@ -20,7 +20,7 @@ from proximo.data.formats.preference_formats import (
     preference_form,
     preference_prompt,
 )
-from proximo.data.formats.prompt_response import Exchange, said
+from proximo.data.formats.prompt_response import Exchange, opening, refuse_weights, said
 from proximo.data.formats.typed_columns import flag_cell, text_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row, columns_found, nearest
@@ -33,13 +33,17 @@ _ANSWERS = ("response", "completion", "output")
 _NOT_METADATA = frozenset({"prompt", "messages", "conversations", "base_scores"})
 
 
-def prompt_exchanges(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[Exchange]:
+def prompt_exchanges(
+    rows: Iterable[Row], remarks: Counter[Remark], first_words: int | None = None
+) -> Iterator[Exchange]:
     """The prompt of each row, without responses; of a pair, what its two responses answer.
 
     A last turn of the assistant is left out: it is what the policy is asked to write. Every column is of use: rewards
-    are given those that are not read here. `remarks`, here and below: `read_by_source`.
+    are given those that are not read here. `remarks`, here and below: `read_by_source`. `first_words`: of a text, only
+    so many words.
     """
-    return read_by_source(rows, _prompt_reader, remarks, others_used=None)
+    for exchange in read_by_source(rows, _prompt_reader, remarks, others_used=None):
+        yield exchange if first_words is None else opening(exchange, first_words)
 
 
 def prompt_metadata(row: Row) -> dict[str, Any]:
@@ -49,12 +53,18 @@ def prompt_metadata(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.values.items() if name not in left_out}
 
 
-def text_exchanges(rows: Iterable[Row], remarks: Counter[Remark], form: TextForm = "auto") -> Iterator[Exchange | None]:
+def text_exchanges(
+    rows: Iterable[Row], remarks: Counter[Remark], form: TextForm = "auto", *, learns_all: bool = False
+) -> Iterator[Exchange | None]:
     """Prompt and response of each row: plain text (the prompt is ""), both columns, messages, or a pair's chosen.
 
-    Turns behind the assistant's last are left out. None for a pair that is a tie.
+    Turns behind the assistant's last are left out. None for a pair that is a tie. `learns_all`: whether every message
+    is learned, so that none may have weight 0.
     """
-    return read_by_source(rows, lambda row: _text_reader(row, form), remarks)
+    for exchange in read_by_source(rows, lambda row: _text_reader(row, form), remarks):
+        if learns_all and exchange is not None:
+            refuse_weights(exchange)
+        yield exchange
 
 
 def preference_exchanges(

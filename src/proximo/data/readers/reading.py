@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from proximo.callables import IMPORT_PATH
+from proximo.counts import count_of
 from proximo.data.large_lists import collected
 from proximo.data.order import shuffled
 from proximo.data.readers.columns import with_columns
@@ -44,7 +45,7 @@ class SourceCount:
 
     def __str__(self) -> str:
         """`train.jsonl: 500 of 2,000 rows`."""
-        return f"{self.source}: {self.num_used:,} of {self.num_read:,} rows"
+        return f"{self.source}: {self.num_used:,} of {count_of(self.num_read, 'row')}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +116,8 @@ def _part(rows: Sequence[Row], source: DataSource, phase: DataPhase | None) -> S
     part = collected(rows[index] for index in sorted(phase_indices(len(rows), phase)))
     if not part:
         raise DataError(
-            f"{source.path}: part {phase.part} of the proportions {phase.proportions} of {len(rows)} rows is empty"
+            f"{source.path}: part {phase.part} of the proportions {phase.proportions} of {count_of(len(rows), 'row')} "
+            "is empty"
         )
     return part
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from proximo.data.formats.prompt_response import no_template
 from proximo.data.templates.conversation_text import conversation_text
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
 from proximo.data.templates.tool_forms import DUMMY
@@ -129,11 +130,7 @@ class _Template:
         self.variables = variables
         tokenizer = encoder.tokenizer
         if not tokenizer.chat_template:
-            raise ModelError(
-                f"{origin}: messages need a chat template, and the tokenizer '{encoder.name}' has none; "
-                "give one as tokenizer.chat_template (the plain template of docs/data.md will do), or use data in text "
-                "form"
-            )
+            raise ModelError(no_template(origin, encoder.name))
         try:
             self.source = tokenizer.get_chat_template(tools=variables.get("tools"))
         except ValueError as error:  # several by name, and none of them the default

@@ -1,15 +1,17 @@
 """What a conversation holds and its chat template makes nothing of, seen by rendering without it. Not the rendering."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proximo.data.templates.renderer import RenderingError
 from proximo.data.templates.template_child import REASONING
-from proximo.records import Message
 
-View = tuple[Sequence[Message], bool]
+if TYPE_CHECKING:  # it imports torch, which a dry run does without
+    from proximo.records import Message
+
+View = tuple[Sequence["Message"], bool]
 """Messages, and whether the assistant's turn is opened behind them."""
-Render = Callable[[Sequence[Message], bool, Mapping[str, Any]], str]
+Render = Callable[[Sequence["Message"], bool, Mapping[str, Any]], str]
 """Renders a view with the variables of the template."""
 _READ = {"role", "content", "weight", "tool_calls"}
 _READ_OF_TOOLS = {"name", "tool_call_id"}
@@ -51,11 +53,19 @@ def unread(
     return (*found, *_weights(views))
 
 
-def _others(message: Message) -> set[str]:
+def missing_words(source: str, conversation: Sequence[Sequence["Message"]]) -> tuple[str, ...]:
+    """The keys of messages that stand nowhere in a template, without rendering it: most of those of `unread`."""
+    messages = [message for part in conversation for message in part]
+    keys = sorted({key for message in messages for key in _others(message)})
+    found = [f"message key '{key}'" for key in keys if key not in source and key not in REASONING]
+    return (*found, *_weights([(messages, False)]))
+
+
+def _others(message: "Message") -> set[str]:
     return message.keys() - _READ - (_READ_OF_TOOLS if message["role"] == "tool" else set())
 
 
-def _without(key: str | None, messages: Sequence[Message]) -> list[Message]:
+def _without(key: str | None, messages: Sequence["Message"]) -> list["Message"]:
     return [{name: value for name, value in message.items() if name != key} for message in messages]
 
 

@@ -3,10 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from proximo.counts import count_of
 from proximo.metrics.alarms import Rule, Severity, counted
-from proximo.metrics.run_files import Run
+from proximo.metrics.run_files import Run, setting
 
 NO_UPDATE, SKIPPED, NOT_FINITE = "No update was taken", "Updates were skipped", "Some metrics were not finite"
+TOO_FAST = "The learning rate is far too high"
+MAX_LEARNING_RATE = 0.1
+"""An update of AdamW moves a weight by about the learning rate, and most weights of a model are smaller than this."""
+TRAINED_OPTIMIZERS = ("optimizer", "policy_optimizer")
+"""The section of the optimizer of the model that a trainer is for, within its own."""
 IDLE_STEPS = 10
 """Steps in a row without an update after which the alarm is raised, however long the run is."""
 Lines = Sequence[Mapping[str, float]]
@@ -37,11 +43,11 @@ def no_update_detail(run: Run, idle: Lines, causes: Mapping[str, Callable[[Mappi
     number = idle[-1]["progress/updates"]
     counts = {words: sum(map(holds, idle)) for words, holds in causes.items()}
     found = [
-        words if count == len(idle) else f"{words} in {count} of these {len(idle)} steps"
+        words if count == len(idle) else f"{words} in {count} of these {count_of(len(idle), 'step')}"
         for words, count in counts.items()
         if count
     ]
-    return f"{number:.0f} updates in all, none {steps}: {'; '.join(found) or 'no token counted'}."
+    return f"{count_of(int(number), 'update')} in all, none {steps}: {'; '.join(found) or 'no token counted'}."
 
 
 def _was_skipped(line: Mapping[str, float]) -> bool:
@@ -64,13 +70,38 @@ def _skipped(run: Run) -> str | None:
     return counted(run, "Updates", *(name for name in run.names if name.endswith("/skipped_updates")))
 
 
+def _too_fast(run: Run) -> str | None:
+    """Names the optimizer whose learning rate no model survives. A value model has an alarm of its own."""
+    found = [
+        f"{section}.{key}.learning_rate is {settings['learning_rate']:g}."
+        for section, trainer in (run.config or {}).items()
+        for key, settings in (trainer.items() if isinstance(trainer, Mapping) else ())
+        if key in TRAINED_OPTIMIZERS and (setting(settings, "learning_rate") or 0.0) > MAX_LEARNING_RATE
+    ]
+    return " ".join(found) or None if any(line["step"] > 0 for line in run.lines) else None
+
+
+def rate_rule(explains: tuple[str, ...]) -> Rule:
+    """The rule for learning rates that destroy any model. `explains`: alarms of the trainer."""
+    return Rule(
+        title=TOO_FAST,
+        when=f"the learning_rate of the trained model's optimizer is above {MAX_LEARNING_RATE}",
+        advice="An update moves each weight by about so much, and most weights are below 0.1: nothing is left of the "
+        "model. Start another run with the learning rate of a recipe of `proximo recipes`: --resume keeps it.",
+        severity=Severity.PROBLEM,
+        check=_too_fast,
+        explains=explains,
+    )
+
+
 def no_update_rule(check: Callable[[Run], str | None] = _no_update, *, explains: Sequence[str] = ()) -> Rule:
     """The rule for steps without an update. `check`: with the causes of a trainer. `explains`: alarms of its own."""
     return Rule(
         title=NO_UPDATE,
         when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three "
         f"steps, or in {IDLE_STEPS} steps in a row",
-        advice="What the run saves is the model of the last update. Remove the cause, and start again.",
+        advice="What the run saves is the model of the last update. Remove the cause, and start another run: --resume "
+        "keeps the settings of this one.",
         severity=Severity.PROBLEM,
         check=check,
         explains=(*explains, SKIPPED, NOT_FINITE),

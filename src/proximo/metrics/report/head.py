@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proximo.counts import count_of
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.formatting import format_duration
 from proximo.metrics.run_files import Run, setting
@@ -63,7 +64,7 @@ def _device(run: Run) -> str:
     parts = [
         environment.get("device"),
         hardware,
-        f"{threads} thread{'s' if threads > 1 else ''}" if threads else None,
+        count_of(threads, "thread") if threads else None,
         precision,
     ]
     return ", ".join(str(part) for part in parts if part)
@@ -78,7 +79,7 @@ def _push_failures(run: Run) -> str:
     """How many pushes to the Hub failed, and what it lacks; empty if none did."""
     ended = run.outcome
     count = int(sum(run.series(PUSH_FAILURES).values)) + (ended.push_failures if ended else 0)
-    failed = f"{count} {'pushes' if count > 1 else 'push'} to the Hub failed" if count else ""
+    failed = f"{count_of(count, 'push', 'pushes')} to the Hub failed" if count else ""
     lacking = f"not pushed: {ended.not_pushed}" if ended and ended.not_pushed else ""
     return "; ".join(filter(None, (failed, lacking)))
 

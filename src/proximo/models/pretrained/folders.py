@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.errors import ModelError
-from proximo.local_or_hub import is_local, not_there
+from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -68,6 +68,61 @@ def base_of_adapter(folder: Path) -> tuple[str, str | None]:
     if not base or not isinstance(base, str):
         raise ModelError(f"{folder} holds an adapter but does not name its base model; export the merged model instead")
     return base, saved.get("revision")
+
+
+def tokenizer_place(name: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Folder or Hub name, and revision, of the tokenizer that belongs to a model: an adapter may have that of its base.
+
+    Raises ModelError for a folder that is not there, and for one without a tokenizer.
+    """
+    if not is_local(name):
+        return name, revision
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ModelError(f"{not_there(name)}; give a tokenizer's folder, or a Hub name such as owner/name")
+    if any((folder / file).is_file() for file in TOKENIZER_FILES):
+        return name, revision
+    if is_adapter_folder(folder):
+        return tokenizer_place(*base_of_adapter(folder))
+    raise ModelError(
+        f"{name} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it; set tokenizer.path (of "
+        "a reward model, `tokenizer`)"
+    )
+
+
+def chat_template_in(folder: Path) -> str | None:
+    """The text of the chat template in a tokenizer's folder, "" for none, None where it cannot be told."""
+    try:
+        if (folder / "chat_template.jinja").is_file():
+            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        if (folder / "additional_chat_templates").is_dir():
+            return None
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+    except (FileNotFoundError, KeyError):
+        return ""
+    except (OSError, ValueError, TypeError):
+        return None
+    return template if isinstance(template, str) else None if template else ""
+
+
+def refuse_bare_adapter(folder: Path) -> None:
+    """Raises ModelError if a model with a score or value head is to start from an adapter without the weights below."""
+    if is_adapter_folder(folder):
+        raise ModelError(
+            f"{folder} holds an adapter only: export it with --merge and start from that, or give a reward model of "
+            "PPO whose base is the policy's share_base: true"
+        )
+
+
+def refuse_second_adapter(folder: Path) -> None:
+    """Raises ModelError if a new adapter would be trained on an adapter: their merged base exists in memory only."""
+    if is_adapter_folder(folder):
+        raise ModelError(
+            f"{folder} is an adapter itself, and a new one (lora) cannot be trained on it: what both are added to lies "
+            "in no folder, so the checkpoint would load as another model. Write it first with `proximo export RUN OUT "
+            "--merge` (an adapter of another tool: with peft's merge_and_unload and save_pretrained), and start from "
+            "OUT"
+        )
 
 
 def refuse_other_inputs(config: Mapping[str, Any], name: str) -> None:

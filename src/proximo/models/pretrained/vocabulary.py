@@ -10,7 +10,8 @@ from torch import nn
 from proximo.distributed.unread import Grown, Unread, read_whole, source_of
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
-from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
+from proximo.local_or_hub import TOKENIZER_FILES, is_local
+from proximo.models.pretrained.folders import tokenizer_place
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
 from proximo.system_errors import memory_ran_out
@@ -20,19 +21,15 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> "PreTrainedTokenizerBase":
-    """From a folder or a Hub name. Raises ModelError where there is none or it cannot be read."""
+    """From a folder or a Hub name; beside an adapter may lie none, and it has that of its base.
+
+    Raises ModelError where there is none or it cannot be read.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+    path, revision = tokenizer_place(path, revision)
     if is_local(path):
-        folder = Path(path)
-        if not folder.is_dir():
-            raise ModelError(f"{not_there(path)}; give a tokenizer's folder, or a Hub name such as owner/name")
-        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-            raise ModelError(
-                f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it; set "
-                "tokenizer.path (of a reward model, `tokenizer`), for a LoRA adapter to its base"
-            )
-        refuse_overlooked(folder)
+        refuse_overlooked(Path(path))
     try:
         with within_reach(path):
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)

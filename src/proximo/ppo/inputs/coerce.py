@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.parts.decoding import response_text
 from proximo.data.rendering import encode_exchanges
@@ -212,7 +213,9 @@ def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Ten
     if not is_list(scores):
         raise DataError(f"scores must be a list with one for each response, got {scores!r:.60}")
     if len(scores) != len(responses):
-        raise DataError(f"one score for each response is needed, got {len(scores)} for {len(responses)} responses")
+        raise DataError(
+            f"one score for each response is needed, got {len(scores)} for {count_of(len(responses), 'response')}"
+        )
     return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
 
 
@@ -258,11 +261,12 @@ def as_responses(
     if masks is not None:
         _check_list(masks, "response_masks", "masks, one for each response")
     if masks is not None and len(masks) != len(responses):
-        raise DataError(f"one mask for each response is needed, got {len(masks)} for {len(responses)} responses")
-    if not prompts or not responses or len(responses) % len(prompts):
         raise DataError(
-            f"{len(responses)} responses do not share out among {len(prompts)} prompts: give each the same number"
+            f"one mask for each response is needed, got {len(masks)} for {count_of(len(responses), 'response')}"
         )
+    if not prompts or not responses or len(responses) % len(prompts):
+        there, asked = count_of(len(responses), "response"), count_of(len(prompts), "prompt")
+        raise DataError(f"{there} cannot be shared out among {asked}: give each the same number")
     group_size = len(responses) // len(prompts)
     for index, given in enumerate(responses):
         _check_response(given, num_tokens=policy.vocab_size)

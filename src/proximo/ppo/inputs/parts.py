@@ -7,6 +7,7 @@ from typing import Any, cast
 from proximo.callables import calling_problem
 from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
+from proximo.counts import count_of
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.models.adapted import is_adapted
@@ -127,6 +128,8 @@ def check_training(
     if not prompts:
         raise DataError("there are no prompts to train on")
     if steps_done >= config.num_steps:
-        raise ConfigError(f"all {config.num_steps} steps are done: use a config with more num_steps")
+        raise ConfigError(
+            f"the run has taken its {count_of(config.num_steps, 'step')}: use a config with more num_steps"
+        )
     if config.score.minus_reference_answer:
         check_answers(prompts)

@@ -4,8 +4,8 @@ Thresholds prefer late alarms to false ones. Most checks stay silent if the run 
 differ are success.
 """
 
-from proximo.metrics.alarms import Rule, Severity, counted
-from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule
+from proximo.metrics.alarms import RESTART, Rule, Severity, counted
+from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule, rate_rule
 from proximo.ppo.metrics import score_checks as scores
 from proximo.ppo.metrics import update_checks as updates
 from proximo.ppo.metrics.no_update import no_update
@@ -44,6 +44,7 @@ CAUSED_BY_LARGE_MOVES = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, NO_UPDATE
 """Alarms that a policy far from its start causes."""
 
 PPO_RULES = (
+    rate_rule((DESTROYED, CUT, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES)),
     Rule(
         title=DISAGREE,
         when="the first minibatch of a step exceeded a limit of its check",
@@ -91,13 +92,23 @@ PPO_RULES = (
         explains=(NO_UPDATE, *LEARNS_NOTHING),
     ),
     Rule(
+        title=ONE_SCORE,
+        when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
+        advice="There is nothing to learn from equal scores. Give the reward source a right and a wrong answer by "
+        "hand. If it grades both correctly, the task is too hard or too easy for this policy: change the "
+        "prompts, or fine-tune more. ppo.guards.max_constant_reward_steps stops such a run.",
+        severity=Severity.PROBLEM,
+        check=scores.all_scores_equal,
+        explains=(NO_UPDATE, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
+    ),
+    Rule(
         title=NOISE,
         when="policy/entropy is above 4 nats per token in the first three steps",
         advice="At each token more than 50 tokens are about equally likely: ppo.rollout.temperature is too high, or "
         "the policy has the wrong weights.",
         severity=Severity.PROBLEM,
         check=scores.samples_noise,
-        explains=(DESTROYED, CUT, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
+        explains=(DESTROYED, CUT, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title=GREEDY,
@@ -106,20 +117,19 @@ PPO_RULES = (
         "too low, or the model was fine-tuned for too long.",
         severity=Severity.PROBLEM,
         check=scores.samples_greedily,
-        explains=(DESTROYED, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
+        explains=(DESTROYED, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title=DESTROYED,
         when="a step has a policy/clip_fraction above 0.3 and a policy/approx_kl above 0.1 nats, or a policy/approx_kl "
         "above 0.5; the mean score of the five steps after it is lower by a quarter of score/std than that of the "
         "five before, mostly in the first of these steps; and so is the mean of the last five steps of the run",
-        advice="Restart from a checkpoint before that step with a tenth of the learning rate or less, or with fewer "
+        advice=f"The step was too large: {RESTART}, with a tenth of the learning rate or less, or with fewer "
         "epochs. ppo.guards.target_kl ends the updates of such a step earlier.",
         severity=Severity.PROBLEM,
         check=updates.destroyed,
         explains=(
             CUT,
-            ONE_SCORE,
             OUTWEIGHS,
             OUTPULLS,
             KL_NEGATIVE,
@@ -198,17 +208,7 @@ PPO_RULES = (
         severity=Severity.WARNING,
         check=scores.all_cut_off,
         trend=True,
-        explains=(ONE_SCORE, NO_UPDATE, CIRCLES, *LEARNS_NOTHING),
-    ),
-    Rule(
-        title=ONE_SCORE,
-        when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
-        advice="There is nothing to learn from equal scores. Give the reward source a right and a wrong answer by "
-        "hand. If it grades both correctly, the task is too hard or too easy for this policy: change the "
-        "prompts, or fine-tune more. ppo.guards.max_constant_reward_steps stops such a run.",
-        severity=Severity.PROBLEM,
-        check=scores.all_scores_equal,
-        explains=(NO_UPDATE, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
+        explains=(NO_UPDATE, CIRCLES, *LEARNS_NOTHING),
     ),
     no_update_rule(no_update, explains=(TINY, FLAT, GROUPS)),
     Rule(

@@ -2,7 +2,7 @@
 
 import math
 
-from proximo.metrics.alarms import Finding, fifth_noise, fifths
+from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.ppo.metrics.signs import destructive_step, has_one_update, succeeds, where_scores_differ
@@ -54,8 +54,8 @@ def destroyed(run: Run) -> Finding | None:
     many = f", or ppo.epochs_per_step, now {epochs}" if epochs > MANY_EPOCHS else ""
     return Finding(
         detail,
-        "Restart from a checkpoint before that step, with a tenth of ppo.policy_optimizer.learning_rate or less, "
-        f"now {rate:g}{many}. ppo.guards.target_kl ends the updates of such a step earlier.",
+        f"The step was too large: {RESTART}, with a tenth of ppo.policy_optimizer.learning_rate or less, now "
+        f"{rate:g}{many}. ppo.guards.target_kl ends the updates of such a step earlier.",
     )
 
 

@@ -5,7 +5,8 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ScalarModelConfig
 from proximo.models.language import LanguageModel
-from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
+from proximo.models.pretrained.folders import refuse_second_adapter
+from proximo.models.pretrained.sources import adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
@@ -15,7 +16,6 @@ from proximo.run.build.models import (
     build_value_on_trunk,
     finish_scalar_model,
     lora_options,
-    refuse_second_adapter,
 )
 
 
@@ -52,8 +52,8 @@ def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
 
 def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, device_spec: DeviceSpec) -> ScalarModel:
     config = recipe.value
-    if config.lora is not None:
-        refuse_second_adapter(ModelSource(path=recipe.model.path, config=recipe.model.config), role="value")
+    if config.lora is not None and recipe.model.path is not None:
+        refuse_second_adapter(Path(recipe.model.path))
     if config.lora is not None and policy.has_adapter:
         model = value_on_base(
             policy, lora_options(config.lora, seed=device_spec.seed), HeadStart.ZERO, seed=device_spec.seed

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from proximo.counts import count_of
 from proximo.metrics.console import NotebookProgress, ProgressInfo, ProgressView, QuietProgress
 from proximo.metrics.formatting import format_number
 from proximo.metrics.notebook.html import Card, card_html
@@ -23,7 +24,7 @@ def open_progress(*, first_step: int, total_steps: int, quiet: bool) -> Progress
 def trainer_html(state: TrainState, roles: Roles, *, num_steps: int) -> str:
     """Steps, updates, the KL coefficient and the models of a trainer."""
     facts = [
-        ("Steps", f"{state.steps_done:,} of {num_steps:,}, {roles.policy.version:,} updates of the policy"),
+        ("Steps", f"{state.steps_done:,} of {num_steps:,}, {count_of(roles.policy.version, 'update')} of the policy"),
         ("KL coefficient", format_number(state.kl_coefficient)),
         *((worker.role, _described(worker)) for worker in roles.workers),
     ]

@@ -6,6 +6,7 @@ import torch
 
 from proximo.config.data import PromptDataConfig, StepDataConfig, TextDataConfig
 from proximo.config.run import OptimizerConfig
+from proximo.counts import count_of
 from proximo.data.examples import ExampleOptions
 from proximo.data.prompts import PromptOptions
 from proximo.data.stepwise.examples import StepOptions
@@ -18,8 +19,8 @@ def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:
     """A warning for every model whose learning-rate warm-up is longer than the run."""
     return [
         f"the learning rate of the {role} model never reaches its peak: warmup_updates is "
-        f"{learner.options.warmup_updates}, and the run has {learner.num_updates} updates: lower warmup_updates of its "
-        "optimizer, or train for longer"
+        f"{learner.options.warmup_updates}, and the run has {count_of(learner.num_updates, 'update')}: lower "
+        "warmup_updates of its optimizer, or train for longer"
         for role, learner in learners.items()
         if isinstance(learner.options, OptimizerOptions) and learner.options.warmup_updates >= learner.num_updates
     ]

@@ -13,7 +13,7 @@ from proximo.data.templates.chat import check_syntax, end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.distributed.world import current
-from proximo.errors import ConfigError, ModelError
+from proximo.errors import ConfigError
 from proximo.models.adapted import is_adapted
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
@@ -23,6 +23,7 @@ from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
 from proximo.models.pretrained.balancing import balancing_of
+from proximo.models.pretrained.folders import refuse_second_adapter
 from proximo.models.pretrained.sources import ModelSource, adapter_base, adapter_or_folder, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
@@ -137,15 +138,15 @@ def check_readers(
 
 
 def build_language_model(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec, role: str
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
 ) -> LanguageModel:
     """The model of a role, resized to one embedding per token, with its adapter if it has one.
 
     `check_readers` has compared tokenizer and model, so a token without an embedding is a new one.
     """
     source = model_source(config, seed=device_spec.seed)
-    if config.lora is not None:
-        refuse_second_adapter(source, role=role)
+    if config.lora is not None and config.path is not None:
+        refuse_second_adapter(Path(config.path))
     # A quantised base is packed on its device, and never sharded.
     place = device_spec.loading_device if source.quantisation is None else device_spec.device
     model = load_language_model(
@@ -182,20 +183,9 @@ def build_reference(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
 ) -> LanguageModel:
     """A frozen reference model."""
-    reference = build_language_model(config, tokenizer, device_spec=device_spec, role="reference")
+    reference = build_language_model(config, tokenizer, device_spec=device_spec)
     reference.model.requires_grad_(False)
     return reference
-
-
-def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
-    """Raises ModelError if a new adapter would be trained on an adapter: their merged base exists in memory only."""
-    if adapter_base(source) is not None:
-        raise ModelError(
-            f"the {role} model would get a new adapter, but starts from {source.name}, which is an adapter itself; "
-            "what both are added to lies in no folder, so the checkpoint would load as another model. Write it first "
-            "with `proximo export RUN OUT --merge` (an adapter of another tool: with peft's merge_and_unload and "
-            "save_pretrained), and start from OUT"
-        )
 
 
 def build_scalar_model(

@@ -12,6 +12,7 @@ from proximo.checkpoint.run_folder import EndState, RunFolder
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import RunConfig
+from proximo.counts import count_of
 from proximo.errors import ProximoError
 from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
 from proximo.metrics.report.head import PUSH_FAILURES
@@ -174,7 +175,7 @@ class RunJournal(Journal):
             page = write_report(self._folder.path)
             for tracker in self._trackers:
                 tracker.write_report(page)
-        steps = f": {total} steps" if state == "finished" else ""
+        steps = f": {count_of(total, 'step')}" if state == "finished" else ""
         steps += f", but {reason.removesuffix('.')}" if state == "finished" and reason else ""
         report = self._shown(page)
         if (failed := self._folder.failed_start) is not None:

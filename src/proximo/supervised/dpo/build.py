@@ -2,6 +2,7 @@
 
 from itertools import chain
 
+from proximo.counts import count_of
 from proximo.run.build.conversion import check_optimizer
 from proximo.run.build.data import evaluation_notes, read_split, token_cache
 from proximo.run.build.models import build_tokenizer, check_readers, prepare_device
@@ -41,4 +42,4 @@ def build_task(recipe: DPORecipe) -> DPOTask:
 def _unused_margins(pairs: SplitPairs) -> list[str]:
     """A note if pairs have margins, which DPO's loss ignores."""
     count = pairs.num_margins
-    return [f"the margins of {count:,} pairs are not used: DPO's loss has no place for them"] if count else []
+    return [f"the margins of {count_of(count, 'pair')} are not used: DPO's loss has no place for them"] if count else []

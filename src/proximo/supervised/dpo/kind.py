@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from proximo.counts import count_of
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class DPOKind(TrainerKind["DPORecipe"]):
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
         yield "reference", describe_reference(recipe.model, recipe.reference)
         yield from data_lines(recipe, recipe.data, partial(preference_exchanges, form=recipe.data.form))
-        batch = f"{recipe.dpo.pairs_per_step} pairs (two sequences each, read by policy and reference)"
+        batch = f"{count_of(recipe.dpo.pairs_per_step, 'pair')} (two sequences each, read by policy and reference)"
         yield from epoch_lines(batch, recipe.dpo.num_epochs, "pairs", recipe.data.max_tokens)
 
     def plan(self, recipe: "DPORecipe", context: "StageContext") -> "StageCosts":

@@ -5,6 +5,7 @@ Heavy imports are inside the methods, so that the command line starts fast.
 
 from typing import TYPE_CHECKING
 
+from proximo.counts import count_of
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class PRMKind(TrainerKind["PRMRecipe"]):
         yield from data_lines(recipe, recipe.data, labelled_solutions)
         counted = {"all": "all steps", "until_error": "the steps up to the first wrong one", "last": "the last step"}
         yield "", f"{recipe.data.step_separator!r} ends a step; {counted[recipe.data.train_on]} of a solution count"
-        batch = f"{recipe.prm.solutions_per_step} solutions"
+        batch = count_of(recipe.prm.solutions_per_step, "solution")
         yield from epoch_lines(batch, recipe.prm.num_epochs, "solutions", recipe.data.max_tokens)
 
     def plan(self, recipe: "PRMRecipe", context: "StageContext") -> "StageCosts":

@@ -1,5 +1,6 @@
 """Builds the task of `proximo reward` from its recipe. The steps: task.py."""
 
+from proximo.counts import count_of
 from proximo.errors import ConfigError
 from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
@@ -56,4 +57,4 @@ def _unused_margins(recipe: RewardRecipe, pairs: SplitPairs) -> list[str]:
     count = pairs.num_margins
     if not count or recipe.reward.loss == "bradley_terry":
         return []
-    return [f"the margins of {count:,} pairs are not used: only loss bradley_terry has a place for them"]
+    return [f"the margins of {count_of(count, 'pair')} are not used: only loss bradley_terry has a place for them"]

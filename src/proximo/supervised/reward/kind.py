@@ -6,6 +6,7 @@ Heavy imports are inside the methods, so that the command line starts fast.
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from proximo.counts import count_of
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class RewardKind(TrainerKind["RewardRecipe"]):
 
         yield "model", f"{describe_model(recipe.model)} with a score head, {trained_part(recipe.model)}"
         yield from data_lines(recipe, recipe.data, partial(preference_exchanges, form=recipe.data.form))
-        batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
+        batch = f"{count_of(recipe.reward.pairs_per_step, 'pair')} (two sequences each)"
         yield from epoch_lines(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
 
     def plan(self, recipe: "RewardRecipe", context: "StageContext") -> "StageCosts":

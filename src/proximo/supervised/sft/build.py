@@ -33,7 +33,7 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
     held_out_report: LoadReport | None = None
     if rows.held_out:
         held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, options, cache=cache)
-    model = build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy")
+    model = build_language_model(recipe.model, tokenizer, device_spec=device_spec)
     longest = max(len(example.token_ids) for example in chain(examples, held_out))
     check_lengths(model.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
     if not recipe.sft.dropout:

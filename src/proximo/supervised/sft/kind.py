@@ -6,6 +6,7 @@ Heavy imports are inside the methods, so that the command line starts fast.
 from functools import partial
 from typing import TYPE_CHECKING
 
+from proximo.counts import count_of
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class SFTKind(TrainerKind["SFTRecipe"]):
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
-        yield from data_lines(recipe, recipe.data, partial(text_exchanges, form=recipe.data.form))
-        batch = f"{recipe.sft.examples_per_step} examples"
+        learns_all = recipe.data.train_on == "everything"
+        reader = partial(text_exchanges, form=recipe.data.form, learns_all=learns_all)
+        yield from data_lines(recipe, recipe.data, reader)
+        batch = count_of(recipe.sft.examples_per_step, "example")
         yield from epoch_lines(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
 
     def plan(self, recipe: "SFTRecipe", context: "StageContext") -> "StageCosts":
