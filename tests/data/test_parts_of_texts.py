@@ -123,13 +123,9 @@ def test_white_space_that_a_mark_takes_in_is_taken_in_wherever_the_text_is_parte
             both = ids(tokenizer, prompt, f"{part}{gap}<|fin|>{gap} a")
             assert (*both[0], *both[1]) == joined(f"{prompt}{part}{gap}<|fin|>{gap} a"), (prompt, part)
         tokenizer.chat_template = (
-            "{% for m in messages %}{{ '<|open|>' + m.role + '<|open|>"
-            + gap
-            + "' + m.content + '"
-            + gap
-            + "<|fin|>' }}"
-            "{% endfor %}{% if add_generation_prompt %}{{ '<|open|>assistant<|open|>" + gap + "' }}{% endif %}"
-        ).replace("\n", "\\n")
+            "{% for m in messages %}{{ '<|open|>' + m.role + '<|open|>GAP' + m.content + 'GAP<|fin|>' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|open|>assistant<|open|>GAP' }}{% endif %}"
+        ).replace("GAP", gap.replace("\n", "\\n"))
         asked, answer = ({"role": "user", "content": "a"},), ({"role": "assistant", "content": part},)
         rendered, (encoded,) = encode_exchanges(encoder, [Exchange(origin="", prompt=asked, responses=(answer,))])
         text = f"<|open|>user<|open|>{gap}a{gap}<|fin|><|open|>assistant<|open|>{gap}{part}{gap}<|fin|>"

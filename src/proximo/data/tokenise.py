@@ -21,7 +21,6 @@ from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
 
 Place = str | None
@@ -119,8 +118,8 @@ class TextEncoder:
     @cached_property
     def marks(self) -> tuple[str, ...]:
         """The texts of all special tokens, longest first."""
-        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        return tuple(sorted(added | set(self.tokenizer.all_special_tokens), key=lambda mark: (-len(mark), mark)))
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return _longest_first([*added, *self.tokenizer.all_special_tokens])
 
     @property
     def name(self) -> str:
@@ -224,9 +223,8 @@ class TextEncoder:
 
     def _with_places(self, segments: Sequence[Segment], place: Place) -> Iterator[tuple[Segment, Place]]:
         for segment, following in zip_longest(segments, segments[1:]):
-            if following is not None and following.text.startswith(self._taking_in_before):
-                segment = replace(segment, text=segment.text.rstrip())
-            yield segment, place
+            is_taken_in = following is not None and following.text.startswith(self._taking_in_before)
+            yield replace(segment, text=segment.text.rstrip()) if is_taken_in else segment, place
             place = self._behind(segment, place)
 
     def _behind(self, segment: Segment, place: Place) -> Place:
@@ -240,17 +238,17 @@ class TextEncoder:
     @cached_property
     def _dividing(self) -> tuple[str, ...]:
         """The texts of all tokens that are found before the rest of a text is tokenised, longest first."""
-        return _longest_first(self.tokenizer.added_tokens_decoder.values())
+        return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values())
 
     @cached_property
     def _taking_in_before(self) -> tuple[str, ...]:
         """Those of them that take in the white space before them, so that it has no token."""
-        return _longest_first(token for token in self.tokenizer.added_tokens_decoder.values() if token.lstrip)
+        return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.lstrip)
 
     @cached_property
     def _taking_in_behind(self) -> tuple[str, ...]:
         """Those that take in the white space behind them."""
-        return _longest_first(token for token in self.tokenizer.added_tokens_decoder.values() if token.rstrip)
+        return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.rstrip)
 
     def _within(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of texts behind other text. Raises ModelError for a tokenizer that cannot write them there."""
@@ -303,8 +301,8 @@ class TextEncoder:
         return self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
 
-def _longest_first(tokens: "Iterable[AddedToken]") -> tuple[str, ...]:
-    return tuple(sorted({token.content for token in tokens}, key=lambda text: (-len(text), text)))
+def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
 
 
 def _spelled(segments: Sequence[Segment], ids: tuple[int, ...]) -> tuple[int, ...]:
