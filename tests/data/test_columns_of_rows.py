@@ -21,6 +21,7 @@ from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.readers.columns import with_columns
 from proximo.data.readers.problems import as_problem
 from proximo.data.readers.reading import read_source
 from proximo.data.readers.source import DataSource
@@ -37,9 +38,11 @@ def rows(*values: dict[str, Any], **fields: Any) -> list[Row]:
     return [Row(source="made", number=number, values=value, **fields) for number, value in enumerate(values, 1)]
 
 
-def load(kind: str, *values: dict[str, Any], as_messages: bool = False, **options: Any) -> tuple[Any, Any]:
+def load(
+    kind: str, *values: dict[str, Any], as_messages: bool = False, used: tuple[str, ...] = (), **options: Any
+) -> tuple[Any, Any]:
     """(what is made of the first row, the report), by one of the loaders."""
-    tokenizer, given = FAMILIES["chatml"].tokenizer(), rows(*values)
+    tokenizer, given = FAMILIES["chatml"].tokenizer(), rows(*values, used=used)
     options |= {"as_messages": as_messages}
     match kind:
         case "prompts":
@@ -152,15 +155,25 @@ def test_the_rows_own_system_message_goes_before_that_of_the_recipe_and_may_be_g
 
 
 def test_a_system_column_that_a_template_of_columns_uses_is_used() -> None:
-    source = DataSource(path="made:rows", columns={"prompt": "{system}\n{question}", "response": "answer"})
-    from proximo.data.readers.columns import with_columns
-
-    row = with_columns(
-        Row(source="made", number=1, values={"system": "be kind", "question": "ask", "answer": "re", "level": 3}),
-        source.columns,
-    )
+    values = {"system": "be kind", "question": "ask", "answer": "re", "level": 3}
+    row = with_columns(rows(values)[0], {"prompt": "{system}\n{question}", "response": "answer"})
     _, report = load_text_examples([row], tiny_tokenizer(), ExampleOptions())
     assert report.remarks == {Remark("made", "columns not used", "level"): 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_is_made_of_itself_is_read_like_any_other(kind: str) -> None:
+    def read(values: dict[str, Any], columns: dict[str, str], **options: Any) -> tuple[Any, Any]:
+        row = with_columns(rows(TEXT_ROWS[kind] | values)[0], columns)
+        return load(kind, row.values, as_messages=True, used=row.used, **options)
+
+    templates = {"system": "be {system}", "history": '[["one", {history}]]', "extra": "<{extra}>"}
+    made, report = read({"system": "kind", "history": '"two"', "extra": "e"}, templates)
+    assert text_of(made).startswith(FRONT + EARLIER + ASKED)
+    unread = {} if kind == "prompts" else {Remark("made", "columns not used", "extra"): 1}
+    assert report.remarks == unread
+    with pytest.raises(DataError, match="made, row 1: column 'images' holds"):
+        read({"images": "a.png"}, {"images": "folder/{images}"})
 
 
 JSON_ROWS = {
