@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,25 @@ def test_messages_in_pythons_notation_are_refused(text: str) -> None:
         DataError, match=r"made, row 1: column 'prompt' holds messages in Python's notation.*json.dumps"
     ):
         load("texts", {"prompt": text, "completion": "a"})
+
+
+@pytest.mark.parametrize("text", ['{"role": "assistant", "content": "hi"}', '[{"role": "user", "content": "hi"}]'])
+@pytest.mark.parametrize("dialect", [str, lambda text: str(json.loads(text))])
+def test_an_answer_to_a_prompt_of_text_stays_the_text_that_it_is(text: str, dialect: Any) -> None:
+    """A task may be to write messages, in JSON or in Python's notation."""
+    text = dialect(text)
+    for column, prompt in product(("response", "completion", "output"), ("prompt", "instruction")):
+        row = {prompt: "ask", column: text}
+        for kind in ("texts", "labelled"):
+            made, report = load(kind, row | ({"label": True} if kind == "labelled" else {}))
+            ids = made.token_ids if kind == "texts" else (*made.prompt_token_ids, *made.response_token_ids)
+            assert FAMILIES["chatml"].tokenizer().decode(list(ids)) == f"ask{text}<|im_end|>"
+            assert not report.remarks
+        for asked in (row, {"prompt": [USER], column: text}):
+            made, report = load("prompts", asked)
+            assert (made.metadata[column], report.remarks) == (text, {})
+            made, report = load("steps", asked | {"steps": ["re"], "labels": [1]})
+            assert report.remarks == {Remark("made", "columns not used", column): 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)
