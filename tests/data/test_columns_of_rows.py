@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.readers.columns import with_columns
 from proximo.data.readers.problems import as_problem
 from proximo.data.readers.reading import read_source
 from proximo.data.readers.source import DataSource
@@ -37,9 +39,11 @@ def rows(*values: dict[str, Any], **fields: Any) -> list[Row]:
     return [Row(source="made", number=number, values=value, **fields) for number, value in enumerate(values, 1)]
 
 
-def load(kind: str, *values: dict[str, Any], as_messages: bool = False, **options: Any) -> tuple[Any, Any]:
+def load(
+    kind: str, *values: dict[str, Any], as_messages: bool = False, used: tuple[str, ...] = (), **options: Any
+) -> tuple[Any, Any]:
     """(what is made of the first row, the report), by one of the loaders."""
-    tokenizer, given = FAMILIES["chatml"].tokenizer(), rows(*values)
+    tokenizer, given = FAMILIES["chatml"].tokenizer(), rows(*values, used=used)
     options |= {"as_messages": as_messages}
     match kind:
         case "prompts":
@@ -152,15 +156,25 @@ def test_the_rows_own_system_message_goes_before_that_of_the_recipe_and_may_be_g
 
 
 def test_a_system_column_that_a_template_of_columns_uses_is_used() -> None:
-    source = DataSource(path="made:rows", columns={"prompt": "{system}\n{question}", "response": "answer"})
-    from proximo.data.readers.columns import with_columns
-
-    row = with_columns(
-        Row(source="made", number=1, values={"system": "be kind", "question": "ask", "answer": "re", "level": 3}),
-        source.columns,
-    )
+    values = {"system": "be kind", "question": "ask", "answer": "re", "level": 3}
+    row = with_columns(rows(values)[0], {"prompt": "{system}\n{question}", "response": "answer"})
     _, report = load_text_examples([row], tiny_tokenizer(), ExampleOptions())
     assert report.remarks == {Remark("made", "columns not used", "level"): 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_is_made_of_itself_is_read_like_any_other(kind: str) -> None:
+    def read(values: dict[str, Any], columns: dict[str, str], **options: Any) -> tuple[Any, Any]:
+        row = with_columns(rows(TEXT_ROWS[kind] | values)[0], columns)
+        return load(kind, row.values, as_messages=True, used=row.used, **options)
+
+    templates = {"system": "be {system}", "history": '[["one", {history}]]', "extra": "<{extra}>"}
+    made, report = read({"system": "kind", "history": '"two"', "extra": "e"}, templates)
+    assert text_of(made).startswith(FRONT + EARLIER + ASKED)
+    unread = {} if kind == "prompts" else {Remark("made", "columns not used", "extra"): 1}
+    assert report.remarks == unread
+    with pytest.raises(DataError, match="made, row 1: column 'images' holds"):
+        read({"images": "a.png"}, {"images": "folder/{images}"})
 
 
 JSON_ROWS = {
@@ -220,6 +234,25 @@ def test_messages_in_pythons_notation_are_refused(text: str) -> None:
         DataError, match=r"made, row 1: column 'prompt' holds messages in Python's notation.*json.dumps"
     ):
         load("texts", {"prompt": text, "completion": "a"})
+
+
+@pytest.mark.parametrize("text", ['{"role": "assistant", "content": "hi"}', '[{"role": "user", "content": "hi"}]'])
+@pytest.mark.parametrize("dialect", [str, lambda text: str(json.loads(text))])
+def test_an_answer_to_a_prompt_of_text_stays_the_text_that_it_is(text: str, dialect: Any) -> None:
+    """A task may be to write messages, in JSON or in Python's notation."""
+    text = dialect(text)
+    for column, prompt in product(("response", "completion", "output"), ("prompt", "instruction")):
+        row = {prompt: "ask", column: text}
+        for kind in ("texts", "labelled"):
+            made, report = load(kind, row | ({"label": True} if kind == "labelled" else {}))
+            ids = made.token_ids if kind == "texts" else (*made.prompt_token_ids, *made.response_token_ids)
+            assert FAMILIES["chatml"].tokenizer().decode(list(ids)) == f"ask{text}<|im_end|>"
+            assert not report.remarks
+        for asked in (row, {"prompt": [USER], column: text}):
+            made, report = load("prompts", asked)
+            assert (made.metadata[column], report.remarks) == (text, {})
+            made, report = load("steps", asked | {"steps": ["re"], "labels": [1]})
+            assert report.remarks == {Remark("made", "columns not used", column): 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)

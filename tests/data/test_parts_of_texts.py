@@ -4,6 +4,7 @@ import random
 from itertools import product
 
 import pytest
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from builders import tiny_language_model
@@ -17,7 +18,7 @@ from proximo.data.rendering import encode_exchanges, render_for
 from proximo.data.rows import Row
 from proximo.data.stepwise.examples import StepExample, StepOptions, load_step_examples
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
-from proximo.data.tokenise import TextEncoder
+from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.ppo.inputs.coerce import as_prompts, as_responses
@@ -104,6 +105,35 @@ def test_behind_a_special_token_a_part_has_the_ids_of_its_place_in_the_whole() -
             ), (name, prompt, part)
         inside = ids(tokenizer, "Once", f" a</s>{part}")
         assert [*inside[0], *inside[1]] == tokenizer(f"Once a</s>{part}")["input_ids"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_white_space_that_a_mark_takes_in_is_taken_in_wherever_the_text_is_parted(name: str) -> None:
+    """Phi-3's marks take in the line end behind them, and a space follows as behind the bare mark."""
+    tokenizer = KINDS[name]()
+    marks = [AddedToken("<|open|>", rstrip=True), AddedToken("<|fin|>", lstrip=True)]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    encoder = TextEncoder(tokenizer)
+
+    def joined(text: str) -> tuple[int, ...]:
+        return (*encoder.start_ids, *tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    for part, gap in product([part for part in PARTS if part.strip()], ["", " ", "\n\n"]):
+        for prompt in (f"Once<|open|>{gap}", f"a\n<|open|> {gap}", f"<|open|>{gap}"):
+            both = ids(tokenizer, prompt, f"{part}{gap}<|fin|>{gap} a")
+            assert (*both[0], *both[1]) == joined(f"{prompt}{part}{gap}<|fin|>{gap} a"), (prompt, part)
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ '<|open|>' + m.role + '<|open|>GAP' + m.content + 'GAP<|fin|>' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|open|>assistant<|open|>GAP' }}{% endif %}"
+        ).replace("GAP", gap.replace("\n", "\\n"))
+        asked, answer = ({"role": "user", "content": "a"},), ({"role": "assistant", "content": part},)
+        rendered, (encoded,) = encode_exchanges(encoder, [Exchange(origin="", prompt=asked, responses=(answer,))])
+        text = f"<|open|>user<|open|>{gap}a{gap}<|fin|><|open|>assistant<|open|>{gap}{part}{gap}<|fin|>"
+        assert encoded.prompt.ids + encoded.responses[0].ids == joined(text)[len(encoder.start_ids) :], (gap, part)
+        assert encoder.count_merges(rendered, [encoded]) == (0, 1)
+    pieces = tuple(Segment(text=text, written=False) for text in ("Once<|open|>", "\n", " ", "a time"))
+    (encoded,) = encoder.rendered([Rendered(prompt=pieces)])
+    assert (*encoder.start_ids, *encoded.prompt.ids) == joined("Once<|open|>\n a time")
 
 
 def test_a_text_without_a_prompt_begins_the_whole(kind) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from builders import real_data, tiny_tokenizer
+from chat_families import FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.readers.columns import with_columns
 from proximo.data.readers.problems import as_problem, last_boxed
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource, Problems
@@ -198,6 +200,29 @@ def test_columns_are_renamed_before_the_rows_are_read_as_problems(tmp_path: Path
     path = write(tmp_path / "own.jsonl", [{"ask": "How many?", "answer": "#### 3", "id": "first"}])
     (row,) = load_rows([DataSource(path=str(path), problems="gsm8k", columns={"question": "ask"})]).rows
     assert (row.values["answer"], row.values["id"]) == ("3", "first")
+
+
+@pytest.mark.parametrize("problems", ROWS)
+def test_what_a_problem_says_beside_its_columns_is_read_or_refused(problems: Problems) -> None:
+    def asked(columns: dict[str, Any], template: str | None = None, **mapped: str) -> str:
+        row = with_columns(Row(source="set.jsonl", number=1, values=ROWS[problems] | columns), mapped)
+        prompts, _ = load_prompts([as_problem(row, problems, template)], chatml, PromptOptions(as_messages=True))
+        return chatml.decode(list(prompts[0].token_ids))
+
+    chatml = FAMILIES["chatml"].tokenizer()
+    system = {"system": "Think in French."}
+    assert asked(system).startswith("<|im_start|>system\nThink in French.<|im_end|>\n<|im_start|>user\n")
+    assert asked(system, "{system} 1 + 1?").startswith("<|im_start|>user\nThink in French. 1 + 1?")
+    assert asked(system, extra="{system}").startswith("<|im_start|>user\n"), "a template of columns has taken it"
+    assert asked({"history": [["One?", "1"]]}).startswith("<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n1")
+    for columns, told in (
+        ({"images": ["a.png"]}, r"set.jsonl, row 1: column 'images' holds .*text alone"),
+        ({"tools": 5}, r"set.jsonl, row 1: column 'tools'"),
+        ({"chat_template_kwargs": 5}, r"set.jsonl, row 1: column 'chat_template_kwargs' must be an object"),
+    ):
+        with pytest.raises(DataError, match=told):
+            asked(columns)
+    assert asked({"images": ["a.png"]}, "{images}").startswith('<|im_start|>user\n["a.png"]')
 
 
 REAL: tuple[tuple[Problems, str, int], ...] = (

@@ -211,6 +211,26 @@ def test_a_column_with_a_name_of_ours_is_not_mistaken_for_it() -> None:
         source.check_prompts([asked], {})
 
 
+@pytest.mark.parametrize("column", ["finish", "token_ids"])
+def test_a_column_that_the_response_would_replace_is_refused(column: str) -> None:
+    (row,) = [Row(source="rows.jsonl", number=1, values={"prompt": "2+2?", "answer": "4", column: "gold value"})]
+    ((asked, *_), _) = load_prompts([row], tiny_tokenizer(), PromptOptions())
+    would_get = (lambda completions, finish, token_ids: [], right, lambda responses, metadata: [])
+    for function in would_get:
+        source = FunctionReward(function, name="mine")
+        with pytest.raises(DataError, match=f"^rows.jsonl, row 1: reward function 'mine' .*'{column}'.*rename the col"):
+            source.check_prompts([asked], {asked.id: "rows.jsonl, row 1"})
+        source.check_prompts([TEXT], {})
+    for function in (lambda completions, answer: [], functools.partial(right, finish=1, token_ids=2)):
+        FunctionReward(function).check_prompts([asked], {})
+    source = ProcessFunctionReward("example_verifiers:in_the_form_of_trl", name="f")
+    try:
+        with pytest.raises(DataError, match=f"'{column}'.*rename the column"):
+            source.check_prompts([asked], {})
+    finally:
+        source.close()
+
+
 class Client:
     """Belongs to the event loop that it was opened in, as clients of services do."""
 
@@ -240,6 +260,30 @@ def test_an_error_of_an_async_function_is_named_with_its_place() -> None:
     line = fails.__code__.co_firstlineno + 1
     with pytest.raises(TrainingError, match=rf"raised KeyError: 'x' \(.*test_function_binding.py, line {line}\)"):
         FunctionReward(fails).score(of())
+
+
+async def leaves(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("within", [lambda leaving: leaving, asyncio.gather, asyncio.ensure_future])
+def test_an_async_function_that_leaves_is_an_error_and_its_loop_stays(error: BaseException, within: Any) -> None:
+    async def graded(responses):
+        loops.append(asyncio.get_running_loop())
+        if len(loops) == 2:
+            await within(leaves(error))
+        return [1.0 for _ in responses]
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    source = FunctionReward(graded, timeout_seconds=60.0)
+    assert [each.score for each in source.score(of())] == [1.0, 1.0]
+    with pytest.raises(TrainingError, match=rf"raised {type(error).__name__}.* \(.*test_function_binding.py, line"):
+        source.score(of())
+    assert [each.score for each in source.score(of())] == [1.0, 1.0]
+    source.close()
+    assert [loops.count(each) for each in loops] == [3, 3, 3]
+    assert loops[0].is_closed()
 
 
 def test_a_function_that_returns_none_does_not_apply_and_the_others_are_summed() -> None:

@@ -4,14 +4,15 @@
 A prompt and its response are separate segments wherever they are met (fine-tuning, reward training, rollouts, scoring
 by a reward model with a tokenizer of its own), so the same text gives the same ids everywhere, and what a policy was
 asked is a prefix of what it was trained on. Each segment has the ids of its place in the text: what a tokenizer puts
-before a whole text (`parts/encoding.py`) stands at its beginning and before no other part of it. Tokenising the joined
-text could merge characters across the boundary; `count_merges` says for how many examples it would.
+before a whole text (`parts/encoding.py`) stands at its beginning and before no other part of it, and white space that a
+special token takes in has no id. Tokenising the joined text could merge characters across the boundary; `count_merges`
+says for how many examples it would.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from proximo.data.parts.decoding import decode
@@ -118,8 +119,8 @@ class TextEncoder:
     @cached_property
     def marks(self) -> tuple[str, ...]:
         """The texts of all special tokens, longest first."""
-        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        return tuple(sorted(added | set(self.tokenizer.all_special_tokens), key=lambda mark: (-len(mark), mark)))
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return _longest_first([*added, *self.tokenizer.all_special_tokens])
 
     @property
     def name(self) -> str:
@@ -222,21 +223,33 @@ class TextEncoder:
             yield list(self._with_places(response, end))
 
     def _with_places(self, segments: Sequence[Segment], place: Place) -> Iterator[tuple[Segment, Place]]:
-        for segment in segments:
-            yield segment, place
+        for segment, following in zip_longest(segments, segments[1:]):
+            is_taken_in = following is not None and following.text.startswith(self._taking_in_before)
+            yield replace(segment, text=segment.text.rstrip()) if is_taken_in else segment, place
             place = self._behind(segment, place)
 
     def _behind(self, segment: Segment, place: Place) -> Place:
         """The place of what comes next. Ids without a text stand before the whole, or at its end."""
-        if not segment.text:
+        bare = segment.text.rstrip()
+        if not segment.text or (not bare and place in self._taking_in_behind):
             return place
-        return next((mark for mark in self._dividing if segment.text.endswith(mark)), None)
+        ends = (mark for mark in self._dividing if segment.text.endswith(mark))
+        return next(ends, None) or next((mark for mark in self._taking_in_behind if bare.endswith(mark)), None)
 
     @cached_property
     def _dividing(self) -> tuple[str, ...]:
         """The texts of all tokens that are found before the rest of a text is tokenised, longest first."""
-        added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
-        return tuple(sorted(added, key=lambda text: (-len(text), text)))
+        return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values())
+
+    @cached_property
+    def _taking_in_before(self) -> tuple[str, ...]:
+        """Those of them that take in the white space before them, so that it has no token."""
+        return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.lstrip)
+
+    @cached_property
+    def _taking_in_behind(self) -> tuple[str, ...]:
+        """Those that take in the white space behind them."""
+        return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.rstrip)
 
     def _within(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of texts behind other text. Raises ModelError for a tokenizer that cannot write them there."""
@@ -287,6 +300,10 @@ class TextEncoder:
     def _call(self, texts: list[str]) -> list[list[int]]:
         # verbose=False: a text longer than the model's positions is counted in the report, not warned about here.
         return self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+
+
+def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
 
 
 def _spelled(segments: Sequence[Segment], ids: tuple[int, ...]) -> tuple[int, ...]:

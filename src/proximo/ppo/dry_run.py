@@ -20,7 +20,7 @@ from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.errors import DataError
 from proximo.ppo.recipe import PPORecipe
-from proximo.rewards.calling.binding import OF_A_RESPONSE, BoundFunction, bound_import
+from proximo.rewards.calling.binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import reward_inputs
 
@@ -55,14 +55,14 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
 def _read_rows(
     rows: Iterable[Row], remarks: Counter[Remark], *, recipe: PPORecipe, functions: Sequence[BoundFunction]
 ) -> Iterator[Exchange]:
-    """Reads rows as the run does. Raises DataError for one that lacks a column which a reward function names."""
+    """Reads rows as the run does. Raises DataError for one that a reward function cannot be given."""
     rows = list(rows)
     for source in (*recipe.reward, recipe.gold):
         if isinstance(source, MathsRewardConfig | CountdownRewardConfig):
             _check_answers(source, rows)
     for row, function in product(rows, functions):
         answered = [] if row.values.get("answer") is None else ["answer"]
-        columns = dict.fromkeys([*prompt_metadata(row), *answered, *OF_A_RESPONSE])
+        columns = dict.fromkeys([*prompt_metadata(row), *answered])
         if problem := function.wanted.problem(columns):
             raise DataError(f"{row.origin}: reward function {function.name} {problem}")
     return prompt_exchanges(rows, remarks, recipe.data.first_words)

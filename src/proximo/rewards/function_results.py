@@ -34,14 +34,14 @@ def columns_checked(
     before: Iterable[str] = (),
     name: str,
 ) -> tuple[str, ...]:
-    """The columns of all prompts, after those known before. Raises DataError for one that lacks a wanted column."""
+    """The columns of all prompts, after those known before. Raises DataError for a row that the function cannot get."""
     columns = dict.fromkeys(before)
     for prompt in prompts:
-        own = [*prompt.metadata, *([] if prompt.answer is None else ["answer"]), *OF_A_RESPONSE]
+        own = [*prompt.metadata, *([] if prompt.answer is None else ["answer"])]
         if problem := wanted.problem(own):
             origin = origins.get(prompt.id, f"prompt {prompt.id!r}")
             raise DataError(f"{origin}: reward function {name!r} {problem}")
-        columns |= dict.fromkeys(own)
+        columns |= dict.fromkeys([*own, *OF_A_RESPONSE])
     return tuple(columns)
 
 

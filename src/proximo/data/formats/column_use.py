@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from proximo.data.formats.context_columns import refuse_media
-from proximo.data.formats.messages import written_messages
+from proximo.data.formats.messages import ANSWERS, ASKING, written_messages
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 
 Made = TypeVar("Made")
+
+_CONVERSATIONS = frozenset({*ASKING, "chosen", "rejected"})
+"""Columns besides the answers whose text may be messages."""
 
 
 def read_by_source(
@@ -22,23 +25,21 @@ def read_by_source(
 ) -> Iterator[Made]:
     """What is made of each row by the reader for its source, which `reader_of` finds from the source's first row.
 
-    JSON text of messages is read as messages. `remarks` gets that, and the columns with content that no reader asked
-    for; `others_used` are looked at elsewhere, and None says that all are. Raises DataError naming the row.
+    JSON text of messages is read as messages, in answers only to a conversation. `remarks` gets that, and the columns
+    with content that no reader asked for; `others_used` are looked at elsewhere, and None says that all are. Raises
+    DataError naming the row.
     """
     readers: dict[str, Callable[[Row], Made]] = {}
-    for given in rows:
-        refuse_media(given)
-        row = given
-        if messages := written_messages(given):
-            row = replace(given, values={**given.values, **messages}, from_text=frozenset(messages))
-            remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in messages)
+    for row in rows:
+        refuse_media(row)
         key = row.name or row.source
         if key not in readers:
-            readers[key] = reader_of(row)
-        watched = _Watched(row.values)
-        made = readers[key](replace(row, values=watched))
+            readers[key] = reader_of(replace(row, values=_Cells(row)))
+        cells = _Cells(row)
+        made = readers[key](replace(row, values=cells, from_text=cells.from_text))
+        remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in cells.written())
         if others_used is not None:
-            used = {*watched.asked, *others_used, *row.used}
+            used = {*cells.asked, *others_used, *row.used}
             for name in row.values:
                 if name not in used and _has_content(row.values[name]):
                     remarks[Remark(row.source, "columns not used", name)] += 1
@@ -50,22 +51,45 @@ def _has_content(value: Any) -> bool:
     return value is not None and value != "" and not (isinstance(value, list | tuple | dict) and not value)
 
 
-class _Watched(Mapping[str, Any]):
+class _Cells(Mapping[str, Any]):
     """The cells of a row, and which of them were asked for. Whether a column is there may be asked without a trace."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._messages: dict[str, Any] = {}
+        """Column -> the messages that its text is, None where it is none; of the columns that were looked at."""
+        self.from_text: set[str] = set()
         self.asked: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
+        value = self._row.values[name]
         self.asked.add(name)
-        return self._values[name]
+        may_be_messages = self._asks_in_messages() if name in ANSWERS else name in _CONVERSATIONS
+        messages = self._read(name) if may_be_messages else None
+        return value if messages is None else messages
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return name in self._row.values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._row.values)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._row.values)
+
+    def written(self) -> list[str]:
+        """The columns asked for whose text was read as messages."""
+        return [name for name in self._messages if name in self.from_text & self.asked]
+
+    def _asks_in_messages(self) -> bool:
+        """False where a response goes on from a text, and so is text itself, whatever it looks like."""
+        name = next((name for name in ASKING if name in self), None)
+        if name == "prompt":
+            return not isinstance(self._row.values[name], str) or self._read(name) is not None
+        return name is not None
+
+    def _read(self, name: str) -> Any:
+        if name not in self._messages:
+            self._messages[name] = written_messages(self._row, name)
+            self.from_text |= set() if self._messages[name] is None else {name}
+        return self._messages[name]

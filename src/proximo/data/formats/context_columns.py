@@ -11,8 +11,10 @@ from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
 from proximo.errors import DataError
 
-_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
-_CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
+MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
+"""Columns whose content no prompt can hold."""
+CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
+"""Columns that add to what is asked."""
 _OURS = ("messages", "tools", "add_generation_prompt")
 """Variables of a template that `chat_template_kwargs` may not set."""
 
@@ -22,7 +24,7 @@ def in_context(row: Row, exchange: Exchange) -> Exchange:
 
     Raises DataError naming the row for a malformed one, and for a second system message.
     """
-    given = _CONTEXT.intersection(row.values).difference(row.used)
+    given = CONTEXT.intersection(row.values).difference(row.used)
     if not given:
         return exchange
     row = replace(row, values={name: row.values[name] for name in given})
@@ -34,7 +36,7 @@ def in_context(row: Row, exchange: Exchange) -> Exchange:
 
 def refuse_media(row: Row) -> None:
     """Raises DataError for a row with pictures, sounds or films, which would be learned without them."""
-    for field in sorted(_MEDIA.intersection(row.values).difference(row.used)):
+    for field in sorted(MEDIA.intersection(row.values).difference(row.used)):
         if row.values[field] not in (None, "", [], {}):
             raise DataError(
                 f"{row.origin}: column '{field}' holds {describe(row.values[field])}, but models here read text alone, "

@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
 
 ROLES = ("system", "user", "assistant", "tool")
 """Roles of messages that are understood."""
-MESSAGE_COLUMNS = frozenset(
-    {"prompt", "messages", "conversations", "chosen", "rejected", "response", "completion", "output"}
-)
-"""Columns whose cells may be messages."""
+ASKING = ("prompt", "messages", "conversations")
+"""Columns that may hold what is asked; the first that a row has does."""
+ANSWERS = ("response", "completion", "output")
+"""Columns that may hold the response to it: ours, TRL's and Alpaca's; the first that a row has does."""
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
 """What ShareGPT, and the older function calls of OpenAI, call the roles."""
 _CALLING = "function_call"
@@ -47,30 +47,25 @@ def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
     return tuple(_message(turn, row, f"'{field}', message {index}") for index, turn in enumerate(turns, start=1))
 
 
-def written_messages(row: Row) -> dict[str, Any]:
-    """Column -> messages, of the columns whose text is JSON of a list of messages, or of one, and nothing else.
+def written_messages(row: Row, field: str) -> Any:
+    """The messages of a cell whose text is JSON of a list of messages, or of one, and nothing else; None for another.
 
     Raises DataError for a list of messages in Python's own notation, which is no JSON.
     """
-    found: dict[str, Any] = {}
-    for field, text in row.values.items():
-        if field not in MESSAGE_COLUMNS:
-            continue
-        if not isinstance(text, str) or not _OPENING.match(text):
-            continue
-        if _LITERAL.fullmatch(text.strip()):
-            raise DataError(
-                f"{row.origin}: column '{field}' holds messages in Python's notation, {text[:40]!r}..., which is no "
-                "JSON: write them with json.dumps"
-            )
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        turns = [value] if isinstance(value, dict) else value
-        if turns and all(map(_is_message, turns)):
-            found[field] = value
-    return found
+    text = row.values[field]
+    if not isinstance(text, str) or not _OPENING.match(text):
+        return None
+    if _LITERAL.fullmatch(text.strip()):
+        raise DataError(
+            f"{row.origin}: column '{field}' holds messages in Python's notation, {text[:40]!r}..., which is no "
+            "JSON: write them with json.dumps"
+        )
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    turns = [value] if isinstance(value, dict) else value
+    return value if turns and all(map(_is_message, turns)) else None
 
 
 def _is_message(value: Any) -> bool:

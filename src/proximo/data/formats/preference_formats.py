@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from proximo.data.formats import transcripts
 from proximo.data.formats.context_columns import in_context
-from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.messages import ASKING, messages_cell
 from proximo.data.formats.prompt_response import Exchange, Messages, asked, said
 from proximo.data.formats.typed_columns import cell, text_cell, votes_cell
 from proximo.data.rows import Row, columns_found, nearest
@@ -18,12 +18,10 @@ from proximo.errors import DataError
 
 PreferenceForm = Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"]
 
-_ASKING = ("prompt", "messages", "conversations")
-
 
 def asked_in(row: Row) -> str | Messages:
     """The prompt of a row: `prompt` (text or messages), `messages`, `conversations`, or `instruction` with `input`."""
-    for field in _ASKING:
+    for field in ASKING:
         if field in row.values:
             is_text = field == "prompt" and isinstance(row.values[field], str)
             return text_cell(row, field) if is_text else messages_cell(row, field)
@@ -36,7 +34,7 @@ def asked_in(row: Row) -> str | Messages:
 
 def has_prompt(row: Row) -> bool:
     """True where a column of the row says what is asked."""
-    return "instruction" in row.values or any(field in row.values for field in _ASKING)
+    return "instruction" in row.values or any(field in row.values for field in ASKING)
 
 
 def is_preference(row: Row) -> bool:
@@ -56,7 +54,7 @@ def preference_form(row: Row) -> PreferenceForm:
         )
     if "chosen" not in values:
         return "outputs"
-    if not isinstance(values["chosen"], str) or any(_is_list(values.get(field)) for field in _ASKING):
+    if not isinstance(values["chosen"], str) or any(_is_list(values.get(field)) for field in ASKING):
         return "conversational"
     if has_prompt(row):
         return "text"

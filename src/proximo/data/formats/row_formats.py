@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from proximo.data.formats.column_use import read_by_source
 from proximo.data.formats.context_columns import in_context
-from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.messages import ANSWERS, messages_cell
 from proximo.data.formats.preference_formats import (
     PreferenceForm,
     asked_in,
@@ -29,7 +29,6 @@ from proximo.errors import DataError
 TextForm = Literal["auto", "text", "prompt_response", "messages"]
 LabelledForm = Literal["auto", "prompt_response", "messages", "pairs"]
 
-_ANSWERS = ("response", "completion", "output")
 _NOT_METADATA = frozenset({"prompt", "messages", "conversations", "base_scores"})
 
 
@@ -92,7 +91,7 @@ def labelled_exchanges(
 
 def _response_field(row: Row) -> str | None:
     """The column with the response to a prompt: `response`, TRL's `completion`, Alpaca's `output`; None without one."""
-    return next((field for field in _ANSWERS if field in row.values), None)
+    return next((field for field in ANSWERS if field in row.values), None)
 
 
 def _prompt_reader(first: Row) -> Callable[[Row], Exchange]:
@@ -146,7 +145,7 @@ def _text_form(row: Row) -> TextForm:
 
 
 def _prompt_response(row: Row) -> Exchange:
-    prompt, field = asked_in(row), _response_field(row) or _ANSWERS[0]
+    prompt, field = asked_in(row), _response_field(row) or ANSWERS[0]
     if isinstance(prompt, str):
         return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),)))
     is_text = isinstance(row.values.get(field), str)

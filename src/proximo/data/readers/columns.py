@@ -17,15 +17,16 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 def with_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """The row with each field of `columns` filled: from a column, or from a text with `{column}` in it.
 
-    A column taken whole is renamed; columns named inside a text stay. `{{` and `}}` are literal braces. An empty
-    column name means that the source has no such field. Raises DataError naming the row for a column that is missing.
+    A column taken whole is renamed; columns named inside a text stay, and are used by it, unless they are themselves
+    filled. `{{` and `}}` are literal braces. An empty column name means that the source has no such field. Raises
+    DataError naming the row for a column that is missing.
     """
     if not columns:
         return row
     filled = {field: filled_in(row, field, column) for field, column in columns.items() if column}
     taken = {*columns, *columns.values()}
     rest = {name: value for name, value in row.values.items() if name not in taken}
-    named = (name for field, column in columns.items() for name in named_in(row, column))
+    named = (name for column in columns.values() for name in named_in(row, column) if name not in filled)
     return replace(row, values=rest | filled, used=tuple(dict.fromkeys(named)))
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proximo.data.formats.context_columns import CONTEXT, MEDIA
 from proximo.data.formats.typed_columns import cell, describe, text_cell
-from proximo.data.readers.columns import filled_in
+from proximo.data.readers.columns import filled_in, named_in
 from proximo.data.readers.source import Problems
 from proximo.data.rows import Row
 from proximo.errors import DataError
@@ -43,11 +44,13 @@ def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row
     """
     read, own_template = _FORMS[problems]
     found = read(row)
-    shown = replace(row, values={**row.values, **found.shows})
-    prompt = str(filled_in(shown, "prompt", template or own_template))
+    shown, template = replace(row, values={**row.values, **found.shows}), template or own_template
+    prompt = str(filled_in(shown, "prompt", template))
     kept = {name: value for name, value in row.values.items() if name not in found.uses}
     values = {**kept, **found.gives, "prompt": prompt}
-    return replace(row, values=values, used=tuple(values))
+    # What stands beside the problem is read as in any row, unless a text has it already.
+    unread = (CONTEXT | MEDIA).difference(row.used, named_in(shown, template))
+    return replace(row, values=values, used=tuple(name for name in values if name not in unread))
 
 
 def last_boxed(text: str) -> str | None:

@@ -1,5 +1,7 @@
 """Builds the critic of a PPO run from the source that `value.init_from` names."""
 
+from pathlib import Path
+
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig

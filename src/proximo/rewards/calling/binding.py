@@ -23,7 +23,7 @@ PAGE = "docs/rewards.md"
 OF_A_BATCH = ("prompts", "responses", "completions", "completion_ids", "metadata")
 """What a parameter may name beside the columns of the rows; each is a list with one entry for each response."""
 OF_A_RESPONSE = ("finish", "token_ids")
-"""Entries of the metadata that no row has."""
+"""Entries of the metadata that are those of the response, and no column of its row."""
 _OWN = frozenset({"responses", "metadata"})
 """Names that are not TRL's, where a column may have them."""
 _NOT_GIVEN = {
@@ -83,8 +83,17 @@ class WantedColumns:
     ambiguous: tuple[str, ...]
     """Parameters of a function in TRL's form that would be a column there, and are a list of a batch here."""
 
+    replaced: tuple[str, ...]
+    """Those of `OF_A_RESPONSE` that the function gets, in which it would not see a column of that name."""
+
     def problem(self, columns: Collection[str]) -> str | None:
         """Why the function cannot be called with a row of these columns, in a sentence about the function."""
+        if hidden := next((name for name in self.replaced if name in columns), None):
+            return (
+                f"gets the {hidden!r} of the response, not the row's column of that name; rename the column with "
+                f"columns in its source ({PAGE})"
+            )
+        columns = [*columns, *OF_A_RESPONSE]
         if absent := next((name for name in self.required if name not in columns), None):
             known = (*OF_A_BATCH, *columns)
             close = get_close_matches(absent, known, n=1)
@@ -127,6 +136,7 @@ class BoundFunction:
         self.wanted = WantedColumns(
             required=tuple(name for name in self._required if name not in OF_A_BATCH),
             ambiguous=tuple(name for name in self._free if name in _OWN and wants_trl),
+            replaced=tuple(name for name in OF_A_RESPONSE if self._takes(name) or "metadata" in self._free),
         )
         self._loop = EventLoop()
 
@@ -147,7 +157,7 @@ class BoundFunction:
         Raises DataError if it has no column of a name that the function needs.
         """
         known = dict.fromkeys([*columns, *(key for each in metadata for key in each)])
-        if problem := self.wanted.problem(known):
+        if problem := self.wanted.problem([name for name in known if name not in OF_A_RESPONSE]):
             raise DataError(f"reward function {self.name} {problem}")
         batch = {
             "prompts": list(prompts),

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 CLOSE_SECONDS = 5.0
@@ -20,6 +21,7 @@ class EventLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._end: asyncio.Future[None] | None = None
 
     def wait_for(self, awaitable: Awaitable[Any]) -> Any:
         """The result of the awaitable. Raises what it raises."""
@@ -28,24 +30,31 @@ class EventLoop:
     def close(self) -> None:
         """Cancels what still runs, and ends the thread. A later awaitable begins another one."""
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
+            loop, thread, end = self._loop, self._thread, self._end
+            self._loop = self._thread = self._end = None
+        if loop is None or thread is None or end is None:
             return
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(end.set_result, None)
         thread.join(CLOSE_SECONDS)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), daemon=True, name="async-reward")
+                self._end = self._loop.create_future()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop, self._end), daemon=True, name="async-reward"
+                )
                 self._thread.start()
             return self._loop
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, end: "asyncio.Future[None]") -> None:
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.get_loop().run_forever()
+        while not end.done():
+            # What leaves a task so reaches whoever waits for it, and the loop as well, which goes on for the others.
+            with suppress(SystemExit, KeyboardInterrupt):
+                runner.get_loop().run_until_complete(end)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
