@@ -160,7 +160,7 @@ join._connect = lambda *_: (None, Watch())
 join._make_world = lambda *_, **named: World()
 join._destroy = lambda: None
 place = Place(
-    rank=0, size=2, local_rank=0, local_size=2, host="", port=0, first_hosts_store=False, starter="torchrun"
+    rank=0, size=2, local_rank=0, local_size=2, host="", port=0, first_hosts_store=False, run="", starter="torchrun"
 )
 with join.join(place=place):
     atexit.register(print, "a report", end="")
@@ -263,20 +263,24 @@ def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("starter", "status"), [(LAUNCHED, 143), (TORCHRUN, 1)], ids=["proximo", "torchrun"])
+@pytest.mark.parametrize(
+    ("starter", "number", "status"),
+    [(LAUNCHED, signal.SIGTERM, 143), (LAUNCHED, signal.SIGUSR1, 138), (TORCHRUN, signal.SIGTERM, 1)],
+    ids=["proximo", "proximo, SIGUSR1", "torchrun"],
+)
 def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
-    starter: list[str], status: int, tmp_path: Path
+    starter: list[str], number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     recipe = sft_recipe(tmp_path)
     many = ("sft.num_epochs=80", "run.save_every_steps=1000", "run.evaluate_every_steps=1000")
     process = start([*starter, *rank_command(recipe, [], *many)])
     run = tmp_path / "run"
     wait_for_lines(run, 3)
-    os.killpg(process.pid, signal.SIGTERM)  # the parent passes it on as well
+    os.killpg(process.pid, number)  # the parent passes it on as well
     ended = end(process, recipe)
     assert ended.status == status, ended.output
     assert not ended.errors
-    assert ended.output.count("SIGTERM: ending this step") == 1
+    assert ended.output.count(f"{number.name}: ending this step") == 1
     assert "goes on" not in ended.output, "the other rank heeds it not, but rank 0 does"
     step = read_lines(run / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
