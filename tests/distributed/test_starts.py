@@ -64,6 +64,20 @@ def test_ranks_with_other_recipes_are_refused_with_the_key_that_differs(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_rank_that_ends_first_leaves_rank_0_the_time_to_say_why(tmp_path: Path, port: int) -> None:
+    """torchrun ends all ranks with the first one that ends."""
+    recipe = str(sft_recipe(tmp_path))
+    first, second = start(0, port, recipe), start(1, port, recipe, "data.sources.0.path=nowhere.jsonl")
+    try:
+        assert second.wait(MOST_SECONDS) == 2
+    finally:
+        first.terminate()
+    (status, output), _ = ended(first, second)
+    assert status == 2
+    assert "error: rank 1 (process " in output
+    assert "there is no file nowhere.jsonl" in output
+
+
 def test_a_rank_that_finds_another_run_at_its_address_says_so_and_leaves_it_alone(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("run", "Slurm's job 11, step 0")
