@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from distributed.launched import MOST_SECONDS, sft_recipe
+from proximo.cli.ranks import say_idle_tasks
 
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "2",
@@ -76,6 +77,22 @@ def test_a_rank_that_ends_first_leaves_rank_0_the_time_to_say_why(tmp_path: Path
     assert status == 2
     assert "error: rank 1 (process " in output
     assert "there is no file nowhere.jsonl" in output
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"SLURM_NTASKS": "8"}, True), ({"SLURM_NTASKS": "1"}, False), ({"SLURM_NTASKS": "8", **SRUN}, False)],
+)
+def test_a_process_alone_in_a_job_of_several_tasks_says_so(
+    given: dict[str, str], says: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", given)
+    say_idle_tasks()
+    note = (
+        "note: this job has 8 tasks of Slurm's, but this process trains alone: start the command by srun for a rank in "
+        "each task, or set devices.num for the devices of this machine\n"
+    )
+    assert capsys.readouterr().err == (note if says else "")
 
 
 def test_a_rank_that_finds_another_run_at_its_address_says_so_and_leaves_it_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from proximo.checkpoint.fingerprints import differences
 from proximo.checkpoint.versions import versions
 from proximo.distributed.failure import status_of
-from proximo.distributed.place import Place
+from proximo.distributed.place import Place, idle_tasks
 from proximo.distributed.processes import heeded_signals, say
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, JoinError
@@ -72,6 +72,16 @@ def _check_same(world: World, recipe: "Recipe") -> None:
                 f"the ranks were started with different things (rank 0 -> rank {rank}): one command, with one recipe "
                 f"file and one environment, starts them all{listed}{more}"
             )
+
+
+def say_idle_tasks() -> None:
+    """For a process that trains alone: say so in a job of Slurm's that has tasks for more ranks."""
+    if num := idle_tasks(os.environ):
+        print(
+            f"note: this job has {num} tasks of Slurm's, but this process trains alone: start the command by srun for "
+            "a rank in each task, or set devices.num for the devices of this machine",
+            file=sys.stderr,
+        )
 
 
 def run_rank(

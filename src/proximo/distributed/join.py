@@ -128,7 +128,9 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     served = _serve(place, timeout) if place.hosts_store else None
 
     def connect() -> dist.TCPStore:
-        return dist.TCPStore(place.host, place.port, is_master=False, timeout=timeout)
+        store = dist.TCPStore(place.host, place.port, is_master=False, timeout=timeout / 2)  # it tries twice
+        store.set_timeout(timeout)
+        return store
 
     try:
         shared, watched = connect(), connect()

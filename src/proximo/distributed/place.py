@@ -68,6 +68,12 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
     return place if place.size > 1 else None
 
 
+def idle_tasks(environment: Mapping[str, str]) -> int:
+    """How many tasks Slurm has for this job, where this process is none that srun started; 0 where that is one."""
+    text = environment.get("SLURM_NTASKS", "1")
+    return int(text) if text.isdecimal() and int(text) > 1 and "SLURM_STEP_NUM_TASKS" not in environment else 0
+
+
 def device_index(*, local_rank: int, local_size: int, num_devices: int) -> int | None:
     """The number of a rank's CUDA device among those that it sees; None where it has none for itself.
 

@@ -1,5 +1,6 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,11 @@ class _Decision:
     """Why a guard ends the run here."""
 
 
+def _signal_of(exit_status: int) -> str:
+    """The name of the signal that a run stops with."""
+    return signal.Signals(exit_status - 128).name
+
+
 class _Loop:
     """The part of a run between a start and its end or interruption, on each rank."""
 
@@ -168,7 +174,7 @@ class _Loop:
                 self.store.finish()
                 if status == 0:
                     self.world.once(lambda: consolidate(self.store), what="the saved models to be made whole")
-                journal.end("stopped" if status else "finished")
+                journal.end("stopped" if status else "finished", reason=_signal_of(status) if status else None)
                 if status == 0:
                     journal.finish_pushes(self.store)
                 return status or self.status_at_end
@@ -229,7 +235,9 @@ class _Loop:
                     self._end_by_guard(journal, step, decision.guard)
                 if decision.exit_status is not None and step < last:
                     self.store.finish()
-                    journal.note(f"stopped by a signal after step {step}; go on with --resume")
+                    journal.note(
+                        f"stopped by {_signal_of(decision.exit_status)} after step {step}; go on with --resume"
+                    )
                     return decision.exit_status
                 if decision.exit_status is not None:
                     journal.note(f"the signal came in step {step}, the last one: nothing is left to do")
