@@ -28,6 +28,7 @@ from launched import (
 )
 
 from distributed.ranks import SOON_SECONDS, Ranks
+from proximo.distributed.answered_store import AnsweredStore
 from proximo.distributed.process_group import ProcessGroupWorld
 from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World
@@ -290,3 +291,35 @@ def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
     assert steps == list(range(len(steps)))
     assert len(steps) > step + 2
+
+
+SERVES = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_a_store_whose_process_is_stopped_is_waited_for_no_longer_than_is_allowed() -> None:
+    command = [sys.executable, "-c", SERVES, str(MOST_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            store = dist.TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False)
+            answered = AnsweredStore(store, seconds=MOST_SECONDS)
+            answered.set("key", "value")
+            assert answered.check(["key"])
+            assert not answered.check(["key", "another"])
+            assert (answered.get("key"), answered.multi_get(["key"])) == (b"value", [b"value"])
+            assert answered.compare_set("key", "", "new") == b"value"
+            process.send_signal(signal.SIGSTOP)
+            stopped = AnsweredStore(store, seconds=0.1)
+            with pytest.raises(RuntimeError, match=r"no answer within 0\.1 s"):
+                stopped.check(["key"])
+            process.send_signal(signal.SIGCONT)
+            with pytest.raises(RuntimeError, match=r"no answer within 0\.1 s"):
+                stopped.get("key")  # nor asked again
+        finally:
+            process.kill()

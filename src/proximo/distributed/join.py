@@ -122,6 +122,7 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     """Connect to the store and begin to watch."""
     import torch.distributed as dist
 
+    from proximo.distributed.answered_store import AnsweredStore
     from proximo.distributed.watch import Watch
 
     timeout = timedelta(seconds=max(timeout_seconds, START_SECONDS))
@@ -147,7 +148,7 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
         )
     attempt = f"proximo/{place.attempt}"
     watch = Watch(
-        dist.PrefixStore(attempt, watched),
+        AnsweredStore(dist.PrefixStore(attempt, watched), seconds=timeout_seconds),
         rank=place.rank,
         size=place.size,
         timeout_seconds=timeout_seconds,
