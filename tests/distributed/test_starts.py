@@ -10,7 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from distributed.launched import MOST_SECONDS, sft_recipe
+from distributed.ranks import joined
+from proximo.checkpoint import ranks_files
 from proximo.cli.ranks import say_idle_tasks
+from proximo.distributed.world import current
 
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "2",
@@ -107,3 +110,21 @@ def test_a_rank_that_finds_another_run_at_its_address_says_so_and_leaves_it_alon
         "step 0: give each run a MASTER_PORT of its own\n"
     )
     assert store.num_keys() == num_keys, "it has joined them"
+
+
+def check_own_folder(place: Path, shared: bool) -> None:
+    ranks_files.SEEN_SECONDS = 0.0
+    folder = place if shared else place / str(current().rank)
+    folder.mkdir(exist_ok=True)
+    ranks_files.check_shared(folder)
+
+
+def test_a_run_folder_that_other_ranks_do_not_see_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    refused = joined(check_own_folder, tmp_path, False)
+    for end, place in zip(refused, (tmp_path / "0", tmp_path / "1"), strict=True):
+        assert end.error == (
+            f"RunFolderError: rank 1 of 2 does not see what rank 0 writes into {place}: run.folder must be on a file "
+            "system that all machines of the run share"
+        )
+    assert [end.error for end in joined(check_own_folder, tmp_path, True)] == ["", ""]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"], "the file is removed"

@@ -12,6 +12,7 @@ from typing import NoReturn
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.interruption import Interruption
+from proximo.checkpoint.ranks_files import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import CheckpointStore
@@ -85,6 +86,8 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
         path, resuming = world.once(open_folder, what="the run folder to open")
         world.traces = path / RANKS
         try:
+            if num_ranks > 1:
+                check_shared(path)
             return _Loop(path, task, recipe, options, resuming=resuming, folder=folders[0] if folders else None).run()
         finally:
             world.traces = None
