@@ -36,18 +36,22 @@ def check_shared(folder: Path) -> None:
         return file.name
 
     written = folder / world.once(write, what="the run folder to open")
-    seen = world.gather(_appears(written), what="all ranks to see the run folder")
-    if world.leads:
-        written.unlink()
+    seconds = min(SEEN_SECONDS, world.timeout_seconds / 2)  # the others wait no longer than that for the answer
+    try:
+        seen = world.gather(_appears(written, seconds), what="all ranks to see the run folder")
+    finally:
+        if world.leads:
+            written.unlink()
     if blind := [str(rank) for rank, sees in enumerate(seen) if not sees]:
+        named = ", ".join(blind[:8]) + (" and more" if len(blind) > 8 else "")
         raise RunFolderError(
-            f"rank {', '.join(blind[:8])}{' and more' if len(blind) > 8 else ''} of {world.size} does not see what rank "
-            f"0 writes into {folder}: run.folder must be on a file system that all machines of the run share"
+            f"rank {named} of {world.size} does not see what rank 0 writes into {folder}: run.folder must be on a file "
+            "system that all machines of the run share"
         )
 
 
-def _appears(file: Path) -> bool:
-    end = time.monotonic() + SEEN_SECONDS
+def _appears(file: Path, seconds: float) -> bool:
+    end = time.monotonic() + seconds
     while not file.exists():
         if time.monotonic() > end:
             return False
