@@ -68,20 +68,6 @@ def test_ranks_with_other_recipes_are_refused_with_the_key_that_differs(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rank_that_ends_first_leaves_rank_0_the_time_to_say_why(tmp_path: Path, port: int) -> None:
-    """torchrun ends all ranks with the first one that ends."""
-    recipe = str(sft_recipe(tmp_path))
-    first, second = start(0, port, recipe), start(1, port, recipe, "data.sources.0.path=nowhere.jsonl")
-    try:
-        assert second.wait(MOST_SECONDS) == 2
-    finally:
-        first.terminate()
-    (status, output), _ = ended(first, second)
-    assert status == 2
-    assert "error: rank 1 (process " in output
-    assert "there is no file nowhere.jsonl" in output
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [({"SLURM_NTASKS": "8"}, True), ({"SLURM_NTASKS": "1"}, False), ({"SLURM_NTASKS": "8", **SRUN}, False)],

@@ -65,7 +65,6 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
         if place.hosts_store:
             watch.linger(LINGER_SECONDS)
         watch.stop()
-        watch.let_first_speak()
         end.status = status_of(explained)
         if explained is not error:
             raise explained from error

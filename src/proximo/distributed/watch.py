@@ -31,10 +31,6 @@ SEARCH_SECONDS = 8.0
 GRACE_SECONDS = 3.0
 """How long the main thread may take to notice that another rank ended the run. Rank 0, which writes, has longer."""
 GRACE_OF_FIRST_SECONDS = 10.0
-REPORT_SECONDS = 60.0
-"""After a failure, how long another rank waits for rank 0 to write the outcome and the report of the run."""
-WORDS_SECONDS = 5.0
-"""And then, on the same machine, for it to print why the run ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +139,6 @@ class Watch:
         self._thread.join(timeout=2 * BEAT_SECONDS)
         if self.unheeded is not None and not self._thread.is_alive():
             self.unheeded.close()
-
-    def let_first_speak(self) -> None:
-        """After a failure: wait for the end of rank 0, unless it is gone. Call it after `stop`.
-
-        torchrun and `srun --kill-on-bad-exit` end all ranks with the first that ends, whatever they are writing.
-        """
-        failure = self.failure
-        if self.rank == 0 or failure is None or (failure.rank == 0 and not failure.is_alive):
-            return
-        try:
-            if not self._store.check(["name/0"]):
-                return
-            self.name_of(0)
-            _wait_until(lambda: self._store.check(["ends/0"]), REPORT_SECONDS)
-        except (dist.DistError, RuntimeError):  # it has served the store
-            pass
-        machine, process, _ = self._names[0]
-        if machine == process_table():
-            _wait_until(lambda: not is_alive(process), WORDS_SECONDS)
 
     def name_of(self, rank: int) -> str:
         """Such as `rank 2 (process 4711 on host7)`."""
@@ -334,10 +311,3 @@ class Watch:
         with suppress(dist.DistError, RuntimeError):
             self._store.set(f"ends/{self.rank}", "")
         os._exit(failure.status)
-
-
-def _wait_until(holds: Callable[[], bool], seconds: float) -> None:
-    """Return once it holds, or after so long."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.05)
