@@ -85,6 +85,10 @@ class RankError(ProximoError, RuntimeError):
         self.exit_status = exit_status
 
 
+class JoinError(RankError):
+    """This rank met no other rank of its run, so that none of them can say why."""
+
+
 class CheckpointError(ProximoError, RuntimeError):
     """A checkpoint is damaged, or does not fit the run that asked for it."""
 

@@ -61,7 +61,16 @@ def training(
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+STATUSES = [
+    (signal.SIGTERM, 143),
+    (signal.SIGINT, 130),
+    (signal.SIGHUP, 129),
+    (signal.SIGUSR1, 138),
+    (signal.SIGUSR2, 140),
+]
+
+
+@pytest.mark.parametrize(("number", "status"), STATUSES)
 def test_the_first_signal_lets_the_step_end_and_the_save_happen(number, status, tmp_path):
     with training(tmp_path) as process:
         process.send_signal(number)
@@ -106,6 +115,14 @@ def test_a_signal_that_the_parent_ignores_stays_ignored(tmp_path):
     code += "with Interruption() as i:\n    os.kill(os.getpid(), signal.SIGINT)\n    print(i.requested)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_program_with_a_use_of_its_own_for_a_users_signal_keeps_it():
+    code = "import os, signal\nfrom proximo.checkpoint.interruption import Interruption\n"
+    code += "signal.signal(signal.SIGUSR1, lambda *_: print('mine'))\n"
+    code += "with Interruption() as i:\n    os.kill(os.getpid(), signal.SIGUSR1)\n    print(i.requested)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "mine\nFalse\n"
 
 
 def test_a_forked_child_dies_of_the_signal_as_it_would_otherwise(tmp_path):

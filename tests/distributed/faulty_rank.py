@@ -117,7 +117,7 @@ def count_calls(number: int, act: Callable[[str], None]) -> None:
 if __name__ == "__main__":
     import faulthandler
 
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGQUIT, all_threads=True)
     faults, attempt = json.loads(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if faults and os.environ["RANK"] == "0":
         note(f"attempt {attempt} begins")

@@ -178,7 +178,7 @@ def joined(function: Callable[..., Any], *arguments: Any, size: int = 2) -> list
     """
     context = _forks()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = {"host": "127.0.0.1", "port": store.port, "first_hosts_store": False}
+    address = {"host": "127.0.0.1", "port": store.port, "first_hosts_store": False, "run": "a run"}
     pipes, processes = [context.Pipe(duplex=False) for _ in range(size)], []
     for rank, (_, theirs) in enumerate(pipes):
         place = Place(rank=rank, size=size, local_rank=rank, local_size=size, starter="torchrun", **address)

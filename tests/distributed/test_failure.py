@@ -28,6 +28,7 @@ from launched import (
 )
 
 from distributed.ranks import SOON_SECONDS, Ranks
+from proximo.distributed.answered_store import AnsweredStore
 from proximo.distributed.process_group import ProcessGroupWorld
 from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World
@@ -160,7 +161,7 @@ join._connect = lambda *_: (None, Watch())
 join._make_world = lambda *_, **named: World()
 join._destroy = lambda: None
 place = Place(
-    rank=0, size=2, local_rank=0, local_size=2, host="", port=0, first_hosts_store=False, starter="torchrun"
+    rank=0, size=2, local_rank=0, local_size=2, host="", port=0, first_hosts_store=False, run="", starter="torchrun"
 )
 with join.join(place=place):
     atexit.register(print, "a report", end="")
@@ -263,20 +264,24 @@ def test_all_ranks_end_with_one_message(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("starter", "status"), [(LAUNCHED, 143), (TORCHRUN, 1)], ids=["proximo", "torchrun"])
+@pytest.mark.parametrize(
+    ("starter", "number", "status"),
+    [(LAUNCHED, signal.SIGTERM, 143), (LAUNCHED, signal.SIGUSR1, 138), (TORCHRUN, signal.SIGTERM, 1)],
+    ids=["proximo", "proximo, SIGUSR1", "torchrun"],
+)
 def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
-    starter: list[str], status: int, tmp_path: Path
+    starter: list[str], number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     recipe = sft_recipe(tmp_path)
     many = ("sft.num_epochs=80", "run.save_every_steps=1000", "run.evaluate_every_steps=1000")
     process = start([*starter, *rank_command(recipe, [], *many)])
     run = tmp_path / "run"
     wait_for_lines(run, 3)
-    os.killpg(process.pid, signal.SIGTERM)  # the parent passes it on as well
+    os.killpg(process.pid, number)  # the parent passes it on as well
     ended = end(process, recipe)
     assert ended.status == status, ended.output
     assert not ended.errors
-    assert ended.output.count("SIGTERM: ending this step") == 1
+    assert ended.output.count(f"{number.name}: ending this step") == 1
     assert "goes on" not in ended.output, "the other rank heeds it not, but rank 0 does"
     step = read_lines(run / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
@@ -286,3 +291,35 @@ def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
     assert steps == list(range(len(steps)))
     assert len(steps) > step + 2
+
+
+SERVES = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_a_store_whose_process_is_stopped_is_waited_for_no_longer_than_is_allowed() -> None:
+    command = [sys.executable, "-c", SERVES, str(MOST_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            store = dist.TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False)
+            answered = AnsweredStore(store, seconds=MOST_SECONDS)
+            answered.set("key", "value")
+            assert answered.check(["key"])
+            assert not answered.check(["key", "another"])
+            assert (answered.get("key"), answered.multi_get(["key"])) == (b"value", [b"value"])
+            assert answered.compare_set("key", "", "new") == b"value"
+            process.send_signal(signal.SIGSTOP)
+            stopped = AnsweredStore(store, seconds=0.1)
+            with pytest.raises(RuntimeError, match=r"no answer within 0\.1 s"):
+                stopped.check(["key"])
+            process.send_signal(signal.SIGCONT)
+            with pytest.raises(RuntimeError, match=r"no answer within 0\.1 s"):
+                stopped.get("key")  # nor asked again
+        finally:
+            process.kill()

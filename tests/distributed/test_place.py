@@ -77,6 +77,10 @@ def test_the_variables_of_slurm() -> None:
     assert (place.host, place.starter) == ("gpu07", "slurm")
     assert 20_000 <= place.port < 40_000
     assert find_place({**SLURM, "SLURM_STEP_ID": "2"}) != place  # steps of one job do not meet
+    assert place.run == "Slurm's job 1234, step 1"
+    again = find_place({**SLURM, "SLURM_RESTART_COUNT": "2"})
+    assert again is not None
+    assert (place.attempt, again.attempt) == ("0", "2")
     named = find_place({**SLURM, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"})
     assert named is not None
     assert (named.host, named.port) == ("10.0.0.1", 4000)

@@ -98,7 +98,10 @@ def test_the_head_says_model_task_device_duration_and_outcome(tmp_path: Path):
     [
         (None, "running, or killed, after step 12 of 40"),
         ({"state": "finished", "total_steps": 12, "reason": None}, "finished after step 12 of 12"),
-        ({"state": "stopped", "total_steps": 40, "reason": None}, "stopped by a signal after step 12 of 40; --resume"),
+        (
+            {"state": "stopped", "total_steps": 40, "reason": "SIGUSR1"},
+            "stopped by SIGUSR1 after step 12 of 40; --resume",
+        ),
         ({"state": "failed", "total_steps": 40, "reason": f"no answer: {HOSTILE}"}, "failed after step 12 of 40"),
         ({"half": "written"}, "running"),
     ],

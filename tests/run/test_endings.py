@@ -139,8 +139,8 @@ def test_a_signal_in_the_last_step_finds_the_run_complete(tmp_path: Path) -> Non
 
 def test_a_signal_before_the_last_step_stops_the_run(tmp_path: Path) -> None:
     assert start(tmp_path / "run", Signalled(2)) == 128 + signal.SIGTERM
-    assert "stopped by a signal after step 2; go on with --resume" in (tmp_path / "run" / "log.txt").read_text()
-    assert ended(tmp_path / "run")["state"] == "stopped"
+    assert "stopped by SIGTERM after step 2; go on with --resume" in (tmp_path / "run" / "log.txt").read_text()
+    assert ended(tmp_path / "run") == {"state": "stopped", "total_steps": 3, "reason": "SIGTERM"}
 
 
 def test_a_signal_in_the_last_step_of_a_stage_keeps_the_next_stage_from_starting(tmp_path: Path) -> None:

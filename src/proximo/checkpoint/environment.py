@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
-from proximo.checkpoint.versions import installed_version
+from proximo.checkpoint.versions import versions
 from proximo.distributed.world import current
 from proximo.native.library import describe_kernels
-
-PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets", "safetensors", "numpy")
-
 
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -42,8 +39,7 @@ def describe_environment(*, device: str) -> dict[str, Any]:
     JSON, the same on every call.
     """
     return {
-        "python": platform.python_version(),
-        **{package: installed_version(package) for package in PACKAGES},
+        **versions(),
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),

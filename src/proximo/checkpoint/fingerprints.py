@@ -65,13 +65,13 @@ def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: P
     flag.
     """
     may = permission or Permission()
-    changed = [each for each in _differences(saved.config, current.config) if not _covered(each.path, may.settings)]
+    changed = [each for each in differences(saved.config, current.config) if not _covered(each.path, may.settings)]
     of_environment = [each for each in changed if _covered(each.path, may.environment_settings)]
     rest = [each for each in changed if each not in of_environment]
     of_rewards = [each for each in rest if _covered(each.path, may.reward_settings)]
     config = [each for each in rest if each not in of_rewards]
-    of_environment += _differences(saved.environment, current.environment)
-    of_rewards += _by_file(_differences(saved.functions, current.functions))
+    of_environment += differences(saved.environment, current.environment)
+    of_rewards += _by_file(differences(saved.functions, current.functions))
     # Data is hashed in the order of its use, which these settings decide. If one of them changed, the hash differs even
     # for the same files, so only the setting is reported.
     reordered = any(difference.path == "run.seed" or difference.path.startswith("data.") for difference in changed)
@@ -105,7 +105,7 @@ _ENVIRONMENT_ADVICE = (
 
 def changed_inputs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """One line for each input whose hash differs from the saved one."""
-    return [str(difference) for difference in _differences(saved, current) if difference.before is not _ABSENT]
+    return [str(difference) for difference in differences(saved, current) if difference.before is not _ABSENT]
 
 
 def relocatable(value: Any, pipeline_folder: str) -> Any:
@@ -145,8 +145,11 @@ class _Difference:
         return f"{self.path}: {_show(self.before)} -> {_show(self.now)}"
 
 
-def _differences(saved: Any, current: Any, path: str = "") -> Iterator[_Difference]:
-    """Each value that differs. A section that exists on one side only is one difference."""
+def differences(saved: Any, current: Any, path: str = "") -> Iterator[_Difference]:
+    """Each value of two nested JSON mappings that differs, as text such as `run.seed: 0 -> 1`.
+
+    A section that exists on one side only is one difference.
+    """
     before, now = _parts(saved), _parts(current)
     if before is None or now is None:
         if saved != current:
@@ -154,16 +157,16 @@ def _differences(saved: Any, current: Any, path: str = "") -> Iterator[_Differen
         return
     for name in sorted(before.keys() | now.keys()):
         below = f"{path}.{name}" if path else name
-        yield from _differences(before.get(name, _ABSENT), now.get(name, _ABSENT), below)
+        yield from differences(before.get(name, _ABSENT), now.get(name, _ABSENT), below)
 
 
-def _by_file(differences: Iterable[_Difference]) -> Iterator[_Difference]:
+def _by_file(found: Iterable[_Difference]) -> Iterator[_Difference]:
     """Functions of one file, whose hash they share, as one difference."""
 
     def shared(each: _Difference) -> tuple[Any, ...]:
         return each.path.partition(":")[0], each.before, each.now
 
-    for (module, before, now), group in groupby(differences, shared):
+    for (module, before, now), group in groupby(found, shared):
         names = [each.path.partition(":")[2] for each in group]
         yield _Difference(f"{module}:{names[0]}" if len(names) == 1 else f"{module} ({', '.join(names)})", before, now)
 

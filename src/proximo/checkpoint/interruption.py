@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP during training: end the step, save, leave. Not the saving, and not the loop.
+"""SIGTERM and its like during training: end the step, save, leave. Not the saving, and not the loop.
 
 with Interruption() as interruption:
     for step in ...:
@@ -19,18 +19,17 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The last is that of a terminal which was closed."""
+from proximo.distributed.processes import heeded_signals
 
 
 class Interruption:
     """While it is entered, the first signal only asks; the step then has `grace_seconds` to end.
 
-    A step that does not end in time, or a second signal, ends the process at once with status 143 (SIGTERM), 130
-    (SIGINT) or 129 (SIGHUP): the last checkpoint redoes the step. Since saves are atomic nothing can break. With
-    `keeps_process`, SIGINT never ends the process: the step may take as long as it needs, and a second SIGINT raises
-    KeyboardInterrupt. Outside the main thread, where Python takes no handlers, and for a signal that the parent process
-    chose to ignore (as `nohup` does with SIGHUP), nothing is changed.
+    A step that does not end in time, or a second signal, ends the process at once with status 128 plus the number of
+    the signal: the last checkpoint redoes the step. Since saves are atomic nothing can break. With `keeps_process`,
+    SIGINT never ends the process: the step may take as long as it needs, and a second SIGINT raises KeyboardInterrupt.
+    Outside the main thread, where Python takes no handlers, and for signals that this process does not heed
+    (`heeded_signals`), nothing is changed.
     """
 
     def __init__(
@@ -83,11 +82,9 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             return self
         threading.Thread(target=self._watch, name="interruption", daemon=True).start()
-        for number in SIGNALS:
-            previous = signal.getsignal(number)
-            if previous is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
-                self._previous[number] = signal.SIG_DFL if previous is None else previous
+        for number in heeded_signals():
+            previous = signal.signal(number, self._on_signal)
+            self._previous[number] = signal.SIG_DFL if previous is None else previous
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):

@@ -1,8 +1,12 @@
-"""The part of a save that every rank does: its own files, durable, then one word to the others. In a thread of each.
+"""The run folder as several ranks have it, and the part of a save that every rank does.
+
+Each writes its own files, durable, then one word to the others, in a thread of its own.
 
 Nothing is published before all ranks have said that their files are on the disk, and every rank learns how it ended.
 """
 
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +14,49 @@ from pathlib import Path
 from proximo.checkpoint import atomic
 from proximo.checkpoint.manifest import FileEntry, describe_files
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError
+from proximo.errors import CheckpointError, RunFolderError
+
+SEEN_SECONDS = 60.0
+"""How long a network file system may take to show one machine the file of another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Report:
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     problem: str | None = None
+
+
+def check_shared(folder: Path) -> None:
+    """Raises RunFolderError on every rank where one does not see a file that rank 0 writes into its `folder`."""
+    world = current()
+
+    def write() -> str:
+        file = folder / f"{atomic.TEMPORARY_PREFIX}seen-{secrets.token_hex(8)}"
+        file.touch()
+        return file.name
+
+    written = folder / world.once(write, what="the run folder to open")
+    seconds = min(SEEN_SECONDS, world.timeout_seconds / 2)  # the others wait no longer than that for the answer
+    try:
+        seen = world.gather(_appears(written, seconds), what="all ranks to see the run folder")
+    finally:
+        if world.leads:
+            written.unlink()
+    if blind := [str(rank) for rank, sees in enumerate(seen) if not sees]:
+        named = ", ".join(blind[:8]) + (" and more" if len(blind) > 8 else "")
+        raise RunFolderError(
+            f"rank {named} of {world.size} does not see what rank 0 writes into {folder}: run.folder must be on a file "
+            "system that all machines of the run share"
+        )
+
+
+def _appears(file: Path, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not file.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def written_by_ranks(

@@ -133,8 +133,10 @@ class RunFolder:
         atomic.write_bytes_atomically(self.path / ENVIRONMENT, _json(environment))
 
     def write_outcome(self, state: EndState, *, total_steps: int, reason: str | None = None) -> None:
-        """Keep how the run ended: finished, stopped by a signal, or failed. `reason`: why it failed, or why a run that
-        finished took no update."""
+        """Keep how the run ended: finished, stopped by a signal, or failed.
+
+        `reason`: why it failed, which signal stopped it, or why a run that finished took no update.
+        """
         outcome = {"state": state, "total_steps": total_steps, "reason": reason}
         atomic.write_bytes_atomically(self.outcome, _json(outcome))
 

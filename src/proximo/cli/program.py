@@ -217,12 +217,13 @@ def _program(
     proximo plan my.yaml                      memory and work, before anything is loaded
     proximo pass-rate my.yaml rated.jsonl     how hard its prompts are for the policy it starts from
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
+    proximo ppo my.yaml devices.num=8         on 8 GPUs; several machines, Slurm: docs/scale.md
     proximo watch runs/ppo                    curves and samples in a browser while it goes on
     proximo report runs/ppo                   the same as one HTML file; of several runs side by side
     proximo generate runs/ppo "Once upon"     try the result
     proximo chat runs/ppo                     talk to it
     proximo serve-reward my.yaml              its reward sources for other machines
 
-    Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143, 130 or 129 when stopped by a
-    signal.
+    Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 128 plus its number when a signal stopped
+    the run, such as 143 for SIGTERM.
     """

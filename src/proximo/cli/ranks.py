@@ -6,10 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from proximo.checkpoint.interruption import SIGNALS
+from proximo.checkpoint.fingerprints import differences
+from proximo.checkpoint.versions import versions
 from proximo.distributed.failure import status_of
-from proximo.distributed.place import Place
-from proximo.errors import ConfigError
+from proximo.distributed.place import Place, idle_tasks
+from proximo.distributed.processes import heeded_signals, say
+from proximo.distributed.world import World
+from proximo.errors import ConfigError, JoinError
 
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 600.0
 """How long ranks wait for each other to say that there is no valid recipe."""
+MOST_DIFFERENCES = 8
+"""What a message lists of two ranks that were started differently."""
 
 
 def num_ranks(recipe: "Recipe") -> int:
@@ -55,6 +60,30 @@ def check_ranks(recipe: "Recipe", place: Place | None) -> None:
         raise ConfigError(problem)
 
 
+def _check_same(world: World, recipe: "Recipe") -> None:
+    """Raises ConfigError on every rank where one of them has another recipe or other versions than rank 0."""
+    mine = {**recipe.model_dump(mode="json"), "versions": versions()}
+    first, *others = world.gather(mine, what="the checks of the recipe")
+    for rank, other in enumerate(others, start=1):
+        if found := [str(each) for each in differences(first, other)]:
+            listed = "".join(f"\n  {line}" for line in found[:MOST_DIFFERENCES])
+            more = f"\n  and {len(found) - MOST_DIFFERENCES} more" if len(found) > MOST_DIFFERENCES else ""
+            raise ConfigError(
+                f"the ranks were started with different things (rank 0 -> rank {rank}): one command, with one recipe "
+                f"file and one environment, starts them all{listed}{more}"
+            )
+
+
+def say_idle_tasks() -> None:
+    """For a process that trains alone: say so in a job of Slurm's that has tasks for more ranks."""
+    if num := idle_tasks(os.environ):
+        print(
+            f"note: this job has {num} tasks of Slurm's, but this process trains alone: start the command by srun for "
+            "a rank in each task, or set devices.num for the devices of this machine",
+            file=sys.stderr,
+        )
+
+
 def run_rank(
     place: Place,
     prepare: "Callable[[], tuple[Recipe, RunOptions]]",
@@ -72,6 +101,8 @@ def run_rank(
     except BaseException as error:
         if place.rank == 0:
             raise
+        if isinstance(error, JoinError):  # rank 0 does not know of it
+            say(f"error: {error}")
         # Not through the interpreter's end: threads of torch's may still wait for ranks that are gone.
         os._exit(status_of(error))
 
@@ -89,13 +120,16 @@ def _join_and_run(
         problem = error
     from proximo.distributed.join import join
 
+    if place.rank == 0 and prepared is not None and not prepared[1].quiet:  # one that does not come is waited for
+        where = f"{place.host}:{place.port}"
+        print(f"{place.size} ranks, started by {place.starter}, meet at {where}", file=sys.stderr, flush=True)
     with join(timeout_seconds=timeout, place=place) as world:
         try:
             if place.rank > 0:
-                world.pass_over_signals(SIGNALS)
+                world.pass_over_signals(heeded_signals())
             if prepared is None:
                 raise problem or AssertionError
-            world.barrier(what="the checks of the recipe")
+            _check_same(world, prepared[0])
             return run(*prepared)
         except Exception as error:
             known = world.explain(error)

@@ -11,7 +11,7 @@ import typer
 
 from proximo.cli import completion
 from proximo.cli.collection import imports_without_collection
-from proximo.cli.ranks import check_ranks, num_ranks, run_rank
+from proximo.cli.ranks import check_ranks, num_ranks, run_rank, say_idle_tasks
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
 from proximo.errors import ConfigError
@@ -112,6 +112,7 @@ def _command(kind: str) -> Callable[..., int]:
 
                 command = [sys.executable, "-P", "-m", "proximo", *context.obj]
                 return launch(command, num=num, when_lost=partial(_write_outcomes, given))
+            say_idle_tasks()
             return _run(given, options)
 
     return command

@@ -49,7 +49,7 @@ class RunConfig(Section):
     """Checkpoints to keep besides the best one; at least 2, because a full disk may damage the newest. The best one is
     selected among the steps that are both saved and evaluated."""
     grace_seconds: float = Field(25.0, ge=0)
-    """Time limit for the current step after the first SIGTERM or SIGINT; the run then exits without finishing it."""
+    """Time limit for the current step after the first signal that ends the run; it then exits without finishing it."""
     evaluate_every_steps: int | None = Field(None, ge=1)
     """Steps between evaluations; null evaluates only before the first and after the last step."""
     samples_per_step: int = Field(2, ge=0)

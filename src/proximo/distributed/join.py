@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from proximo.distributed.failure import status_of
 from proximo.distributed.place import Place, device_index, find_place
+from proximo.distributed.processes import first_line
 from proximo.distributed.world import World, current, using
-from proximo.errors import ConfigError, RankError
+from proximo.errors import ConfigError, JoinError, ProximoError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -40,17 +41,15 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
         timeout_seconds: how long a rank waits for the others.
         place: which rank this is; None for what the environment says.
 
-    Raises ConfigError if the environment of the launcher is not complete, RankError if ranks do not come.
+    Raises ConfigError if the environment of the launcher is not complete, RankError if ranks do not come, JoinError
+    where this rank finds none of them.
     """
     place = place or find_place()
     if place is None:
         yield current()
         return
-    _prepare(place)
-    index, end = _index_of_device(place), _EndAtExit()
-    if index is not None:
-        atexit.register(end)
-    store, watch = _connect(place, timeout_seconds)
+    end = _EndAtExit()
+    index, store, watch = _find_others(place, timeout_seconds, end)
     world: World = World()
     try:
         world = _make_world(store, watch, place, timeout_seconds, index=index)
@@ -72,6 +71,23 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
         raise
     watch.stop()
     _destroy()
+
+
+def _find_others(place: Place, timeout_seconds: float, end: "_EndAtExit") -> "tuple[int | None, dist.Store, Watch]":
+    """The number of this rank's CUDA device, a store that it shares with the other ranks, and its watch.
+
+    Raises ConfigError where rank 0 cannot serve the store, else JoinError: the others know nothing of this rank yet.
+    """
+    try:
+        _prepare(place)
+        index = _index_of_device(place)
+        if index is not None:
+            atexit.register(end)
+        return index, *_connect(place, timeout_seconds)
+    except ProximoError:
+        raise
+    except Exception as error:
+        raise JoinError(f"{_name(place)} could not join the others: {type(error).__name__}: {error}") from error
 
 
 class _EndAtExit:
@@ -105,24 +121,33 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     """Connect to the store and begin to watch."""
     import torch.distributed as dist
 
+    from proximo.distributed.answered_store import AnsweredStore
     from proximo.distributed.watch import Watch
 
     timeout = timedelta(seconds=max(timeout_seconds, START_SECONDS))
     served = _serve(place, timeout) if place.hosts_store else None
 
-    def connect() -> dist.Store:
-        store = dist.TCPStore(place.host, place.port, is_master=False, timeout=timeout)
-        return dist.PrefixStore(f"proximo/{place.attempt}", store)
+    def connect() -> dist.TCPStore:
+        store = dist.TCPStore(place.host, place.port, is_master=False, timeout=timeout / 2)  # it tries twice
+        store.set_timeout(timeout)
+        return store
 
     try:
-        store, watched = connect(), connect()
+        shared, watched = connect(), connect()
+        run = shared.compare_set("run", "", place.run).decode(errors="replace")
     except (dist.DistError, RuntimeError) as error:
-        raise RankError(
-            f"rank {place.rank} of {place.size} found no other rank: nothing answers at {place.host}:{place.port} "
-            f"({str(error).partition(chr(10))[0]})"
+        raise JoinError(
+            f"{_name(place)} found no other rank: rank 0 does not answer at {place.host}:{place.port} "
+            f"({first_line(error)}): it has ended, or this machine cannot reach it"
         ) from error
+    if run != place.run:  # its ranks would take this one for theirs
+        raise JoinError(
+            f"{_name(place)} belongs to {place.run}, but at {place.host}:{place.port} it found the ranks of {run}: "
+            "give each run a MASTER_PORT of its own"
+        )
+    attempt = f"proximo/{place.attempt}"
     watch = Watch(
-        watched,
+        AnsweredStore(dist.PrefixStore(attempt, watched), seconds=timeout_seconds),
         rank=place.rank,
         size=place.size,
         timeout_seconds=timeout_seconds,
@@ -131,7 +156,12 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
         told_of_ends=place.starter == "proximo",
     )
     watch.start()
-    return dist.PrefixStore("world", store), watch
+    return dist.PrefixStore("world", dist.PrefixStore(attempt, shared)), watch
+
+
+def _name(place: Place) -> str:
+    """Such as `rank 2 of 8 (process 4711 on node1)`."""
+    return f"rank {place.rank} of {place.size} (process {os.getpid()} on {socket.gethostname()})"
 
 
 def _make_world(

@@ -17,7 +17,7 @@ from types import FrameType
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure
 from proximo.distributed.place import LAUNCHED
-from proximo.distributed.processes import is_stopped
+from proximo.distributed.processes import heeded_signals, is_stopped
 from proximo.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -25,7 +25,6 @@ END_SECONDS = 60.0
 """After one rank failed, the others have so long to end by themselves: rank 0 writes the report of the run. One that is
 stopped cannot, and is killed at once."""
 POLL_SECONDS = 0.05
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPT_SECONDS = 1.0
 """A terminal sends SIGINT to all processes. It is passed on where rank 0 still lives after so long."""
 
@@ -85,7 +84,8 @@ class _Ranks:
 
     def wait(self, listener: socket.socket, when_lost: Callable[[str, str], None] | None) -> int:
         """Wait for all of them; returns the exit status of the run."""
-        previous = {number: signal.signal(number, self._on_signal) for number in FORWARDED if _is_heeded(number)}
+        heeded = heeded_signals() if threading.current_thread() is threading.main_thread() else []
+        previous = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
             store = _Store(listener)
             self._watch(store)
@@ -177,8 +177,3 @@ def _name(process: subprocess.Popen[bytes]) -> str:
 def _shell_status(status: int) -> int:
     """128 + the signal that ended a process, or its own status."""
     return 128 - status if status < 0 else status
-
-
-def _is_heeded(number: int) -> bool:
-    """Python takes handlers in the main thread; a signal that who started us ignores (`nohup`) stays ignored."""
-    return threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN

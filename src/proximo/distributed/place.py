@@ -31,6 +31,8 @@ class Place:
     port: int
     first_hosts_store: bool
     """Whether rank 0 has to serve the store itself."""
+    run: str
+    """Names the run for its launcher, such as a job of Slurm's. Ranks of another run may have the same address."""
     attempt: str = "0"
     """The number of restarts so far. The addresses of an earlier attempt must not be found in the store."""
     starter: Literal["proximo", "torchrun", "slurm"]
@@ -66,6 +68,12 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
     return place if place.size > 1 else None
 
 
+def idle_tasks(environment: Mapping[str, str]) -> int:
+    """How many tasks Slurm has for this job, where this process is none that srun started; 0 where that is one."""
+    text = environment.get("SLURM_NTASKS", "1")
+    return int(text) if text.isdecimal() and int(text) > 1 and "SLURM_STEP_NUM_TASKS" not in environment else 0
+
+
 def device_index(*, local_rank: int, local_size: int, num_devices: int) -> int | None:
     """The number of a rank's CUDA device among those that it sees; None where it has none for itself.
 
@@ -87,6 +95,7 @@ def _of_torchrun(given: Mapping[str, str]) -> Place:
         host=_text(given, "MASTER_ADDR"),
         port=_number(given, "MASTER_PORT"),
         first_hosts_store=not served,
+        run=f"torchrun --rdzv-id={given.get('TORCHELASTIC_RUN_ID', 'none')}",
         attempt=given.get("TORCHELASTIC_RESTART_COUNT", "0"),
         starter="proximo" if LAUNCHED in given else "torchrun",
     )
@@ -100,7 +109,8 @@ def _of_slurm(given: Mapping[str, str]) -> Place:
             f"SLURM_NODEID is {node}, and SLURM_STEP_TASKS_PER_NODE ({given['SLURM_STEP_TASKS_PER_NODE']}) has "
             f"{len(per_node)} nodes: start the ranks by srun"
         )
-    chosen = FIRST_PORT + (_number(given, "SLURM_JOB_ID") * 7 + _number(given, "SLURM_STEP_ID")) % NUM_PORTS
+    job, step = _number(given, "SLURM_JOB_ID"), _number(given, "SLURM_STEP_ID")
+    chosen = FIRST_PORT + (job * 7 + step) % NUM_PORTS
     return Place(
         rank=rank,
         size=_number(given, "SLURM_STEP_NUM_TASKS"),
@@ -109,6 +119,8 @@ def _of_slurm(given: Mapping[str, str]) -> Place:
         host=given.get("MASTER_ADDR") or first_host(_text(given, "SLURM_STEP_NODELIST")),
         port=_number(given, "MASTER_PORT") if "MASTER_PORT" in given else chosen,
         first_hosts_store=True,
+        run=f"Slurm's job {job}, step {step}",
+        attempt=given.get("SLURM_RESTART_COUNT", "0"),
         starter="slurm",
     )
 

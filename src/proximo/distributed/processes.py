@@ -1,9 +1,25 @@
-"""Processes of this machine, and their standard error."""
+"""Processes of this machine, their standard error, and the signals that end a run."""
 
 import os
+import signal
 from pathlib import Path
 
 from proximo.errors import redacted
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""They end a run after its step. The last is that of a terminal which was closed."""
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""They do so too: job scripts have their scheduler send one of them before the time limit."""
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """The signals that end a run after its step, without those for which this process has another use.
+
+    A parent may have one ignored, as `nohup` does with SIGHUP; and a program may have a handler of its own for a user's
+    signal.
+    """
+    stops = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return stops + [number for number in USER_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
 
 
 def say(text: str) -> None:

@@ -28,9 +28,8 @@ class Unheeded:
             end.setblocking(False)
         signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
         for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
-                signal.siginterrupt(number, False)  # system calls of libraries go on
+            signal.signal(number, self._on_signal)
+            signal.siginterrupt(number, False)  # system calls of libraries go on
 
     def look(self, name_of: Callable[[int], str], first_heeds: Callable[[], bool]) -> None:
         """At each beat: say which signals came a while ago, if rank 0 is not about to end the run.

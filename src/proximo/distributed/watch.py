@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from proximo.distributed.answered_store import AnsweredStore
 from proximo.distributed.failure import FAILURE, TOLD, Failure, keep_traceback, status_of
 from proximo.distributed.processes import first_line, is_alive, process_table, say
 from proximo.distributed.unheeded import Unheeded
@@ -52,7 +53,7 @@ class Watch:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: dist.Store | AnsweredStore,
         *,
         rank: int,
         size: int,

@@ -1,5 +1,6 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import NoReturn
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.interruption import Interruption
+from proximo.checkpoint.ranks_files import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import CheckpointStore
@@ -84,6 +86,8 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
         path, resuming = world.once(open_folder, what="the run folder to open")
         world.traces = path / RANKS
         try:
+            if num_ranks > 1:
+                check_shared(path)
             return _Loop(path, task, recipe, options, resuming=resuming, folder=folders[0] if folders else None).run()
         finally:
             world.traces = None
@@ -112,6 +116,11 @@ class _Decision:
     """To stop with, after a signal."""
     guard: str | None
     """Why a guard ends the run here."""
+
+
+def _signal_of(exit_status: int) -> str:
+    """The name of the signal that a run stops with."""
+    return signal.Signals(exit_status - 128).name
 
 
 class _Loop:
@@ -169,7 +178,7 @@ class _Loop:
                 self.store.finish()
                 if status == 0:
                     self.world.once(lambda: consolidate(self.store), what="the saved models to be made whole")
-                journal.end("stopped" if status else "finished")
+                journal.end("stopped" if status else "finished", reason=_signal_of(status) if status else None)
                 if status == 0:
                     journal.finish_pushes(self.store)
                 return status or self.status_at_end
@@ -230,7 +239,9 @@ class _Loop:
                     self._end_by_guard(journal, step, decision.guard)
                 if decision.exit_status is not None and step < last:
                     self.store.finish()
-                    journal.note(f"stopped by a signal after step {step}; go on with --resume")
+                    journal.note(
+                        f"stopped by {_signal_of(decision.exit_status)} after step {step}; go on with --resume"
+                    )
                     return decision.exit_status
                 if decision.exit_status is not None:
                     journal.note(f"the signal came in step {step}, the last one: nothing is left to do")

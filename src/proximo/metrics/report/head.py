@@ -92,7 +92,7 @@ def outcome_words(run: Run) -> str:
         case None:
             return f"running, or killed, {done}{of}"
         case "stopped":
-            return f"stopped by a signal {done}{of}; --resume continues it"
+            return f"stopped by {(run.outcome and run.outcome.reason) or 'a signal'} {done}{of}; --resume continues it"
         case "finished" if run.outcome and run.outcome.reason:
             return f"finished {done}{of}, but {run.outcome.reason}"
         case state:

@@ -60,8 +60,8 @@ class Journal:
     def sync(self) -> None:
         """Flush the logs to disk."""
 
-    def end(self, state: EndState) -> None:
-        """Write the outcome, and the report unless the run is to be resumed."""
+    def end(self, state: EndState, *, reason: str | None = None) -> None:
+        """Write the outcome, and the report unless the run is to be resumed. `reason`: the signal that stopped it."""
 
     def fail(self, error: Exception) -> None:
         """Write what ended the run."""
@@ -142,8 +142,8 @@ class RunJournal(Journal):
     def sync(self) -> None:
         self._logs.sync()
 
-    def end(self, state: EndState) -> None:
-        self._end(state)
+    def end(self, state: EndState, *, reason: str | None = None) -> None:
+        self._end(state, reason=reason)
 
     def fail(self, error: Exception) -> None:
         self._progress.log_only("".join(traceback.format_exception(error)))
