@@ -453,7 +453,7 @@ def test_a_model_for_which_memory_does_not_suffice_is_not_called_unreadable(monk
         with monkeypatch.context() as patched:
             patched.setattr(f"transformers.{reader}.from_pretrained", fail)
             assert main(["generate", str(tmp_path), "x"]) == 1
-            assert capsys.readouterr().err.startswith("error: out of memory (MemoryError)")
+            assert capsys.readouterr().err.splitlines()[1].startswith("error: out of memory (MemoryError)")
 
 
 INTERRUPTED_AT = """

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from proximo.cli.collection import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.cli.using import check_new_file
 from proximo.commands.checked_recipe import checked
@@ -40,7 +41,8 @@ def pass_rate(
     check_new_file(out)
     with functions_of_the_working_directory():
         loaded = checked(PPO.name, recipe, overrides or ())
-        from proximo.commands.pass_rates import run_pass_rates
+        with loading():
+            from proximo.commands.pass_rates import run_pass_rates
 
         return run_pass_rates(
             cast("PPORecipe", loaded.recipe), out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proximo.cli.collection import loading
 from proximo.cli.configuration import KindOption, kind_of
 from proximo.cli.training import Overrides, RecipeName
 from proximo.errors import ConfigError
@@ -62,8 +63,9 @@ def plan(
     given = None if memory is None else parse_bytes(memory)
     loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     num_ranks = _num_ranks(loaded.recipe, devices)
-    from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
-    from proximo.plan.profiling import make_plans
+    with loading():
+        from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
+        from proximo.plan.profiling import make_plans
     from proximo.plan.text import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)

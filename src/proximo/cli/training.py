@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from proximo.cli import completion
-from proximo.cli.collection import imports_without_collection
+from proximo.cli.collection import loading
 from proximo.cli.ranks import check_ranks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
@@ -141,9 +141,7 @@ def _run(recipe: "Recipe", options: RunOptions) -> int:
 
     if recipe.run.device in ("auto", "cpu"):
         begin_making()
-    if not options.quiet:  # under load this alone takes a minute
-        print("loading torch and transformers", file=sys.stderr, flush=True)
-    with imports_without_collection():
+    with loading(quiet=options.quiet):
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)
 
