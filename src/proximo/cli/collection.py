@@ -5,7 +5,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from proximo.early_interrupt import end_silently, raise_again
+from proximo.early_interrupt import EndsSilently
 
 
 @contextmanager
@@ -16,18 +16,17 @@ def loading(what: str = "torch and transformers", *, quiet: bool = False) -> Gen
     Scanning them takes a sixth of the time of the import, and half a second in every later full collection. If torch
     was imported before, nothing is frozen, because the process may hold models that must be collected.
 
-    Ctrl-C inside ends the process at once: libraries turn a KeyboardInterrupt in their imports into other errors.
+    Ctrl-C inside ends the process at once.
     """
     if not quiet:
         print(f"loading {what}", file=sys.stderr, flush=True)
     is_first, was_on = "torch" not in sys.modules, gc.isenabled()
     gc.disable()
-    end_silently()
     try:
-        yield
+        with EndsSilently():
+            yield
         if is_first:
             gc.freeze()
     finally:
-        raise_again()
         if was_on:
             gc.enable()

@@ -14,6 +14,7 @@ from proximo.cli.collection import loading
 from proximo.cli.ranks import check_ranks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
+from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
@@ -87,7 +88,8 @@ def _command(kind: str) -> Callable[..., int]:
         place = find_place()
 
         def prepare() -> tuple["Recipe", RunOptions]:
-            loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
+            with EndsSilently():
+                loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
             options = RunOptions(
                 resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
