@@ -41,6 +41,16 @@ QWEN2 = {
     "num_key_value_heads": 2,
 }
 QWEN2_DEEP = {**QWEN2, "num_hidden_layers": 16, "vocab_size": 32000}
+EXPERTS = {
+    **QWEN2,
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+    "vocab_size": 16000,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 8, "n_head": 8, "n_positions": 2048, "vocab_size": 32000}
 CRITIC_FREE = {"advantage": "group_centred", "responses_per_prompt": 4}
 
@@ -72,6 +82,7 @@ def cases(place: Path) -> dict[str, tuple[str, dict[str, Any]]]:
         # Not looked at when the two shares for the process and the allocator were set.
         "sft-microbatches": ("sft", _sft(place, QWEN2_DEEP, max_tokens=512, examples=6)),
         "dpo": ("dpo", _dpo(place, {"config": {**QWEN2, "vocab_size": 48000}}, max_tokens=192, pairs=4)),
+        "sft-experts": ("sft", _sft(place, EXPERTS, max_tokens=512, examples=6)),
         "ppo-trunk": ("ppo", _ppo(place, llama, prompt=224, rows=6, value={"init_from": "trunk"})),
     }
 
@@ -181,14 +192,14 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
     """In a fresh process: run the recipe and print what it needed."""
     import torch
 
+    from proximo.run.loop import run_trainer
     from proximo.run.options import RunOptions
     from proximo.trainer_kinds import recipe_kind
 
     torch.set_num_threads(1)
     checked: Any = recipe_kind(kind).schema.model_validate(recipe)
     before = status_mib("VmRSS")
-    runner: Any = {"sft": run_sft, "reward": run_reward, "dpo": run_dpo, "ppo": run_ppo}[kind]
-    runner(checked, RunOptions(overwrite=True, quiet=True))
+    run_trainer(checked, RunOptions(overwrite=True, quiet=True))
     print(json.dumps(status_mib("VmHWM") - before))
 
 

@@ -22,6 +22,16 @@ def end_silently() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+class EndsSilently:
+    """Inside, an interrupt ends the process: imports may turn a KeyboardInterrupt into an error of their own."""
+
+    def __enter__(self) -> None:
+        end_silently()
+
+    def __exit__(self, *_: object) -> None:
+        raise_again()
+
+
 def raise_again() -> None:
     """From here on, an interrupt is a KeyboardInterrupt, as Python has it, unless somebody chose what it does."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from proximo.cli.collection import imports_without_collection
+from proximo.cli.collection import loading
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def test_the_first_import_is_not_searched_and_set_apart(frozen, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    with imports_without_collection():
+    with loading():
         assert not gc.isenabled()
         assert frozen == []
     assert gc.isenabled()
@@ -27,7 +27,7 @@ def test_the_first_import_is_not_searched_and_set_apart(frozen, monkeypatch):
 
 def test_where_torch_was_there_before_nothing_is_set_apart(frozen, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", sys)
-    with imports_without_collection():
+    with loading():
         assert not gc.isenabled()
     assert gc.isenabled()
     assert frozen == []
@@ -35,7 +35,7 @@ def test_where_torch_was_there_before_nothing_is_set_apart(frozen, monkeypatch):
 
 def test_an_import_that_fails_leaves_the_search_on(frozen, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    with pytest.raises(ImportError), imports_without_collection():
+    with pytest.raises(ImportError), loading():
         raise ImportError("no torch")
     assert gc.isenabled()
     assert frozen == []
@@ -45,7 +45,7 @@ def test_a_search_that_was_off_stays_off(frozen, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", sys)
     gc.disable()
     try:
-        with imports_without_collection():
+        with loading():
             pass
         assert not gc.isenabled()
     finally:

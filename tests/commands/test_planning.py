@@ -196,6 +196,8 @@ def test_reference_answers_are_scored_too(place, plain):
 def test_what_cannot_be_planned_is_refused_and_what_is_left_out_is_said(place):
     with pytest.raises(ConfigError, match=r"no plan for model.quantisation 4bit: .*plan with model.quantisation=none"):
         plan_of("sft", place, {"model.lora": LORA, "model.quantisation": "4bit"})
+    with pytest.raises(ModelError, match="a olmoe model cannot carry a scalar head: transformers has no sequence-cl"):
+        plan_of("reward", place, {"model.config.model_type": "olmoe"})
     plan = plan_of("sft", place, {"run.compile": "aot_eager"})
     assert "note: run.compile aot_eager is left out" in describe(plan, memory=None)
 
@@ -344,3 +346,18 @@ def test_the_command_prints_a_table_or_json(place, capsys, tmp_path):
     assert plan["process_bytes"] > 50 * 2**20, "torch alone takes more"
     assert plan["peak_bytes"] == sum(plan["phases"][plan["peak_phase"]]["parts_bytes"].values())
     assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize("asked", [{"model.config.output_router_logits": True}, {"model.balancing_coefficient": 0.1}])
+def test_all_experts_are_held_and_each_token_is_counted_for_those_that_it_takes(place, plain, asked):
+    mixture = {"model.config.model_type": "mixtral", "model.config.num_local_experts": 8}
+    one, two = (plan_of("sft", place, mixture | {"model.config.num_experts_per_tok": k}) for k in (1, 2))
+    assert one.roles == two.roles
+    expert, router = 3 * 16 * 32, 8 * 16  # of one layer, width 16 and inner width 32
+    assert one.roles[0].parameters == plain["sft"].roles[0].parameters + 7 * expert + router
+    tokens = phase_of(one, "train").tokens
+    assert phase_of(two, "train").flops - phase_of(one, "train").flops == 6 * tokens * expert
+    assert "experts" not in describe(one, memory=None)
+    assert "note: what balances the experts (policy) is left out" in describe(
+        plan_of("sft", place, mixture | asked), memory=None
+    )

@@ -60,8 +60,26 @@ CASES: dict[str, dict[str, Any]] = {
         **{f"{role}_optimizer": {"learning_rate": 1e-3, **EARLY} for role in ("policy", "value")},
     },
     "trunk after warm-up": {"critic_warmup_steps": 2},
+    "olmoe": GROUPS,  # transformers has no classifier of it to be a value model
     "guards": {"guards": {"target_kl": 1e-4, "max_skipped_fraction": 1.0}, "epochs_per_step": 2},
 }
+
+
+# Qwen2's has one more expert, which takes every token.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
+    "olmoe": {"num_experts": 4},
+}
+
+
+def policy_of(name: str, dtype: torch.dtype) -> LanguageModel:
+    if name not in EXPERTS:
+        return LanguageModel(tiny_language_model(dtype=dtype, seed=3, tie_word_embeddings=name == "tied"))
+    balanced = {"output_router_logits": True, "router_aux_loss_coef": 0.5, "num_experts_per_tok": 2}
+    plain = tiny_language_model(name, dtype=dtype, seed=3, **(EXPERTS[name] | balanced))
+    plain.set_experts_implementation("eager")  # others have no float64
+    return LanguageModel(plain)
 
 
 @plain_paths()
@@ -70,7 +88,7 @@ def run_case(name: str, devices: dict[str, Any], num_steps: int, dtype: torch.dt
     options, lora, trunk = dict(CASES.get(name, {})), name.startswith("lora"), name.startswith("trunk")
     if name == "ptx":
         options |= {"ptx": {"coefficient": 0.5, "examples_per_update": 2}}
-    policy = LanguageModel(tiny_language_model(dtype=dtype, seed=3, tie_word_embeddings=name == "tied"))
+    policy = policy_of(name, dtype)
     if lora:
         policy = policy.with_adapter(LoRAOptions(rank=2, alpha=4.0, seed=1))
     value: Any = "trunk" if trunk else None
@@ -150,6 +168,9 @@ EACH = {
     "checkpointed layers": FULL,
     "in_backward": FULL,
     "trunk after warm-up": FULL,
+    "mixtral": FULL,
+    "qwen2_moe": WHOLE,
+    "olmoe": GRADS,
 }
 OTHER_WAYS = [("in_backward", GRADS), ("in_backward", WHOLE), ("trunk after warm-up", WHOLE), ("follows", WHOLE)]
 """Cases whose gradients or weights take another way through the code where models lie otherwise."""
@@ -182,6 +203,15 @@ def test_two_ranks_compute_the_same_with_models_that_lie_otherwise(
 @pytest.mark.parametrize("name", IDLE)
 def test_models_that_leave_the_device_between_calls_compute_the_same(two: Ranks, name: str) -> None:
     check(two, name, IDLE[name] | {"offload": "idle"}, 4)
+
+
+@pytest.mark.parametrize("devices", [FULL, WHOLE], ids=lambda devices: devices["shard"])
+def test_three_ranks_balance_experts_as_one_rank_does(three: Ranks, devices: dict[str, Any]) -> None:
+    """Over all tokens of an update, of which the last of a step has none on one rank."""
+    check(three, "mixtral", devices, 4)
+    balanced = [line["policy/balancing_loss"] for line in on_one_rank("mixtral", 4)["lines"]]
+    assert all(1.5 < each < 4 for each in balanced)
+    assert len(set(balanced)) == 4
 
 
 @pytest.mark.parametrize("devices", [FULL, GRADS, WHOLE], ids=lambda devices: devices["shard"])

@@ -174,16 +174,17 @@ def test_a_pipe_gets_plain_lines():
         (4, {5: ("training", "sampling")}, ["5/9: training", "5/9: sampling"]),
     ],
 )
-def test_plain_lines_say_what_the_first_step_is_doing_and_no_later_one(first_step, phases, wanted):
+def test_plain_lines_say_what_the_first_step_is_doing_and_what_follows_the_last_one(first_step, phases, wanted):
     """Else a pipe shows nothing for as long as it takes."""
     console, stream = file_console()
     view = PlainProgress(ProgressInfo(trainer=PPO, total_steps=9, first_step=first_step), console)
-    for step in range(first_step, 9) if first_step == 0 else range(first_step + 1, 9):
+    for step in range(first_step, 10) if first_step == 0 else range(first_step + 1, 10):
         for name in phases.get(step, ("training", "something new", "evaluation again")):
             view.phase(name)
         view.write(step, {})
+    view.phase("report")
     said = [line for line in stream.getvalue().splitlines() if ": " in line]
-    assert said == [f"step {line}" for line in wanted]
+    assert said == [f"step {line}" for line in (*wanted, "9/9: report")]
 
 
 @pytest.mark.parametrize(

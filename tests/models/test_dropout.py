@@ -1,10 +1,13 @@
 """Switching dropout off: after it, two passes in train mode give the same bits."""
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures import ARCHITECTURES, random_sequences
+from builders import tiny_language_model
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -58,3 +61,21 @@ def test_the_configuration_says_so_too():
     model = with_dropout("mixtral")
     disable_dropout(model.model)
     assert model.model.config.router_jitter_noise == model.model.config.attention_dropout == 0.0
+
+
+def test_experts_that_are_drawn_in_training_are_chosen_as_in_evaluation():
+    """PhiMoE, whose `router_jitter_noise` says in evaluation too which experts take part."""
+    plain = tiny_language_model("phimoe", num_local_experts=4, router_jitter_noise=0.3, input_jitter_noise=0.1)
+    model, packed = LanguageModel(plain), pack(random_sequences([9, 6]))
+    evaluated = model.hidden_states(packed)
+    plain.train()
+    assert not model.hidden_states(packed).equal(model.hidden_states(packed))
+    assert disable_dropout(plain) > 0
+    for trained in (model, copied := LanguageModel(copy.deepcopy(plain))):
+        trained.model.train()
+        assert trained.hidden_states(packed).equal(evaluated)
+    assert (plain.config.router_jitter_noise, plain.config.input_jitter_noise) == (0.3, 0.0)
+    copied.hidden_states(packed).sum().backward()
+    routers = [weight for name, weight in copied.trainable_parameters() if "router" in name]
+    assert all(router.grad.any() for router in routers)
+    assert len(routers) == 2

@@ -16,7 +16,13 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
 
 LENGTHS = ((5, 40), (3, 30), (1, 20))
-TYPES = {"llama": {}, "gpt2": {"num_key_value_heads": None}, "qwen2": {"num_key_value_heads": 1}, "opt": {}}
+TYPES = {
+    "llama": {},
+    "gpt2": {"num_key_value_heads": None},
+    "qwen2": {"num_key_value_heads": 1},
+    "opt": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def of_type(model_type: str) -> LanguageModel:
@@ -113,8 +119,11 @@ def test_operations_of_a_llama_are_those_of_the_formulas():
 def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type):
     model = of_type(model_type)
     model.model.train()
-    # torch does not count the product that adds gradients up.
-    adding = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}
+    # torch does not count the product that adds gradients up, nor those of the tokens of each expert.
+    adding = {
+        torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
+        torch.ops.aten._grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
+    }
     with FlopCounterMode(display=False, custom_mapping=adding) as counter, sdpa_kernel(SDPBackend.MATH):
         model.response_logprobs(batch()).logprobs.sum().backward()
     # The attention that torch can count keeps its scores, which the fused one computes twice: 2 layers, 2 operations

@@ -112,6 +112,14 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         "ppo",
         {"value.init_from": "trunk", "model.lora": LORA, **ONE_OPTIMIZER},
     ),
+    "ppo of a mixture of experts": (
+        "ppo",
+        {
+            "model.config": LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": 0.5},
+            "model.balancing_coefficient": 0.5,
+            "value.init_from": "policy",
+        },
+    ),
     "ppo with a critic of its own": ("ppo", {"value.init_from": "policy", "ppo.kl.target": None}),
 }
 

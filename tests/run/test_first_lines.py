@@ -1,14 +1,29 @@
-"""What a run prints before its first step is complete, which may take long: what it is doing, in plain lines."""
+"""What is printed before what may take long: what a command loads, and what a run is doing, in plain lines."""
 
+import io
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from proximo.cli import main
+from proximo.cli.collection import loading
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
+
+LOADING = "loading torch and transformers"
+OTHERS = (
+    ("generate", "RUN", "ab", "--max-new-tokens", "4"),
+    ("evaluate", "RUN"),
+    ("export", "RUN", "OUT"),
+    ("chat", "RUN", "--max-new-tokens", "4"),
+    ("plan", "RECIPE"),
+    ("pass-rate", "RECIPE", "OUT"),
+    ("report", "RUN"),
+)
 
 
 def first_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -36,7 +51,7 @@ def test_the_command_says_what_it_waits_for_and_nothing_if_it_is_to_be_quiet(
     recipe.write_text(yaml.safe_dump(changed(recipe_of("sft", place), {"run.save_every_steps": 100})))
     assert main(["sft", str(recipe)]) == 0
     lines = first_lines(capsys)
-    assert lines[:2] == ["loading torch and transformers", "sft: preparing models and data"]
+    assert lines[:2] == [LOADING, "sft: preparing models and data"]
     assert lines[-1] == "step 1/5: training"
     assert main(["sft", str(recipe), "--overwrite", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
@@ -50,3 +65,27 @@ def test_an_adapter_whose_run_adds_tokens_is_said_to_train_none_of_their_rows(
     said = [line for line in first_lines(capsys) if "model.lora trains no embedding" in line]
     assert len(said) == 1
     assert "the rows of <a>, <b> stay as they start" in said[0]
+
+
+def test_every_command_that_loads_a_model_says_so_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_inputs(tmp_path)
+    made = changed(recipe_of("ppo", place), {"ppo.num_steps": 1})
+    assert run_recipe("ppo", made, RunOptions(quiet=True)) == 0
+    (tmp_path / "ppo.yaml").write_text(yaml.safe_dump(made))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    for command, *arguments in OTHERS:
+        out = tmp_path / f"{command}.out"
+        names = {"RUN": place / "run", "RECIPE": tmp_path / "ppo.yaml", "OUT": out}
+        capsys.readouterr()
+        assert main([command, *(str(names.get(each, each)) for each in arguments)]) == 0, command
+        said = capsys.readouterr().err.splitlines()
+        assert said[0] == ("loading matplotlib" if command == "report" else LOADING), command
+
+
+def test_ctrl_c_while_a_library_is_loaded_ends_the_process() -> None:
+    """It is not left to the library, which may turn a KeyboardInterrupt into an error of its own."""
+    with loading(quiet=True):
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proximo.cli.collection import loading
 from proximo.cli.using import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
 from proximo.errors import UserError
 
@@ -47,7 +48,8 @@ def chat(
     /reset forgets what was said, /quit ends.
     """
     check_model_path(model)
-    from proximo.commands.chat_session import Dialogue, DialogueOptions
+    with loading():
+        from proximo.commands.chat_session import Dialogue, DialogueOptions
     from proximo.rollout.sampling import SamplingOptions
 
     sampling = SamplingOptions(

@@ -1,12 +1,13 @@
 """`proximo config`: prints, checks and describes recipes without running them."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from proximo.cli.training import Overrides, RecipeName
 from proximo.errors import ConfigError
+from proximo.pages import with_addresses
 from proximo.trainer_kinds import recipe_kinds, recognise
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
@@ -57,7 +58,16 @@ def schema(
     """Print the JSON schema of a kind of recipe, or of all."""
     from proximo.config.reference import json_schema
 
-    print(json.dumps(json_schema(kind if kind is None else _known(kind)), indent=2))
+    print(json.dumps(_with_addresses(json_schema(kind if kind is None else _known(kind))), indent=2))
+
+
+def _with_addresses(node: Any) -> Any:
+    """The same JSON with the addresses of the pages that its texts name."""
+    if isinstance(node, dict):
+        return {key: _with_addresses(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_addresses(value) for value in node]
+    return with_addresses(node) if isinstance(node, str) else node
 
 
 def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "LoadedRecipe":

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from proximo.cli.collection import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.cli.using import check_new_file
 from proximo.commands.checked_recipe import checked
+from proximo.early_interrupt import EndsSilently
 from proximo.ppo.kind import PPO
 from proximo.working_directory import functions_of_the_working_directory
 
@@ -39,8 +41,10 @@ def pass_rate(
     """
     check_new_file(out)
     with functions_of_the_working_directory():
-        loaded = checked(PPO.name, recipe, overrides or ())
-        from proximo.commands.pass_rates import run_pass_rates
+        with EndsSilently():
+            loaded = checked(PPO.name, recipe, overrides or ())
+        with loading():
+            from proximo.commands.pass_rates import run_pass_rates
 
         return run_pass_rates(
             cast("PPORecipe", loaded.recipe), out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from proximo.cli.collection import loading
 from proximo.cli.configuration import KindOption, kind_of
 from proximo.cli.training import Overrides, RecipeName
+from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,13 +59,15 @@ def plan(
 
     Models are asked for their config.json and tokenizer only. docs/plan.md says what is counted, and how well it fits.
     """
-    from proximo.config.loader import load_recipe
-
     given = None if memory is None else parse_bytes(memory)
-    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+    with EndsSilently():
+        from proximo.config.loader import load_recipe
+
+        loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     num_ranks = _num_ranks(loaded.recipe, devices)
-    from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
-    from proximo.plan.profiling import make_plans
+    with loading():
+        from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
+        from proximo.plan.profiling import make_plans
     from proximo.plan.text import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from proximo.cli import completion
+from proximo.cli.collection import loading
 from proximo.cli.using import check_run_folder
 
 
@@ -44,7 +45,8 @@ def report(
     """
     for run in runs:
         check_run_folder(run)
-    from proximo.commands.report import COMPARISON, make_comparison, make_report
+    with loading("matplotlib"):
+        from proximo.commands.report import COMPARISON, make_comparison, make_report
 
     made = make_report(runs[0], out) if len(runs) == 1 else make_comparison(runs, out or Path(COMPARISON))
     print(made.page)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from proximo.cli.collection import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.working_directory import functions_of_the_working_directory
 
@@ -71,6 +72,7 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     sources = load_reward_section(recipe, overrides or ())
     with functions_of_the_working_directory():
         check_reward_inputs(sources)
-        from proximo.commands.serve_reward import serve
+        with loading():
+            from proximo.commands.serve_reward import serve
 
         return serve(sources, options)

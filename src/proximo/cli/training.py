@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from proximo.cli import completion
-from proximo.cli.collection import imports_without_collection
+from proximo.cli.collection import loading
 from proximo.cli.ranks import check_ranks, num_ranks, run_rank, say_idle_tasks
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
+from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
@@ -87,7 +88,8 @@ def _command(kind: str) -> Callable[..., int]:
         place = find_place()
 
         def prepare() -> tuple["Recipe", RunOptions]:
-            loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
+            with EndsSilently():
+                loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
             options = RunOptions(
                 resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
@@ -142,9 +144,7 @@ def _run(recipe: "Recipe", options: RunOptions) -> int:
 
     if recipe.run.device in ("auto", "cpu"):
         begin_making()
-    if not options.quiet:  # under load this alone takes a minute
-        print("loading torch and transformers", file=sys.stderr, flush=True)
-    with imports_without_collection():
+    with loading(quiet=options.quiet):
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)
 

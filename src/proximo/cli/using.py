@@ -11,6 +11,7 @@ import typer
 
 from proximo.callables import IMPORT_PATH
 from proximo.cli import completion
+from proximo.cli.collection import loading
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
 from proximo.local_or_hub import is_local, not_there
@@ -101,7 +102,8 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     _check_reward(reward, keep=keep, num_samples=num_samples)
     check_new_file(output)
     texts = prompts or _prompts_from_stdin()
-    from proximo.commands.generate import GenerateOptions, run_generate
+    with loading():
+        from proximo.commands.generate import GenerateOptions, run_generate
     from proximo.config.engine import engine_named
     from proximo.rollout.sampling import SamplingOptions
 
@@ -215,7 +217,8 @@ def evaluate(
     check_run_folder(run)
     _refuse_other_folder(run)
     check_new_file(output)
-    from proximo.commands.evaluate import run_evaluate
+    with loading():
+        from proximo.commands.evaluate import run_evaluate
 
     settings = {
         "evaluation_samples_per_prompt": samples_per_prompt,
@@ -256,7 +259,8 @@ def export(
 
     check_push_name(push, private=private)
     check_new_folder(out)
-    from proximo.commands.export import ExportOptions, run_export
+    with loading():
+        from proximo.commands.export import ExportOptions, run_export
 
     options = ExportOptions(
         role=role,

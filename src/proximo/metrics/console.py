@@ -146,7 +146,7 @@ class QuietProgress:
 
 class PlainProgress:
     """One line per step, for log files and pipes. The first and the last step are always shown, and before the first
-    one what it is doing, since it may take long.
+    and after the last one what it is doing, since it may take long.
     """
 
     def __init__(self, info: ProgressInfo, console: Console, *, every_seconds: float = 0.0) -> None:
@@ -157,11 +157,12 @@ class PlainProgress:
         self._started = info.clock()
         self._last_shown: float | None = None
         self._waiting_for: int | None = info.first_step + 1 if info.first_step else 0
-        """The step whose phases are shown; 0 is the evaluation before training. None once a step is complete."""
+        """The step whose phases are shown; 0 is the evaluation before training. None between the first and the last."""
         self._phases: set[str] = set()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._waiting_for = step + 1 if step == self._info.first_step else None
+        begins, ends = step == self._info.first_step, step == self._info.total_steps
+        self._waiting_for = step if ends else step + 1 if begins else None
         numbers = self._info.watched(metrics)
         if step == 0 and not numbers:  # nothing was evaluated
             return

@@ -1,7 +1,8 @@
 """Profiles memory and FLOPs of a pass over fake tensors, which have shapes but no data.
 
 Every operation runs as it would on a CPU, so recomputed and frozen layers, adapters and casts are counted, not guessed.
-Data-dependent control flow (which expert a token goes to) cannot be profiled.
+Experts whose tokens are sorted by expert and multiplied group by group have shapes that do not depend on the data;
+those that run in a loop over the experts that were chosen cannot be profiled.
 """
 
 import weakref
@@ -151,7 +152,9 @@ class PassProfiler(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; count its outputs and FLOPs."""
         kwargs = kwargs or {}
-        outputs = func(*args, **kwargs)
+        # torch knows the shape of this one for bf16 alone.
+        shaped = _grouped_product if func._overloadpacket is _GROUPED else func
+        outputs = shaped(*args, **kwargs)
         count = _FLOPS.get(func._overloadpacket)
         if count is not None:
             self.flops += int(count(*args, **kwargs, out_val=outputs))
@@ -244,8 +247,28 @@ def _addmm_flops(_: Tensor, first: Tensor, second: Tensor, *__: Any, **___: Any)
     return 2 * first.shape[0] * first.shape[1] * second.shape[1]
 
 
+def _grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """A tensor shaped like the products of groups, whose ends are `offs`.
+
+    Either matrix, or both, may have the groups along a dimension that others share: [tokens, K] x [experts, K, N] is
+    [tokens, N], [experts, M, K] x [K, tokens] is [M, tokens], and [M, tokens] x [tokens, N] is [experts, M, N].
+    """
+    shape = (first.shape[-2], second.shape[-1])
+    if first.dim() == second.dim():
+        shape = ((first.shape[0] if offs is None else offs.shape[0]), *shape)
+    return first.new_empty(shape)
+
+
+def _grouped_flops(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
+    """FLOPs of the products of groups that share a dimension: every token is in one group."""
+    groups = first.shape[0] if first.dim() == second.dim() == 3 else 1
+    return 2 * groups * first.shape[-2] * first.shape[-1] * second.shape[-1]
+
+
+_GROUPED = torch.ops.aten._grouped_mm
 _FLOPS: Mapping[Any, Any] = {
     **flop_registry,
+    _GROUPED: _grouped_flops,
     # Operators that the registry lacks, or counts as if there were as many key heads as query heads.
     torch.ops.aten.addmm: _addmm_flops,
     torch.ops.aten.addmm_: _addmm_flops,

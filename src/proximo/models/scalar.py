@@ -155,10 +155,15 @@ def _empty_classifier(config) -> "PreTrainedModel":
         with torch.device("meta"):
             return AutoModelForSequenceClassification.from_config(config)
     except ValueError as error:
-        raise ModelError(
-            f"a {config.model_type} model cannot carry a scalar head: transformers has no sequence-classification "
-            "model of this type; start the value or reward model from another architecture"
-        ) from error
+        raise no_classifier(config.model_type) from error
+
+
+def no_classifier(model_type: str) -> ModelError:
+    """What is raised for an architecture that transformers has no sequence-classification model for."""
+    return ModelError(
+        f"a {model_type} model cannot carry a scalar head: transformers has no sequence-classification model of this "
+        "type; start the value or reward model from another architecture"
+    )
 
 
 def _unpad(config) -> None:

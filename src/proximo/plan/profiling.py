@@ -120,7 +120,7 @@ def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
         sequence=stage.update.lengths,
         microbatch_tokens=stage.update.max_tokens,
         token_budget=stage.token_budget,
-        notes=(*_notes_on(recipe), *stage.notes),
+        notes=(*_notes_on(recipe), *_note_on_experts(stage), *stage.notes),
         ranks=None if alone else rank_costs(layout, stage.optimized, stage.costs, machine, is_half=is_half),
     )
 
@@ -139,6 +139,15 @@ def _check_plannable(recipe: TrainerRecipe) -> None:
                 f"products cannot be profiled without weights; plan with {key}.quantisation=none for what the same "
                 "run takes with float32 weights"
             )
+
+
+def _note_on_experts(stage: StageCosts) -> Iterator[str]:
+    balanced = [role for role in stage.optimized if role in stage.models and stage.models[role].backbone.balancing]
+    if balanced:
+        yield (
+            f"what balances the experts ({', '.join(balanced)}) is left out: one more pass without gradients for an "
+            "update of several micro-batches, and 4 bytes for each token, expert and layer"
+        )
 
 
 def _notes_on(recipe: TrainerRecipe) -> Iterator[str]:

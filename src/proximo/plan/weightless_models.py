@@ -20,10 +20,10 @@ from proximo.models.loading import random_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.randomness import own_randomness
-from proximo.models.pretrained.sources import ModelSource, adapter_base, first_part, read_config
+from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import vocabulary_size
-from proximo.models.scalar import ScalarModel
+from proximo.models.scalar import ScalarModel, no_classifier
 from proximo.models.sharing.shared_base import base_alone
 from proximo.run.build.models import build_tokenizer, lora_options
 from proximo.run.stage_results import stage_result
@@ -127,7 +127,7 @@ def scalar_model(
         with own_randomness(torch.device("cpu"), seed=0), quiet_transformers():
             plain = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as error:
-        raise ModelError(f"a {config.model_type} model cannot carry a scalar head: {first_part(error)}") from error
+        raise no_classifier(config.model_type) from error
     model = ScalarModel(plain, precision=precision)
     if section.lora is not None:
         model = model.with_adapter(lora_options(section.lora, seed=0))
@@ -136,8 +136,10 @@ def scalar_model(
 
 
 def apply_options(model: Model, section: ModelConfig | ScalarModelConfig, *, dropout: bool = False) -> None:
-    """Apply a section's frozen layers, activation checkpointing and dropout."""
+    """Apply a section's frozen layers, activation checkpointing, dropout and balancing of experts."""
     freeze_layers(model.base, section.frozen_layers)
+    if section.balancing_coefficient is not None:
+        model.backbone.balance(section.balancing_coefficient)
     if section.activation_checkpointing:
         model.use_activation_checkpointing()
     if not dropout:

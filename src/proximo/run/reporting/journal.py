@@ -172,6 +172,7 @@ class RunJournal(Journal):
                 self._folder.add_to_outcome(self._pushes.outcome)
             if state == "stopped":
                 return
+            self.phase("report")
             page = write_report(self._folder.path)
             for tracker in self._trackers:
                 tracker.write_report(page)
