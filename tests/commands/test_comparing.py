@@ -72,7 +72,7 @@ def test_pipelines_are_compared_stage_by_stage_and_alarms_name_run_and_stage(cap
     page = Path("comparison.html").read_text()
     assert page.count('<section class="stage"') == 1
     assert "<h2>Supervised fine-tuning</h2>" in page
-    assert capsys.readouterr().err.startswith("x/sft: problem: The training loss jumped.")
+    assert capsys.readouterr().err.startswith("loading matplotlib\nx/sft: problem: The training loss jumped.")
     write_run("only/reward", 0.7, trainer="reward_model")
     with pytest.raises(RunFolderError, match="no stage in common"):
         compare(["only", "x"])

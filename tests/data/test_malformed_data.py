@@ -212,7 +212,7 @@ CONTENTS = [
         [{"prompt": [USER, ASSISTANT], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}],
         ["row 1", "must end with a turn"],
     ),
-    ("all pairs identical", "pairs", [{**PAIR, "rejected": "b"}], ["no pair is left", "1 identical pairs"]),
+    ("all pairs identical", "pairs", [{**PAIR, "rejected": "b"}], ["no pair is left", "1 identical pair dropped"]),
 ]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -31,7 +31,7 @@ class Row:
     """Columns that other cells were made of."""
     from_table: bool = False
     """True where every object in a column has the keys of all of them, with null in those that it lacks."""
-    from_text: Set[str] = frozenset()
+    from_text: Collection[str] = ()
     """Columns whose objects were read from JSON text of theirs, to which a table adds nothing."""
 
     @property

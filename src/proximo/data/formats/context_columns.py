@@ -55,7 +55,7 @@ def _history(row: Row) -> Messages:
     """Alpaca's earlier turns, pairs of an instruction and its answer; or messages."""
     value = row.values.get("history")
     if isinstance(value, str):
-        value, row = parsed(value, row, "column 'history'"), replace(row, from_text=frozenset({"history"}))
+        value, row = parsed(value, row, "column 'history'"), replace(row, from_text=("history",))
     if not value:
         return ()
     if not isinstance(value, Sequence):
