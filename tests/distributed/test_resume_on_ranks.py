@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from distributed.launched import launched, sft_recipe
 from distributed.ranks import Ranks
+from proximo.checkpoint import ranks_files
 from proximo.checkpoint.store import CheckpointStore
-from proximo.distributed.world import World
+from proximo.distributed.world import World, current
 from proximo.errors import RunFolderError
 from proximo.run.options import RunOptions
 from proximo.run.reporting.rank_metrics import RankMetrics
@@ -29,6 +30,20 @@ def train(place: Path, folder: Path, num_steps: int, how: str = "start") -> int:
         allow_different_environment=how == "on other ranks",
     )
     return run("ppo", changed(recipe_of("ppo", place), changes), options)
+
+
+def train_unseen(place: Path, folder: Path) -> None:
+    """As where the folder lies on another file system of rank 1's machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks_files, "_appears", lambda file, seconds: current().leads)
+        with pytest.raises(RunFolderError, match=r"rank 1 of 2 does not see what rank 0 writes"):
+            train(place, folder, 1)
+
+
+def test_a_run_begins_with_a_look_at_its_folder_by_all_ranks(two: Ranks, tmp_path):
+    place = make_inputs(tmp_path / "inputs")
+    two.run(train_unseen, place, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def last_line(folder: Path) -> dict[str, Any]:
