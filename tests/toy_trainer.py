@@ -161,7 +161,7 @@ class ToyKind(TrainerKind[ToyRecipe]):
         tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path)
         how = example_options(recipe.data)
         inputs = TaskInputs(
-            model=build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy"),
+            model=build_language_model(recipe.model, tokenizer, device_spec=device_spec),
             tokenizer=tokenizer,
             examples=load_text_examples(rows.training, tokenizer, how)[0],
             held_out=load_text_examples(rows.held_out, tokenizer, how)[0] if rows.held_out else [],

@@ -91,7 +91,7 @@ def tokenizer(size: int) -> PreTrainedTokenizerBase:
 
 def language(place: Path, name: str, spec: DeviceSpec, *, size: int = 10, **options: Any) -> LanguageModel:
     config = ModelConfig(path=str(place / name), **options)
-    return build_language_model(config, tokenizer(size), device_spec=spec, role="policy")
+    return build_language_model(config, tokenizer(size), device_spec=spec)
 
 
 def scalar(place: Path, name: str, spec: DeviceSpec, **options: Any) -> ScalarModel:

@@ -190,9 +190,9 @@ def test_the_reference_below_it_is_without_what_it_replaced() -> None:
     assert_same(found, logits("base"))
 
 
-def built(path: str) -> Any:
+def built(path: str, **options: Any) -> Any:
     spec = DeviceSpec(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
-    return build_language_model(ModelConfig(path=path), tiny_tokenizer(), device_spec=spec, role="policy").model
+    return build_language_model(ModelConfig(path=path, **options), tiny_tokenizer(), device_spec=spec).model
 
 
 def test_what_peft_warns_of_is_passed_on_unless_it_is_settled_here() -> None:
@@ -232,6 +232,8 @@ def test_one_of_the_hub_is_read_as_one_in_a_folder(with_config: bool, monkeypatc
     check_tokenizer(source, tiny_tokenizer(), role="policy")
     with pytest.raises(ModelError, match="someone/adapter holds an adapter only"):
         load_scalar_model(source, fresh_head=HeadStart.ZERO, device=torch.device("cpu"))
+    with pytest.raises(ModelError, match="someone/adapter is an adapter itself"):
+        built("someone/adapter", lora={"rank": 2})
 
 
 def test_one_of_the_hub_without_a_tokenizer_goes_with_that_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, monkeypat
         lora = {"path": str(folder), "lora": LORA, "quantisation": stored}
         with pytest.raises(MissingExtraError) if stored != "none" else nullcontext():
             if role == "policy":
-                build_language_model(ModelConfig(**lora), tiny_tokenizer(), device_spec=device_spec, role=role)
+                build_language_model(ModelConfig(**lora), tiny_tokenizer(), device_spec=device_spec)
             else:
                 build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
                 build(ScalarModelConfig(**lora), tiny_tokenizer())

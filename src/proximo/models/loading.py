@@ -112,8 +112,7 @@ def load_scalar_model(
         model = scalar_from_language_model(layers, HeadStart.ZERO)
         load_head(model, Path(source.path))
         return model
-    if source.path is not None:
-        refuse_bare_adapter(Path(source.path))
+    refuse_bare_adapter(adapter_folder(source), source.name)
     config = read_config(source)
     if _is_classifier(config):
         saved = _saved_model(AutoModelForSequenceClassification, source, config, device, by_shards=by_shards)

@@ -105,22 +105,28 @@ def chat_template_in(folder: Path) -> str | None:
     return template if isinstance(template, str) else None if template else ""
 
 
-def refuse_bare_adapter(folder: Path) -> None:
-    """Raises ModelError if a model with a score or value head is to start from an adapter without the weights below."""
-    if is_adapter_folder(folder):
+def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:
+    """Raises ModelError if a model with a score or value head is to start from an adapter without the weights below.
+
+    `name`: what to call it, where it lies in a cache.
+    """
+    if folder is not None and is_adapter_folder(folder):
         raise ModelError(
-            f"{folder} holds an adapter only: export it with --merge and start from that, or give a reward model of "
-            "PPO whose base is the policy's share_base: true"
+            f"{name or folder} holds an adapter only: export it with --merge and start from that, or give a reward "
+            "model of PPO whose base is the policy's share_base: true"
         )
 
 
-def refuse_second_adapter(folder: Path) -> None:
-    """Raises ModelError if a new adapter would be trained on an adapter: their merged base exists in memory only."""
-    if is_adapter_folder(folder):
+def refuse_second_adapter(folder: Path | None, name: str = "") -> None:
+    """Raises ModelError if a new adapter would be trained on an adapter: their merged base exists in memory only.
+
+    `name`: what to call it, where it lies in a cache.
+    """
+    if folder is not None and is_adapter_folder(folder):
         raise ModelError(
-            f"{folder} is an adapter itself, and a new one (lora) cannot be trained on it: what both are added to lies "
-            "in no folder, so the checkpoint would load as another model. Write it first with `proximo export RUN OUT "
-            "--merge` (an adapter of another tool: with peft's merge_and_unload and save_pretrained), and start from "
+            f"{name or folder} is an adapter itself, and a new one (lora) cannot be trained on it: what both are added "
+            "to lies in no folder, so the checkpoint would load as another model. Write it first with `proximo export RUN "
+            "OUT --merge` (an adapter of another tool: with peft's merge_and_unload and save_pretrained), and start from "
             "OUT"
         )
 

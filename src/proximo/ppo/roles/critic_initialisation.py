@@ -1,14 +1,12 @@
 """Builds the critic of a PPO run from the source that `value.init_from` names."""
 
-from pathlib import Path
-
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ScalarModelConfig
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.folders import refuse_second_adapter
-from proximo.models.pretrained.sources import adapter_or_folder
+from proximo.models.pretrained.sources import adapter_folder, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
@@ -18,6 +16,7 @@ from proximo.run.build.models import (
     build_value_on_trunk,
     finish_scalar_model,
     lora_options,
+    model_source,
 )
 
 
@@ -54,8 +53,9 @@ def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
 
 def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, device_spec: DeviceSpec) -> ScalarModel:
     config = recipe.value
-    if config.lora is not None and recipe.model.path is not None:
-        refuse_second_adapter(Path(recipe.model.path))
+    if config.lora is not None:
+        source = model_source(recipe.model, seed=device_spec.seed)
+        refuse_second_adapter(adapter_folder(source), source.name)
     if config.lora is not None and policy.has_adapter:
         model = value_on_base(
             policy, lora_options(config.lora, seed=device_spec.seed), HeadStart.ZERO, seed=device_spec.seed

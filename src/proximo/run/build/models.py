@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +24,7 @@ from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
 from proximo.models.pretrained.balancing import balancing_of
 from proximo.models.pretrained.folders import refuse_second_adapter
-from proximo.models.pretrained.sources import ModelSource, adapter_base, adapter_or_folder, read_config
+from proximo.models.pretrained.sources import ModelSource, adapter_base, adapter_folder, adapter_or_folder, read_config
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel, step_separator_of
@@ -146,8 +145,8 @@ def build_language_model(
     `check_readers` has compared tokenizer and model, so a token without an embedding is a new one.
     """
     source = model_source(config, seed=device_spec.seed)
-    if config.lora is not None and config.path is not None:
-        refuse_second_adapter(Path(config.path))
+    if config.lora is not None:
+        refuse_second_adapter(adapter_folder(source), source.name)
     # A quantised base is packed on its device, and never sharded.
     place = device_spec.loading_device if source.quantisation is None else device_spec.device
     model = load_language_model(
