@@ -125,9 +125,9 @@ def refuse_second_adapter(folder: Path | None, name: str = "") -> None:
     if folder is not None and is_adapter_folder(folder):
         raise ModelError(
             f"{name or folder} is an adapter itself, and a new one (lora) cannot be trained on it: what both are added "
-            "to lies in no folder, so the checkpoint would load as another model. Write it first with `proximo export RUN "
-            "OUT --merge` (an adapter of another tool: with peft's merge_and_unload and save_pretrained), and start from "
-            "OUT"
+            "to lies in no folder, so the checkpoint would load as another model. Write it first with "
+            "`proximo export RUN OUT --merge` (an adapter of another tool: with peft's merge_and_unload and "
+            "save_pretrained), and start from OUT"
         )
 
 
