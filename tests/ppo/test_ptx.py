@@ -195,4 +195,6 @@ def test_a_dry_run_names_the_texts() -> None:
     recipe = changed(
         recipe_of("ppo", Path("x")), {"ptx_data": {"sources": [{"path": "a/b"}]}, "ppo.ptx": {"coefficient": 1.0}}
     )
-    assert "a/b (Hub: nothing here has that name), 8 texts in each update" in describe(PPORecipe.model_validate(recipe))
+    said = describe(PPORecipe.model_validate(recipe)).splitlines()
+    at = said.index("  ptx          a/b (Hub: nothing here has that name)")
+    assert said[at + 1].strip() == "8 texts in each update"
