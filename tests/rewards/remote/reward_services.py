@@ -57,6 +57,7 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+START_SECONDS = 600.0
 COMMAND = """
 import sys
 from proximo.cli import main
@@ -78,15 +79,27 @@ def real_service(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            found = re.search(r"at (http://\S+)", said)
-            assert found, said + process.stdout.read()
-            yield Service(process, found[1])
+            yield Service(process, _address(process))
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """What the service prints once it listens; before that it says what it loads."""
+    assert process.stdout is not None
+    end = threading.Timer(START_SECONDS, process.kill)
+    end.start()
+    said = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"at (http://\S+)", line):
+                return found[1]
+    finally:
+        end.cancel()
+    raise AssertionError("".join(said))
 
 
 Behaviour = Callable[[socket.socket, int], Any]
