@@ -34,7 +34,7 @@ class AnsweredStore:
         return self._answer(lambda: self._store.multi_get(list(keys)))
 
     def set(self, key: str, value: str) -> None:
-        """Set a key."""
+        """Give a key a value, whether it is there or not."""
         self._answer(lambda: self._store.set(key, value))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:

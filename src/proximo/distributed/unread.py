@@ -65,7 +65,7 @@ class Grown:
         return str(self._source)
 
     def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """See `Source.read`."""
+        """The part that begins at `offsets` and has `shape`, by default all, on the CPU."""
         first, *others = offsets or (0,) * len(self.shape)
         count, *rest = self.shape if shape is None else shape
         old = min(max(self._source.shape[0] - first, 0), count)

@@ -63,7 +63,7 @@ class ProcessFunctionReward:
         return scored
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """As `FunctionReward.check_prompts`."""
+        """Raises DataError where the function cannot be bound to a prompt, as `FunctionReward.check_prompts` does."""
         wanted = WantedColumns(**self._pool.about)
         self._columns = columns_checked(prompts, origins, wanted, before=self._columns, name=self.name)
 

@@ -110,25 +110,28 @@ def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:
 
     `name`: what to call it, where it lies in a cache.
     """
-    if folder is not None and is_adapter_folder(folder):
-        raise ModelError(
-            f"{name or folder} holds an adapter only: export it with --merge and start from that, or give a reward "
-            "model of PPO whose base is the policy's share_base: true"
-        )
+    _refuse_adapter(
+        folder,
+        name,
+        "holds an adapter only: export it with --merge and start from that, or give a reward model of PPO whose base "
+        "is the policy's share_base: true",
+    )
 
 
 def refuse_second_adapter(folder: Path | None, name: str = "") -> None:
-    """Raises ModelError if a new adapter would be trained on an adapter: their merged base exists in memory only.
+    """As `refuse_bare_adapter`, where a new adapter would be trained on one: their merged base is in memory only."""
+    _refuse_adapter(
+        folder,
+        name,
+        "is an adapter itself, and a new one (lora) cannot be trained on it: what both are added to lies in no folder, "
+        "so the checkpoint would load as another model. Write it first with `proximo export RUN OUT --merge` (an "
+        "adapter of another tool: with peft's merge_and_unload and save_pretrained), and start from OUT",
+    )
 
-    `name`: what to call it, where it lies in a cache.
-    """
+
+def _refuse_adapter(folder: Path | None, name: str, why: str) -> None:
     if folder is not None and is_adapter_folder(folder):
-        raise ModelError(
-            f"{name or folder} is an adapter itself, and a new one (lora) cannot be trained on it: what both are added "
-            "to lies in no folder, so the checkpoint would load as another model. Write it first with "
-            "`proximo export RUN OUT --merge` (an adapter of another tool: with peft's merge_and_unload and "
-            "save_pretrained), and start from OUT"
-        )
+        raise ModelError(f"{name or folder} {why}")
 
 
 def refuse_other_inputs(config: Mapping[str, Any], name: str) -> None:

@@ -36,7 +36,7 @@ class Absence:
         )
 
     def ended(self) -> None:
-        """It answers."""
+        """The server answers: the next time that it does not counts anew."""
         with self._lock:
             since, self._since = self._since, None
         if since is not None:
