@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from architectures import wide_norms
-from proximo.models.fast_path import PATHS, FastPath
+from proximo.models.fast_path import FastPath, paths
 from proximo.models.precision.placement import Precision
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,!?'\"-:;()\nABCDEFGH"
@@ -99,4 +99,4 @@ def real_data(*parts: str) -> Path:
 
 def run_through_modules(patch: pytest.MonkeyPatch) -> None:
     """Passes in bf16 on a CPU then take the path that accelerators take."""
-    patch.setitem(PATHS, ("cpu", Precision.BF16), FastPath(bf16_head=True))
+    patch.setitem(paths(), ("cpu", Precision.BF16), FastPath(bf16_head=True))

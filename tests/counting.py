@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.dataflow.executor import LocalExecutor, Outcome
 from proximo.dataflow.graph import Call
-from proximo.models.cpu.fused_layers import PART_SCOPE
+from proximo.models.fast_path import PART_SCOPE
 from proximo.ppo.trainer import PPOTrainer
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ import torch
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, jaxtyped
 
-CHECKED = ("proximo.algorithms", "proximo.models", "proximo.rollout.sampling")
+CHECKED = ("proximo.algorithms", "proximo.models", "proximo.rollout.sampling", "proximo_cpu")
 SHAPED = {"Bool", "Float", "Float32", "Int", "Int64", "Shaped"}
 """The names of jaxtyping that the package uses."""
 

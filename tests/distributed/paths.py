@@ -10,9 +10,9 @@ from proximo.models import fast_path
 @contextmanager
 def plain_paths() -> Iterator[None]:
     """The modules of transformers instead of fused layers and the decoding kernel."""
-    usual = dict(fast_path.PATHS)
-    fast_path.PATHS.update({key: replace(path, layers=None, decoder=None) for key, path in usual.items()})
+    usual = dict(fast_path.paths())
+    fast_path.paths().update({key: replace(path, layers=None, decoder=None) for key, path in usual.items()})
     try:
         yield
     finally:
-        fast_path.PATHS.update(usual)
+        fast_path.paths().update(usual)

@@ -18,10 +18,10 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
 from proximo.models.precision.placement import Precision
-from proximo.native.library import library
 from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo_cpu.library import library
 
 AFTER_LAYERS: dict[str, dict[str, Any]] = {
     "olmo3": {**LLAMA_LIKE, **ALTERNATING, "model_type": "olmo3"},

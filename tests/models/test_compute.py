@@ -18,7 +18,7 @@ from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import AttentionLayout, AttentionOptions, PackedLayout
 from proximo.models.attention.varlen import VarlenAttention
-from proximo.models.fast_path import PATHS
+from proximo.models.fast_path import paths
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
@@ -116,7 +116,7 @@ def test_one_kernel_for_all_sequences_is_taken_in_training_and_given_one_type(mo
     expected = gradients(model, batch())
     monkeypatch.setattr(varlen, "varlen_kernel", lambda: kernel)
     monkeypatch.setattr(VarlenAttention, "fits", lambda _, query, *__: query.dtype is torch.bfloat16)
-    monkeypatch.setitem(PATHS, ("cpu", Precision.BF16), PATHS["cuda", Precision.BF16])
+    monkeypatch.setitem(paths(), ("cpu", Precision.BF16), paths()["cuda", Precision.BF16])
     found = gradients(model, batch())
     assert calls == [(torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)] * 2
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))

@@ -7,28 +7,28 @@ from architectures import build_architecture
 from fake_cuda import fake_cuda
 from proximo.models.attention.packed import AttentionOptions, PackedLayout
 from proximo.models.attention.varlen import VarlenAttention
-from proximo.models.cpu.attention import KernelAttention
-from proximo.models.fast_path import PATHS, fast_path, planning_for
+from proximo.models.fast_path import fast_path, paths, planning_for
 from proximo.models.heads import CHUNK_TOKENS
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
-from proximo.native.library import library
+from proximo_cpu.attention import KernelAttention
+from proximo_cpu.library import library
 
 
 def test_every_precision_has_an_entry_for_every_device_that_offers_it() -> None:
-    assert {key for key in PATHS if key[1] is not Precision.TF32} == {
+    assert {key for key in paths() if key[1] is not Precision.TF32} == {
         (device, precision)
         for device in ("cpu", "cuda", "mps")
         for precision in Precision
         if precision is not Precision.TF32
     }
-    assert [device for device, precision in PATHS if precision is Precision.TF32] == ["cuda"]
+    assert [device for device, precision in paths() if precision is Precision.TF32] == ["cuda"]
 
 
 @pytest.mark.parametrize("precision", Precision)
 def test_the_head_multiplies_bf16_operands_in_plain_bf16_alone(precision: Precision) -> None:
-    paths = [path for (_, each), path in PATHS.items() if each is precision]
-    assert {path.bf16_head for path in paths} == {precision is Precision.BF16}
+    entries = [path for (_, each), path in paths().items() if each is precision]
+    assert {path.bf16_head for path in entries} == {precision is Precision.BF16}
 
 
 def test_only_a_cpu_leaves_the_modules() -> None:
@@ -69,9 +69,9 @@ def test_a_device_that_is_not_in_the_table_goes_the_plain_path() -> None:
 
 def test_the_path_follows_the_weights() -> None:
     model = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
-    assert model.backbone.path is PATHS["cpu", Precision.BF16]
+    assert model.backbone.path is paths()["cpu", Precision.BF16]
     with fake_cuda(model.model):
-        assert model.backbone.path is PATHS["cuda", Precision.BF16]
+        assert model.backbone.path is paths()["cuda", Precision.BF16]
 
 
 def test_without_a_kernel_each_sequence_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

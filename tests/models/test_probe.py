@@ -11,8 +11,6 @@ from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from proximo.errors import ModelError
 from proximo.models.attention.cache import RowCache
 from proximo.models.attention.packed import ATTENTION, PackedLayout, band_mask
-from proximo.models.cpu import attention as cpu_attention
-from proximo.models.cpu.attention import KernelAttention, Pieces
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
@@ -20,7 +18,9 @@ from proximo.models.precision.placement import Precision, use_tf32, without_tf32
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.native.library import library
+from proximo_cpu import attention as cpu_attention
+from proximo_cpu.attention import KernelAttention, Pieces
+from proximo_cpu.library import library
 
 SMALL = {"vocab_size": 61, "hidden_size": 32}
 REFUSED = {

@@ -17,7 +17,7 @@ from proximo.models.precision import products
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.precision.products import narrow_linear
-from proximo.native.halves import multiplies_halves
+from proximo_cpu import bf16
 
 N, D, V = 9, 16, 40
 
@@ -54,9 +54,10 @@ TARGETS = torch.arange(N) % V
 def test_logprobs_entropy_and_gradients_are_those_of_rounded_operands(
     monkeypatch: pytest.MonkeyPatch, *, has_kernel: bool, bias: bool, softcap: float | None, chunk_tokens: int
 ) -> None:
-    if has_kernel and not multiplies_halves():
+    if has_kernel and not bf16.has_instruction():
         pytest.skip("the processor has no product of bf16 operands with float32 results")
-    monkeypatch.setattr(products, "multiplies_halves", lambda: has_kernel)
+    if not has_kernel:
+        monkeypatch.setattr(products, "bf16_product", lambda _: None)
 
     def parameters() -> tuple[Tensor, Tensor, Tensor | None]:
         hidden, weight = drawn(N, D).requires_grad_(), drawn(V, D, seed=1).requires_grad_()

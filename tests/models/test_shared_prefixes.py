@@ -12,11 +12,11 @@ from proximo.models.attention import varlen
 from proximo.models.attention.packed import AttentionOptions, PackedLayout, band_mask, explicit_attention
 from proximo.models.attention.prefix_copies import PrefixCopies
 from proximo.models.attention.varlen import VarlenAttention
-from proximo.models.cpu.attention import KernelAttention
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.native.library import library
+from proximo_cpu.attention import KernelAttention
+from proximo_cpu.library import library
 
 ROWS: dict[str, tuple[tuple[int, ...], tuple[int | None, ...]]] = {
     "one group": ((5, 3, 1, 4), (None, 0, 0, 0)),

@@ -11,12 +11,12 @@ from fake_cuda import CUDA, fake_cuda
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
-from proximo.native.library import library
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout import decoding
 from proximo.rollout.decoding import TOKENS_PER_TRANSFER
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo_cpu.library import library
 
 ENDS = (2, 11, 20, 29, 38)
 TEXTS = ("hello", "a", "what is it? tell me now.", "go on", "abc, abc, abc", "z!")

@@ -9,7 +9,7 @@ import torch
 
 from proximo.checkpoint.versions import versions
 from proximo.distributed.world import current
-from proximo.native.library import describe_kernels
+from proximo.kernels import kernels_of
 
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -34,7 +34,7 @@ VARIABLES = (
 
 
 def describe_environment(*, device: str) -> dict[str, Any]:
-    """Versions, threads, ranks, processor, kernels in C, variables and, for a CUDA device, the accelerator.
+    """Versions, threads, ranks, processor, kernels, variables and, for a CUDA device, the accelerator.
 
     JSON, the same on every call.
     """
@@ -44,7 +44,7 @@ def describe_environment(*, device: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "kernels": describe_kernels() if torch.device(device).type == "cpu" else None,
+        "kernels": kernels_of(device).description(),
         "num_threads": torch.get_num_threads(),
         "num_ranks": current().size,
         "device": device,

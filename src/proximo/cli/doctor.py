@@ -1,4 +1,4 @@
-"""`proximo doctor`: reports what a run would find on this machine. The checks: machine.py, sandbox/, native/."""
+"""`proximo doctor`: reports what a run would find on this machine. The checks: machine.py, sandbox/, kernels.py."""
 
 import json
 from dataclasses import asdict
@@ -43,10 +43,10 @@ def doctor(
 @app.command()
 def kernels() -> int:
     """Compile and load the kernels in C that a CPU is faster with. Exit status 1, and why, where there are none."""
-    from proximo.native.library import describe_kernels, why_no_kernels
+    from proximo.kernels import kernels_of
 
-    reason = why_no_kernels()
-    print(f"kernels in C: {describe_kernels()}" if reason is None else reason)
+    reason = kernels_of("cpu").why_missing()
+    print(f"kernels in C: {kernels_of('cpu').description()}" if reason is None else reason)
     return int(reason is not None)
 
 

@@ -81,9 +81,11 @@ def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
 
 
 def _precision() -> Finding:
+    import torch
+
+    from proximo.kernels import kernels_of
     from proximo.models.attention.varlen import varlen_kernel
     from proximo.models.precision.placement import resolve_device, resolve_precision
-    from proximo.native.halves import multiplies_halves
 
     device = resolve_device("auto").type
     found = f"run.precision auto means {resolve_precision('auto', device=device)} on {device}; the default is float32"
@@ -92,7 +94,8 @@ def _precision() -> Finding:
             found,
             "with torch 2.12 or newer, attention in bf16 is one call for all sequences instead of one for each",
         )
-    return Finding(f"{found}; bf16 is faster on this processor" if device == "cpu" and multiplies_halves() else found)
+    is_faster = kernels_of(device).bf16_product(torch.empty(0)) is not None
+    return Finding(f"{found}; bf16 is faster on this processor" if is_faster else found)
 
 
 def _threads() -> Finding:
@@ -102,9 +105,9 @@ def _threads() -> Finding:
 
 
 def _kernels() -> Finding:
-    from proximo.native.library import describe_kernels, why_no_kernels
+    from proximo.kernels import kernels_of
 
-    return Finding(why_no_kernels() or str(describe_kernels()))
+    return Finding(kernels_of("cpu").why_missing() or str(kernels_of("cpu").description()))
 
 
 def _memory() -> Finding:

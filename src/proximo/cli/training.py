@@ -140,10 +140,9 @@ def _describe(recipe: "Recipe") -> int:
 
 
 def _run(recipe: "Recipe", options: RunOptions) -> int:
-    from proximo.native.making import begin_making
+    from proximo.kernels import kernels_of
 
-    if recipe.run.device in ("auto", "cpu"):
-        begin_making()
+    kernels_of("cpu" if recipe.run.device == "auto" else recipe.run.device).begin()
     with loading(quiet=options.quiet):
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)

@@ -269,8 +269,7 @@ class Backbone:
     def decoder(self) -> Decoder:
         """The fastest implementation of `decode` for the current modules. Weights may still change in place."""
         fused, make = self._fused_layers(), self.path.decoder
-        kernel = None if fused is None or make is None else make(fused, self.decode)
-        return self.decode if kernel is None else kernel.decode
+        return (None if fused is None or make is None else make(fused, self.decode)) or self.decode
 
     def decode(
         self,

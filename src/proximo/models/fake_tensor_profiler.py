@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from proximo.models.adapted import base_of, is_adapted
-from proximo.models.cpu.fused_layers import PART_SCOPE
+from proximo.models.fast_path import PART_SCOPE
 from proximo.models.freezing import decoder_layers
 
 WORKING = "working"

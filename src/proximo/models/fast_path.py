@@ -2,38 +2,51 @@
 
 The plain path runs any model on any device: transformers' modules, one call of torch's attention for each sequence of a
 packed row, and for decoding the same modules over the cache. The table below has the faster implementations per device.
-Each may decline a model or call that it does not support (another architecture, an adapter, a hook, a soft-cap, a
-machine without C compiler); then the plain path runs. When a model is loaded, the probe compares both with the model's
-own code.
+Some are here; those of a plug-in, such as `proximo_cpu`, are entered when the table is first read (`kernels.py`). Each
+may decline a model or call that it does not support (another architecture, an adapter, a hook, a soft-cap, a machine
+without C compiler); then the plain path runs. When a model is loaded, the probe compares both with the model's own
+code.
 
-Work on rows of float32 numbers on a CPU (norms, rotary positions, gates, log-softmax, the draw of a token) goes to the
-kernels in C or to torch's operators: `native/library.py::kernels_for` says which, tensor by tensor.
-
-Legend: B rows of a decode step, D width.
+Legend: B rows of a decode step, T packed tokens, R requested rows of them, D width.
 """
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
+from typing import Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from proximo.kernels import kernels_of
 from proximo.models.attention.packed import AttentionLayout, PackedKernel
 from proximo.models.attention.varlen import VarlenAttention
-from proximo.models.cpu.attention import KernelAttention
-from proximo.models.cpu.decoding import KernelDecoder
-from proximo.models.cpu.fused_layers import FusedLayers
+from proximo.models.packing import Packed
 from proximo.models.precision.placement import Precision
 
 Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
 """token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of one more token for each row."""
 
-PackedLayers = FusedLayers
-"""Runs packed passes in place of the modules."""
+PART_SCOPE: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar("part_scope", default=None)
+"""To be entered around each part of a layer by layers that run without their modules. The fake-tensor profiler sets it,
+to attribute tensors to parts."""
+
+
+class PackedLayers(Protocol):
+    """Runs packed passes in place of the modules, with and without gradients."""
+
+    def run(
+        self, packed: Packed, layout: AttentionLayout, *, rows: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Hidden states after the final norm: [T, D], or [R, D] of the distinct flat indices `rows` [R].
+
+        Passes the keys and values of all tokens to `cache`, if there is one.
+        """
+        ...
+
 
 _ACCELERATOR_LOGITS = 512 * 2**20
 """Bytes. The gradient of the output layer's weight is read and written once for each chunk of positions: 8 bytes a
@@ -47,10 +60,11 @@ class FastPath:
 
     attention: type[PackedKernel] | None = None
     """Replaces one call of torch's attention per sequence."""
-    layers: Callable[[PreTrainedModel], FusedLayers | None] | None = None
-    """Replaces the modules in packed passes, with and without gradients."""
-    decoder: Callable[[FusedLayers, Decoder], KernelDecoder | None] | None = None
-    """Replaces the modules in decoding, for models whose packed passes run through `layers`."""
+    layers: Callable[[PreTrainedModel], PackedLayers | None] | None = None
+    """Replaces the modules in packed passes. Asked before each pass, because modules may change."""
+    decoder: Callable[[PackedLayers, Decoder], Decoder | None] | None = None
+    """Replaces the modules in decoding, for models whose packed passes run through `layers`. The second argument
+    decodes with the modules."""
     bf16_head: bool = False
     """True: the output layer multiplies bf16 operands, with float32 results. False: float32 operands."""
     logits_bytes: int | None = None
@@ -58,12 +72,11 @@ class FastPath:
 
 
 _PLAIN = FastPath(logits_bytes=_ACCELERATOR_LOGITS)
-_HALF = FastPath(attention=KernelAttention, layers=partial(FusedLayers.of, half=True), decoder=KernelDecoder.of)
 
-PATHS: dict[tuple[str, Precision], FastPath] = {
-    ("cpu", Precision.FLOAT32): FastPath(attention=KernelAttention, layers=FusedLayers.of, decoder=KernelDecoder.of),
-    ("cpu", Precision.BF16): replace(_HALF, bf16_head=True),
-    ("cpu", Precision.BF16_FLOAT32_HEAD): _HALF,
+_OWN: dict[tuple[str, Precision], FastPath] = {
+    ("cpu", Precision.FLOAT32): FastPath(),
+    ("cpu", Precision.BF16): FastPath(bf16_head=True),
+    ("cpu", Precision.BF16_FLOAT32_HEAD): FastPath(),
     ("cuda", Precision.FLOAT32): _PLAIN,
     ("cuda", Precision.TF32): _PLAIN,
     ("cuda", Precision.BF16): FastPath(attention=VarlenAttention, bf16_head=True, logits_bytes=_ACCELERATOR_LOGITS),
@@ -72,14 +85,23 @@ PATHS: dict[tuple[str, Precision], FastPath] = {
     ("mps", Precision.BF16): FastPath(bf16_head=True, logits_bytes=_ACCELERATOR_LOGITS),
     ("mps", Precision.BF16_FLOAT32_HEAD): _PLAIN,
 }
-"""(Device type, precision) -> implementations."""
+"""The table without plug-ins."""
 
 _PLANNED_DEVICE: ContextVar[str | None] = ContextVar("planned_device", default=None)
 
 
+@cache
+def paths() -> dict[tuple[str, Precision], FastPath]:
+    """The table: (device type, precision) -> implementations, made once per process."""
+    return {
+        (device, precision): replace(path, **kernels_of(device).passes(half=precision.is_half))
+        for (device, precision), path in _OWN.items()
+    }
+
+
 def fast_path(device: str, precision: Precision) -> FastPath:
-    """The entry of `PATHS` for a device type; the plain path for a type that is not in it."""
-    return PATHS.get((_PLANNED_DEVICE.get() or device, precision), _PLAIN)
+    """The entry of the table for a device type; the plain path for a type that is not in it."""
+    return paths().get((_PLANNED_DEVICE.get() or device, precision), _PLAIN)
 
 
 @contextmanager

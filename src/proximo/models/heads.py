@@ -19,18 +19,18 @@ from torch.utils.checkpoint import checkpoint
 
 from proximo.algorithms import kl
 from proximo.errors import ModelError
+from proximo.kernels import row_operations
 from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo.models.precision.products import (
     add_product,
     gradient_product,
     has_kernels_for_all,
+    linear,
     narrow_linear,
     operand,
     product,
     weight_operand,
 )
-from proximo.native.decoding import linear
-from proximo.native.row_kernels import row_kernels_for
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -255,7 +255,7 @@ def _statistics(
 
     Overwrites scores.
     """
-    if (kernels := row_kernels_for(scores)) is not None:
+    if (kernels := row_operations(scores)) is not None:
         kernels.token_statistics(scores, targets, normalisers, logprobs, entropies)
         return
     normalisers.copy_(scores.logsumexp(dim=-1))
@@ -277,7 +277,7 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
 
     g [C] is the gradient of the log-probs, g' [C] that of the entropies.
     """
-    if (kernels := row_kernels_for(scores)) is not None:
+    if (kernels := row_operations(scores)) is not None:
         kernels.token_statistics_backward(scores, targets, normalisers, entropies, of_logprobs, of_entropy)
         return scores
     if of_entropy is None:

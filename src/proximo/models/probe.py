@@ -31,7 +31,6 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.scalar import ScalarModel
-from proximo.native.decoding import FEW_ROWS
 
 TOLERANCE = 1e-4
 TOLERANCE_OF_8_BITS = 0.02
@@ -42,6 +41,8 @@ NUM_SHARED = 3
 WIDEST_TESTED_WINDOW = 64
 """Sequences are made longer than the attention window up to here; beyond, its size is checked without running it."""
 NUM_DECODED = 3
+FEW_ROWS = 64
+"""Rows for which a plug-in may have another product of the head."""
 
 
 @torch.no_grad()

@@ -20,8 +20,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from proximo.errors import UserError
-from proximo.native.library import kernels_for
-from proximo.native.sampling import sample as sample_natively
+from proximo.kernels import row_operations
 from proximo.rollout.noise import exponential_noise
 
 _BLOCK_ELEMENTS_CPU = 2**18
@@ -158,9 +157,9 @@ def sample(
     probability 0 is never drawn. Computes in the dtype of the logits, at least float32. Non-finite logits give
     non-finite log-probs.
     """
-    kernels = kernels_for(logits) if options.draws_from_full_softmax else None
+    kernels = row_operations(logits) if options.draws_from_full_softmax else None
     if kernels is not None:
-        return sample_natively(kernels, logits, streams=streams, positions=positions, temperature=options.temperature)
+        return kernels.sample(logits, streams=streams, positions=positions, temperature=options.temperature)
     block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
     rows_per_block = max(1, block // logits.shape[1])
     parts = [

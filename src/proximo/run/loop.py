@@ -19,10 +19,10 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.world import current
 from proximo.errors import GuardError, RankError, RunFolderError, TrainingError
+from proximo.kernels import kernels_of
 from proximo.metrics.console import ProgressInfo, open_progress
 from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
-from proximo.native.library import why_no_kernels
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
 from proximo.run.folders import check_folders
@@ -172,7 +172,7 @@ class _Loop:
         with self._open_journal(first, last) as journal:
             try:
                 # Already shown while the models were built.
-                no_kernels = why_no_kernels() if self.task.device == "cpu" else None
+                no_kernels = kernels_of(self.task.device).why_missing()
                 journal.begin(notes=self.notes, log_only=[] if no_kernels is None else [no_kernels])
                 status = self._steps(first, last, journal)
                 self.store.finish()

@@ -18,9 +18,9 @@ Legend: B active rows, H query heads, H_kv key/value heads, K head width, M long
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from transformers import Cache
 from proximo.models.attention.packed import AttentionOptions, explicit_attention
 from proximo.models.packing import send
 from proximo.models.precision.compute import to_compute_type
-from proximo.native.decoding import CachePointers
+
+Result = TypeVar("Result")
 
 
 def cache_argument(model_type: type[nn.Module]) -> str:
@@ -70,7 +71,7 @@ class RowCache(Cache):
         self._max_tokens = max_tokens
         self._storage: dict[int, tuple[Tensor, Tensor]] = {}
         self._step: RowLayout | None = None
-        self._pointers: CachePointers | None = None
+        self._made: dict[Callable[..., Any], Any] = {}
 
     def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
         """Copy the keys and values of prompt `index` into `rows`, which replaces their contents."""
@@ -79,7 +80,7 @@ class RowCache(Cache):
         self._ensure(num_tokens)
         for layer, captured in prompts.captured.items():
             if layer not in self._storage:
-                self._pointers = None
+                self._made.clear()
                 self._storage[layer] = self._allocate(captured[0]), self._allocate(captured[1])
             for storage, states in zip(self._storage[layer], captured, strict=True):
                 piece = states[0, :, start:end]
@@ -134,11 +135,14 @@ class RowCache(Cache):
         key, value = to_compute_type(keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens])
         return key, value
 
-    def pointers(self) -> CachePointers:
-        """Addresses of the storage of all layers, for kernels in C that read the cache and write the next token."""
-        if self._pointers is None:
-            self._pointers = CachePointers.of([self._storage[layer] for layer in sorted(self._storage)])
-        return self._pointers
+    def made_of_storage(self, make: Callable[[list[tuple[Tensor, Tensor]]], Result]) -> Result:
+        """What `make` gives for the keys and values of each layer, in order; made again only if they moved in memory.
+
+        For a decoder that reads the storage and writes the next token itself.
+        """
+        if make not in self._made:
+            self._made[make] = make([self._storage[layer] for layer in sorted(self._storage)])
+        return self._made[make]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Tokens of the longest row before this pass. Rows differ, so callers always pass positions to the model."""
@@ -162,7 +166,7 @@ class RowCache(Cache):
         assert num_tokens <= self._max_tokens, (
             f"a row needs {num_tokens} tokens, but it may have at most {self._max_tokens}"
         )
-        self._pointers = None
+        self._made.clear()
         old, self._capacity = self._capacity, min(self._max_tokens, max(num_tokens, 2 * self._capacity))
         for layer, pair in self._storage.items():
             keys, values = (self._allocate(storage) for storage in pair)

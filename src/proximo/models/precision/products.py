@@ -1,11 +1,11 @@
-"""Products whose operands are bf16 and whose results are float32: those of an output layer under bf16.
+"""Products of an output layer: those of a few rows, and under bf16 those of bf16 operands with float32 results.
 
-Sums and results are float32 on every device. CUDA has kernels for it, and so have processors with bf16 instructions for
-the product x W' (native/halves.c); elsewhere operands are rounded to bf16 and multiplied in float32, which means the
-same. Backwards all operands are rounded too: the gradient of the scores, and the weight or the hidden states that it is
-multiplied with. What the products give, a gradient of hidden states or of a weight, is float32 and is not rounded; nor
-is the gradient of a bias. On a CPU that multiplies bf16, these gradients are rounded to bf16 chunk by chunk, as those
-of the layers are: torch's product rounds its results.
+Sums and results are float32 on every device. CUDA has kernels for it, and a plug-in may have one for the product x W'
+(kernels.py); elsewhere operands are rounded to bf16 and multiplied in float32, which means the same. Backwards all
+operands are rounded too: the gradient of the scores, and the weight or the hidden states that it is multiplied with.
+What the products give, a gradient of hidden states or of a weight, is float32 and is not rounded; nor is the gradient
+of a bias. On a CPU that multiplies bf16, these gradients are rounded to bf16 chunk by chunk, as those of the layers
+are: torch's product rounds its results.
 """
 
 from functools import cache
@@ -16,11 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
+from proximo.kernels import bf16_product, row_operations
 from proximo.models.precision.compute import cast_weight, remembered
-from proximo.native.decoding import linear, reads_few
-from proximo.native.halves import half_product, multiplies_halves
-from proximo.native.library import is_plain
 
 
 def operand(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -42,8 +41,9 @@ def product(
     if first.dtype is second.dtype is torch.bfloat16:
         if has_kernels_for_all(first):
             return torch.mm(first, second, out_dtype=torch.float32)
-        if second.stride(0) == 1 and len(second) % 2 == 0:
-            return half_product(first, second.t())
+        multiply = bf16_product(first)
+        if multiply is not None and second.stride(0) == 1 and len(second) % 2 == 0:
+            return multiply(first, second.t())
     return _widened(first) @ _widened(second)
 
 
@@ -69,13 +69,32 @@ def _cpu_multiplies_halves() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """rows [..., D], weight [V, D], bias [V] -> x W' + b [..., V].
+
+    float32 rows may have a weight of bf16, and give float32.
+
+    A plug-in may multiply few rows, in inference mode alone. Under no_grad it is torch's product: the reference is
+    computed under no_grad and the policy is not, and with two kinds of products their logits would differ in the last
+    bits, so that the KL of equal models would not be 0.
+    """
+    kernels = row_operations(rows)
+    done = None if kernels is None else kernels.linear(rows, weight, bias)
+    if done is not None:
+        return done
+    widens = weight.dtype is torch.bfloat16 and rows.dtype is torch.float32
+    return functional.linear(rows, weight.float() if widens else weight, bias)
+
+
 def narrow_linear(
     rows: Float[Tensor, "*batch hidden"], weight: Float[Tensor, "vocab hidden"], bias: Float[Tensor, "vocab"] | None
 ) -> Float[Tensor, "*batch vocab"]:
     """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
     if torch.is_inference_mode_enabled() and not has_kernels_for_all(rows):
         rounded = _rounded(rows)
-        half = reads_few(rounded)  # torch's product would widen a bf16 weight anew for each token
+        kernels = row_operations(rounded)
+        # torch's product would widen a bf16 weight anew for each token
+        half = kernels is not None and kernels.reads_few(rounded)
         operand_of_few = cast_weight(weight, torch.bfloat16) if half else remembered(weight, "rounded", _rounded)
         return linear(rounded, operand_of_few, bias)
     flat: Tensor = _NarrowLinear.apply(rows.flatten(0, -2), weight, weight_operand(weight), bias)
@@ -93,7 +112,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _takes_halves(tensor: Tensor) -> bool:
-    return has_kernels_for_all(tensor) or (is_plain(tensor) and multiplies_halves())
+    return has_kernels_for_all(tensor) or bf16_product(tensor) is not None
 
 
 def has_kernels_for_all(tensor: Tensor) -> bool:

@@ -1,0 +1,185 @@
+"""The door to kernels: what an installed plug-in computes in place of torch's operators, for one type of device.
+
+A plug-in is a package with an entry point in the group `proximo.fast_paths`, named after the type of the device:
+
+    [project.entry-points."proximo.fast_paths"]
+    cpu = "proximo_cpu.plug_in:CPUKernels"
+
+It is an object without arguments that follows `Kernels`. It is found and made once per process, when the kernels of its
+device are first asked for; `NoKernels` stands in where there is none. No other file asks whether there is a plug-in.
+Importing this file loads no torch, and so does importing a plug-in.
+
+Legend: T rows, B rows of a decode step, C rows of scores, I and O inputs and outputs of a layer, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from proximo.errors import UserError
+
+if TYPE_CHECKING:  # torch takes a second to import
+    from torch import Tensor
+
+GROUP = "proximo.fast_paths"
+"""The group of entry points."""
+
+USUAL = {"cpu": "proximo_cpu"}
+"""Type of a device -> the package in this wheel that brings its kernels."""
+
+
+class RowOperations(Protocol):
+    """Kernels for rows of float32 numbers. Each gives what the caller's operators of torch give, but for rounding."""
+
+    def token_statistics(
+        self,
+        scores: "Tensor",
+        targets: "Tensor",
+        normalisers: "Tensor",
+        logprobs: "Tensor",
+        entropies: "Tensor | None",
+    ) -> None:
+        """scores z [C, V], targets [C] int64: writes log sum exp z, log p of the target and the entropy, [C] each.
+
+        Raises IndexError for a target outside the vocabulary.
+        """
+        ...
+
+    def token_statistics_backward(  # noqa: PLR0917 - six tensors of one chunk
+        self,
+        scores: "Tensor",
+        targets: "Tensor",
+        normalisers: "Tensor",
+        entropies: "Tensor",
+        of_logprobs: "Tensor",
+        of_entropies: "Tensor | None",
+    ) -> None:
+        """Overwrites scores [C, V] with their gradient, given those of log-probs and entropies [C].
+
+        Raises IndexError for a target outside the vocabulary.
+        """
+        ...
+
+    def sample(
+        self, logits: "Tensor", *, streams: "Tensor", positions: "Tensor", temperature: float
+    ) -> "tuple[Tensor, Tensor]":
+        """logits [B, V], streams and positions [B] int64 -> the tokens [B] int64 that `rollout/sampling.py` draws from
+        the full softmax at the temperature, and their log-probs [B]; NaN where logits are not finite."""
+        ...
+
+    def reads_few(self, rows: "Tensor") -> bool:
+        """Whether `linear` may multiply these rows: few contiguous ones [B, I], in inference mode."""
+        ...
+
+    def linear(self, rows: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor | None":
+        """rows [B, I], weight [O, I] float32 or bf16, bias [O] -> x W' + b [B, O]; None to leave it to torch."""
+        ...
+
+
+class Kernels(Protocol):
+    """What a plug-in computes on its device. Each answer holds for the whole process, unless a tensor decides."""
+
+    def begin(self) -> None:
+        """Start what takes long, such as a compiler, in the background. Called before torch is imported."""
+        ...
+
+    @property
+    def row_operations(self) -> "Callable[[Tensor], RowOperations | None]":
+        """A tensor -> the operations for rows like it; None where torch's operators must run."""
+        ...
+
+    @property
+    def bf16_product(self) -> "Callable[[Tensor], Callable[[Tensor, Tensor], Tensor] | None]":
+        """A tensor -> the product of bf16 rows [T, I] and a bf16 matrix [O, I] on its device, [T, O] float32.
+
+        I is even. None where operands are to be widened to float32 for torch's product.
+        """
+        ...
+
+    def passes(self, *, half: bool) -> Mapping[str, Any]:
+        """Fields of `FastPath` (models/fast_path.py) that it fills. `half`: for passes in bf16."""
+        ...
+
+    def description(self) -> str | None:
+        """Everything that decides the bits of its results, in one line, for the record of a run and its resumption.
+
+        None where torch's operators run.
+        """
+        ...
+
+    def why_missing(self) -> str | None:
+        """In one line, why torch's operators run; None if nothing is missing."""
+        ...
+
+
+class NoKernels:
+    """Stands in for the plug-in of a device that has none."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def begin(self) -> None:
+        """There is nothing to start."""
+
+    def row_operations(self, _: "Tensor") -> None:
+        """torch's operators run."""
+
+    def bf16_product(self, _: "Tensor") -> None:
+        """torch's product runs."""
+
+    def passes(self, *, half: bool) -> Mapping[str, Any]:  # noqa: ARG002
+        """The plain path runs."""
+        return {}
+
+    def description(self) -> str | None:
+        """None: torch's operators run."""
+        return None
+
+    def why_missing(self) -> str | None:
+        """One line for a device whose kernels come with the wheel; None for others, which lack nothing."""
+        package = USUAL.get(self._device)
+        if package is None:
+            return None
+        return f"no kernels for a {self._device}: the package {package} is not installed, so torch's operators run"
+
+
+def kernels_of(device: str) -> Kernels:
+    """The kernels of a device, such as `cpu` or `cuda:1`.
+
+    Raises UserError if its plug-in cannot be loaded, or if two plug-ins are for it.
+    """
+    return _loaded(device.partition(":")[0])
+
+
+@cache
+def _loaded(device: str) -> Kernels:
+    found = list(entry_points(group=GROUP, name=device))
+    if not found:
+        return NoKernels(device)
+    if len(found) > 1:
+        raise UserError(
+            f"one plug-in can bring the kernels for {device}, and {len(found)} are installed: "
+            f"{', '.join(map(_named, found))}; uninstall all but one"
+        )
+    try:
+        return found[0].load()()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"the plug-in {_named(found[0])} for {device} could not be loaded ({type(error).__name__}: {error}); "
+            "install it again, or uninstall it to run without it"
+        ) from error
+
+
+def row_operations(like: "Tensor") -> RowOperations | None:
+    """The operations of the tensor's device for rows like it; None where torch's operators must run."""
+    return kernels_of(like.device.type).row_operations(like)
+
+
+def bf16_product(like: "Tensor") -> "Callable[[Tensor, Tensor], Tensor] | None":
+    """The product of bf16 operands with a float32 result on the tensor's device, where a plug-in has one."""
+    return kernels_of(like.device.type).bf16_product(like)
+
+
+def _named(entry: Any) -> str:
+    return f"{entry.value} of {entry.dist.name}" if entry.dist is not None else entry.value

@@ -1,1 +1,0 @@
-"""C kernels for CPUs, for work that torch has no single operator for."""
