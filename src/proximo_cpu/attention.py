@@ -1,4 +1,4 @@
-"""Causal attention within the sequences of a packed row: the autograd function of the C kernel `native/attention.c`.
+"""Causal attention within the sequences of a packed row: the autograd function of the C kernel `csrc/attention.c`.
 
 Queries, keys and values are read in place through their strides. For the backward pass, which recomputes the attention
 weights, two softmax statistics per query and head are kept instead of the weights (as in FlashAttention,

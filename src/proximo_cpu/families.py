@@ -1,4 +1,4 @@
-"""The names of the modules of each architecture: one table. `model_parts.py` reads models by it.
+"""The names of the modules of each architecture: one table. `model_reader.py` reads models by it.
 
 An architecture that is not in the table runs as modules. To add one, add its row: the names of its modules where they
 differ from Llama's.

@@ -4,13 +4,13 @@ They compute what the modules of a transformers layer compute, with fewer operat
 that are cheap to recompute (norm outputs, activations) are not saved for the backward pass, and many operations are in
 place.
 
-`parts.py` has the parts and their gradients, `model_parts.py` says of which parts the layers of a model consist, and
-`fused_layers.py` decides which models run this way. `LastNorm` is the norm after the last layer.
+`operators.py` has the operators and their gradients, `model_reader.py` says of which ones the layers of a model
+consist, and `fused_layers.py` decides which models run this way. `LastNorm` is the norm after the last layer.
 
-The tensors of the parts are arguments of the functions only so that autograd knows of them.
+The tensors of the operators are arguments of the functions only so that autograd knows of them.
 
 Legend: T packed tokens, R requested rows of them, D width, H query heads, G key heads, K head width, F width between
-the two products of the second half.
+the two products of the second half. In the comments g_x is the gradient of x, and n' the backward pass of a norm n.
 """
 
 from collections.abc import Sequence
@@ -128,7 +128,10 @@ def rotated_back(gradient: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 class Projections(torch.autograd.Function):
-    """hidden [T, D] -> queries [T, H, K], keys and values [T, G, K]."""
+    """hidden [T, D] -> queries [T, H, K], keys and values [T, G, K].
+
+    x = n(h), and for each of the three y = x W' + b; queries and keys then n_head(y), and rotated by their positions.
+    """
 
     @staticmethod
     def forward(
@@ -167,9 +170,11 @@ class Projections(torch.autograd.Function):
         hidden, statistics, cosines, sines, *others = ctx.saved_tensors
         found = Gradients(part.tensors, ctx.needs_input_grad[4:])
         turned = list(gradients)
+        # A rotation is orthogonal: its backward pass turns by the negative angle.
         if cosines is not None:
             turned[:2] = [rotated_back(gradient, cosines, sines) for gradient in gradients[:2]]
         flat = [gradient.flatten(1) for gradient in turned]
+        # g_y = n_head'(g), for each head or for all of a token, as the norm ran.
         if part.head_norms is not None:
             raw, of_heads = others[:2], others[2:4]
             for i, norm in enumerate(part.head_norms):
@@ -182,8 +187,10 @@ class Projections(torch.autograd.Function):
         if any(layer.reads_inputs(found) for layer in part.projections):
             # The norm's output was not saved: recompute it, but only for gradients of weights.
             rows = operand(hidden if part.norm is None else part.norm.again(hidden, statistics), part.dtype)
+        # g_W = g_y' x and g_b = sum over tokens of g_y.
         for layer, gradient in zip(part.projections, flat, strict=True):
             layer.backward(gradient, rows, found)
+        # g_h = n'(g_x), with g_x = sum of g_y W over queries, keys and values.
         for_hidden = None
         if ctx.needs_input_grad[1] or (part.norm is not None and found.wants(*part.norm.tensors)):
             for_hidden = result(for_inputs(part.projections, flat), like=hidden)
@@ -194,6 +201,9 @@ class Projections(torch.autograd.Function):
 
 class Rest(torch.autograd.Function):
     """The rest of a layer after attention: hidden [T, D], attended [T, H K] -> [T, D].
+
+    m = h + n1(a O'), x = n2(m), z = act(x G') * (x U') (or act(x G') without gate), y = m + n3(z C'). The matrices are
+    those of `output`, `opened` and `closed`; a norm that is missing gives its argument.
 
     If `rows` [R] are requested, [R, D]: tokens do not mix after attention, so only those rows are computed.
     """
@@ -225,11 +235,13 @@ class Rest(torch.autograd.Function):
         of_attention, of_mlp, opened = others[:2], others[2:4], others[4 : 4 + ctx.num_opened]
         _, needs_hidden, needs_attended, _, *needed = ctx.needs_input_grad
         found = Gradients(part.tensors, needed)
+        # g_c = n3'(g_y) of c = z C', then g_z = g_c C and g_C = g_c' z, where z is made again from gates and ups.
         of_closed = operand(_before_norm(part.after_mlp, gradient, of_mlp, found), part.dtype)
         for_product = for_inputs((part.closed,), (of_closed,))
         for_opened, product = part.activation.backward(for_product, opened, recompute=part.closed.reads_inputs(found))
         part.closed.backward(of_closed, product, found)
         del product, for_product, of_closed  # [T, F], among the largest temporaries of the backward pass
+        # g_G = g_gates' x and g_U = g_ups' x, where x is made again; g_x = g_gates G + g_ups U.
         if any(layer.reads_inputs(found) for layer in part.opened):
             inputs = operand(
                 middle if part.before_mlp is None else part.before_mlp.again(middle, statistics), part.dtype
@@ -241,11 +253,12 @@ class Rest(torch.autograd.Function):
         del inputs
         for_middle = result(for_inputs(part.opened, for_opened), like=middle)
         del for_opened
-        # The residual connection passes the gradient of the result to m unchanged.
+        # g_m = g_y + n2'(g_x): the residual connection passes the gradient of the result on unchanged.
         if part.before_mlp is None:
             for_middle.add_(gradient)
         else:
             for_middle = part.before_mlp.backward(for_middle, middle, statistics, found, into=for_middle, more=gradient)
+        # g_o = n1'(g_m) of o = a O', then g_O = g_o' a and g_a = g_o O; g_h = g_m.
         of_output = operand(_before_norm(part.after_attention, for_middle, of_attention, found), part.dtype)
         part.output.backward(of_output, attended, found)
         for_attended = result(for_inputs((part.output,), (of_output,)), like=middle) if needs_attended else None

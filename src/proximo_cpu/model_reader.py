@@ -1,4 +1,4 @@
-"""Says of which parts the layers of a transformers model consist, by the table of `families.py`.
+"""Reads the layers of a transformers model, with the table in `families.py`: which operators they consist of.
 
 A model with anything in it that the table does not name runs as modules. When a model is loaded, the probe compares the
 results with the model's own code.
@@ -27,7 +27,7 @@ _ACTIVATIONS = {
     "GELU": "gelu",
     "ReLU": "relu",
 }
-"""Class of an activation -> its name in `parts.py`."""
+"""Class of an activation -> its name in `operators.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def bypassed_modules(model: nn.Module) -> list[nn.Module]:
 
 
 class UnsupportedLayoutError(Exception):
-    """A module is not as the table says."""
+    """A module is not as the table says, so the model runs as modules."""
 
 
 def _read(model: Any, family: Family, dtype: torch.dtype) -> ModelParts:

@@ -1,13 +1,13 @@
-"""The parts of a layer: norms, linear layers with or without an adapter, activations, and their gradients.
+"""The operators of a layer: norms, linear layers with or without an adapter, activations, and their gradients.
 
-A part names tensors of the model and computes with them. Its backward pass is written out, so that the autograd
-functions of `fused.py` save little: what is cheap to compute again is not kept. Parts hold no state of a pass.
+An operator names tensors of the model and computes with them. Its backward pass is written out, so that the autograd
+functions of `fused_functions.py` save little: what is cheap to compute again is not kept. It holds no state of a pass.
 
 Norms compute in the type of their weights. Products compute in the type of their inputs, which is that of the weights
 or bfloat16; then weights are cast once within `casting`, and gradients come out in the type of the weights.
 
-In a backward pass, `for_x` is the gradient of x. Legend: T rows, D width, I and O inputs and outputs of a linear layer,
-r rank of an adapter, F width of an activation.
+In a backward pass, `for_x` is the gradient of x, g_x in formulas. Legend: T rows, D width, I and O inputs and outputs
+of a linear layer, r rank of an adapter, F width of an activation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class Gradients:
-    """The gradients of some tensors, collected from the parts that read them."""
+    """The gradients of some tensors, collected from the operators that read them."""
 
     def __init__(self, tensors: Sequence[Tensor], needed: Iterable[bool]) -> None:
         """`needed`: for each tensor, whether autograd asks for its gradient."""
@@ -67,7 +67,7 @@ class RMSNorm:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of the model that this part reads."""
+        """The tensors of the model that it reads."""
         return (self.weight,)
 
     def _factor(self) -> Tensor:
@@ -108,6 +108,7 @@ class RMSNorm:
             for_weight = kernels.norm_backward(gradient, rows, inverse, factor, more, into)
             found.add(self.weight, lambda: for_weight)
             return into
+        # With p = g x: coefficient = -r^3 / D * (p . w), dw = p' r, and dx = (g w) r + coefficient x.
         products = gradient * rows
         coefficient = torch.mv(products, factor).unsqueeze_(1).mul_(inverse.pow(3)).div_(-rows.shape[-1])
         found.add(self.weight, lambda: torch.mv(products.t(), inverse[:, 0]))
@@ -125,7 +126,7 @@ class LayerNorm:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of the model that this part reads."""
+        """The tensors of the model that it reads."""
         return self.weight, self.bias
 
     def run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,10 @@ class LayerNorm:
         into: Tensor,  # noqa: ARG002 - torch's operator makes its own memory
         more: Tensor | None = None,
     ) -> Tensor:
-        """The gradient of the rows, plus `more` [T, D]."""
+        """The gradient of the rows, plus `more` [T, D].
+
+        With x^ = (x - mean) / std: dw = sum_t g x^, db = sum_t g, and dx = (w g - mean(w g) - x^ mean(w g x^)) / std.
+        """
         wanted = [True, found.wants(self.weight), found.wants(self.bias)]
         for_rows, for_weight, for_bias = aten.native_layer_norm_backward(
             gradient.contiguous(), rows, rows.shape[1:], statistics[0], statistics[1], self.weight, self.bias, wanted
@@ -173,7 +177,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """x W' + b, where an adapter may be added to W, and W may be some rows of a joint matrix."""
+    """y = x W' + b, where an adapter s B A may be added to W, and W may be some rows of a joint matrix.
+
+    Backwards g_x = g_y (W + s B A), g_W = g_y' x, g_b = sum_t g_y, g_A = s (g_y B)' x and g_B = s g_y' (x A').
+    """
 
     weight: Tensor
     """[O, I], or [I, O] if `transposed`; of a joint matrix all of it."""
@@ -186,7 +193,7 @@ class Linear:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of the model that this part reads."""
+        """The tensors of the model that it reads."""
         adapter = self.adapter
         return self.weight, self.bias, *((adapter.down, adapter.up) if adapter is not None else ())
 
@@ -258,6 +265,7 @@ class Linear:
             found.add(self.weight, lambda: torch.mm(gradient.t(), inputs), self.rows)
         if (adapter := self.adapter) is not None and found.wants(adapter.down, adapter.up):
             dtype = gradient.dtype
+            # `low` is s g_y B [T, r] and `projected` s x A' [T, r]: neither B A nor its gradient is made, [O, I] both.
             low = torch.mm(gradient, self.own_rows(cast_weight(adapter.up, dtype))).mul_(adapter.scaling)
             found.add(adapter.down, lambda: torch.mm(low.t(), inputs))
             projected = torch.mm(inputs, cast_weight(adapter.down, dtype).t()).mul_(adapter.scaling)
@@ -296,7 +304,10 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """a(x), or a(gates) * ups of a gated layer."""
+    """y = a(x), or y = a(gates) * ups of a gated layer.
+
+    Backwards g_gates = g_y * ups * a'(gates) and g_ups = g_y * a(gates).
+    """
 
     name: str
     """A key of `_ACTIVATIONS`."""
