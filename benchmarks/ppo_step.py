@@ -23,7 +23,6 @@ import torch
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import LocalExecutor, Outcome
 from proximo.dataflow.graph import Call
-from proximo.models.cpu.thread_split import run_overlapped
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 
@@ -35,7 +34,7 @@ class Watched(LocalExecutor):
     """Notes how long each call takes and how much memory the process has meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__(side_by_side=run_overlapped)
+        super().__init__()
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peaks: dict[str, list[float]] = defaultdict(list)
 

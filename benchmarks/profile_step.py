@@ -118,7 +118,7 @@ def main() -> None:
         )
         trainer, prompts = make_trainer(job)
         # The profiler sees one thread, so what it sees runs there, policy before value model.
-        config = config_of(job).model_copy(update={"overlap_updates": False})
+        config = config_of(job)
         profiled, _ = make_trainer(job, config=config)
         profiled.executor = Marked()
     trainer.run_step(prompts=prompts)

@@ -38,14 +38,13 @@ def roles_of(
         engine=engine,
         seed=0,
         texts=texts,
-        concurrent_model=value,
         check_first=False,
     )
     critic = None
     if value is not None:
         trunk = is_on_trunk(value, policy)
         learner = learners.get("value") or (None if trunk else learner_of(value))
-        critic = ValueWorker(value, learner, config, seed=0, is_on_trunk=trunk, concurrent_model=policy)
+        critic = ValueWorker(value, learner, config, seed=0, is_on_trunk=trunk)
     return Roles(
         policy=worker,
         reward=RewardWorker(source, tiny_tokenizer(), config),

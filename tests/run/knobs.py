@@ -721,10 +721,6 @@ SHOWN_ELSEWHERE = {
         "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
     ),
     (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
-    (ppo.PPOConfig, "overlap_updates"): (
-        "ppo/test_side_by_side.py",
-        "test_they_learn_the_same_and_a_repetition_has_the_same_bits",
-    ),
     (run.RunConfig, "num_threads"): ("run/test_loop.py", "test_a_resume_with_other_threads_needs_permission"),
     (
         run.RunConfig,

@@ -6,7 +6,7 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,6 @@ from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
-from proximo.models.cpu.thread_split import run_overlapped
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
@@ -93,8 +92,7 @@ class PPOTrainer:
         seed: seed of all sampling and shuffling.
         engine: samples from the policy, and gets its weights when they change. None makes the built-in engine, which
             uses the policy's own tensors.
-        executor: runs the calls of a step. None runs them sequentially in this process, except that policy and critic
-            are updated concurrently if a CPU has enough threads.
+        executor: runs the calls of a step. None runs them sequentially in this process.
         extra_calls: user-defined calls in the graph of every step (docs/dataflow.md).
         optimizers: custom optimizers for "policy" and "value", which replace those of the configuration.
         devices: how the models lie on several ranks (docs/scale.md). Nothing on one.
@@ -151,7 +149,7 @@ class PPOTrainer:
             optimizers=optimizers,
             devices=devices,
         )
-        self.executor = executor or LocalExecutor(side_by_side=run_overlapped)
+        self.executor = executor or LocalExecutor()
         self.kl_controller = kl_controller
         self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
 
@@ -319,8 +317,7 @@ class PPOTrainer:
         if scored is not None:
             given_responses = {"responses": [s.response for s in scored], "scored": scored}
             inputs = given_responses if self.config.samples_per_prompt is None else {"candidates": scored}
-        together = set(self.roles.calls_together).difference(call.name for call in extra)
-        outcome = self._run(graph, inputs | absent_inputs(graph), state=self.state, together=together)
+        outcome = self._run(graph, inputs | absent_inputs(graph), state=self.state)
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
@@ -353,16 +350,13 @@ class PPOTrainer:
         self.state = state
         return replace(step, seconds={**step.seconds, **end.seconds})
 
-    def _run(
-        self, graph: Graph, inputs: Mapping[str, Any], *, state: TrainState, together: Collection[str] = ()
-    ) -> Outcome:
+    def _run(self, graph: Graph, inputs: Mapping[str, Any], *, state: TrainState) -> Outcome:
         step = self.state.steps_done + 1  # also while the end of a step runs with the state after it
         return self.executor.run(
             graph,
             {"state": state, **inputs},
             groups=[self.roles.group],
             driver=driver_handlers(state, self.config, device=self.policy.device) | handlers_of(self.extra_calls),
-            together=together,
             around=lambda call: phase(call.name, self.config.memory_settings, step=step),
         )
 

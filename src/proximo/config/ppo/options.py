@@ -152,11 +152,6 @@ class PPOConfig(Section):
     takes: they share its computation, but an update then sees fewer prompts. docs/ppo.md, "Shared prompts"."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
-    overlap_updates: bool = True
-    """On a CPU with an even number of threads, train the policy and a separate value model at the same time, each on
-    half of the threads. The more expensive model takes its last updates on all threads. This is faster, but needs the
-    memory of both updates and changes the last bits of results. Models of more than 100 million weights always train
-    one after the other: their products keep all threads busy."""
     release_cache: bool = False
     """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step."""
     critic_warmup_steps: int = Field(0, ge=0)

@@ -155,7 +155,6 @@ RENAMED = {
     "score.running": "score.normalise",
     "score.truncated": "score.score_truncated",
     "several_boxes": "multiple_answers",
-    "side_by_side": "overlap_updates",
     "truncated": "truncation_value",
     "unfenced": "allow_unfenced",
     "value.start": "value.init_from",

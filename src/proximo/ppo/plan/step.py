@@ -30,7 +30,6 @@ from proximo.plan.weightless_models import (
 from proximo.ppo.graph import step_graph
 from proximo.ppo.plan import costs
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.update.overlap import BOTH_UPDATES, num_weights, overlaps_updates
 from proximo.run.build.models import lora_options
 
 SAMPLER = "sampler"
@@ -55,7 +54,7 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
     return StageCosts(
         models=models,
         optimized=optimized,
-        costs=ppo_costs(recipe, models, optimized, lengths, texts, layout=layout, device=context.device),
+        costs=ppo_costs(recipe, models, optimized, lengths, texts, layout=layout),
         update=update,
         token_budget=ppo.tokens_per_microbatch,
         layout=layout,
@@ -165,7 +164,6 @@ def ppo_costs(
     texts: Lengths | None,
     *,
     layout: Layout,
-    device: str,
 ) -> dict[str, StepCost]:
     """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
@@ -177,16 +175,6 @@ def ppo_costs(
     )
     elsewhere = () if recipe.engine.kind == "local" else ("generate", "generate_greedy")
     step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible.keys() - elsewhere}
-    overlapped = layout.ranks.num == 1 and overlaps_updates(
-        config,
-        device=device,
-        shares_trunk=_shares_trunk(models),
-        compiled=recipe.run.compile != "none",
-        num_weights=num_weights(models["policy"], models.get("value")),
-        num_threads=recipe.run.num_threads,
-    )
-    if overlapped:
-        step_costs |= cost_model.concurrent_costs({name: step_costs[name] for name in BOTH_UPDATES})
     if SAMPLER in models:
         step_costs |= _beside(step_costs["generate"], step_costs)
     return step_costs

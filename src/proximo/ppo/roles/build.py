@@ -11,11 +11,9 @@ from proximo.data.examples import TextExample
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
-from proximo.models.cpu.thread_split import operators_are_watched
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
-from proximo.models.quantised import is_quantised
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
@@ -27,7 +25,6 @@ from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
-from proximo.ppo.update.overlap import BOTH_UPDATES, num_weights, overlaps_updates
 from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.asynchronous import SamplingPlan
@@ -73,26 +70,6 @@ class Roles:
     def evaluated(self) -> PolicyWorker | AverageWorker:
         """The worker to evaluate: the policy, or its average with `evaluate_average`."""
         return self.average if self.average is not None and self.policy.config.evaluate_average else self.policy
-
-    @property
-    def calls_together(self) -> tuple[str, ...]:
-        """Calls that may run concurrently now; none while a profiler, dispatch mode or autocast is active.
-
-        None on several ranks either: two threads would meet the other ranks in an order of their own.
-        """
-        if current().size > 1:
-            return ()
-        trained = [worker for worker in (self.policy, self.value) if worker is not None]
-        allowed = overlaps_updates(
-            self.policy.config,
-            device=self.policy.device.type,
-            shares_trunk=self.shares_trunk,
-            compiled=any(worker.model.backbone.is_compiled for worker in trained),
-            quantised=any(is_quantised(worker.model.base) for worker in trained),
-            own_optimizers=any(w.learner is not None and isinstance(w.learner.options, OwnOptimizer) for w in trained),
-            num_weights=num_weights(*(worker.model for worker in trained)),
-        )
-        return BOTH_UPDATES if allowed and not operators_are_watched() else ()
 
 
 def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
@@ -142,7 +119,6 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         ahead=_ahead(policy, tokenizer, config, seed=seed, engine=None if own_engine else engine),
         seed=seed,
         texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
-        concurrent_model=critic,
         on_finished=lambda: eager_begin(reward_worker.source),
     )
     reference_worker = value_worker = average = None
@@ -150,9 +126,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         reference_engine = built_in_engine(reference, tokenizer, config) if config.evaluate_reference else None
         reference_worker = ReferenceWorker(reference, config, engine=reference_engine)
     if critic is not None:
-        value_worker = ValueWorker(
-            critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk, concurrent_model=policy
-        )
+        value_worker = ValueWorker(critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk)
     if copy is not None:
         average = AverageWorker(copy, config, engine=built_in_engine(copy, tokenizer, config))
     return Roles(

@@ -23,7 +23,6 @@ from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
-from proximo.models.scalar import ScalarModel
 from proximo.ppo.counted import nothing_to_learn
 from proximo.ppo.roles.ahead import RolloutsAhead
 from proximo.ppo.roles.passes import logprobs_of, over_batches
@@ -73,7 +72,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
     role = "policy"
     learner: Learner
 
-    def __init__(  # noqa: PLR0913 - the parts of a worker
+    def __init__(
         self,
         model: LanguageModel,
         learner: Learner,
@@ -82,15 +81,14 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         engine: Engine,
         seed: int,
         texts: TextLoss | None = None,
-        concurrent_model: ScalarModel | None = None,
         ahead: RolloutsAhead | None = None,
         on_finished: Callable[[], Callable[[Response], None] | None] = lambda: None,
         check_first: bool = True,
     ) -> None:
         """Args beyond those of a worker.
 
-        `texts`: PTX texts for every update. `concurrent_model`: the model that may be trained at the same time.
-        `ahead`: samples for later steps while this one trains; None samples before each step.
+        `texts`: PTX texts for every update. `ahead`: samples for later steps while this one trains; None samples before
+        each step.
         `on_finished`: gives, at each rollout, the callback for responses that are complete, if there is one.
         `check_first`: check the first minibatch of each step against the limits of update/invariants.py.
         """
@@ -103,7 +101,6 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             model,
             config,
             seed=seed,
-            concurrent_model=concurrent_model,
             prepare=lambda batches: add_m2po_mask(batches, model, config),
         )
         self.ahead = ahead

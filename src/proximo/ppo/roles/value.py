@@ -46,15 +46,14 @@ class ValueWorker(RoleWorker[ScalarModel]):
         *,
         seed: int,
         is_on_trunk: bool = False,
-        concurrent_model: LanguageModel | None = None,
     ) -> None:
         """`is_on_trunk`: the model is a head on the policy's layers, trained alone only during warm-up. Without warm-up
-        `learner` is None. `concurrent_model`: the model that may be trained at the same time.
+        `learner` is None.
         """
         super().__init__(model, learner)
         self.config = config
         self.is_on_trunk = is_on_trunk
-        self.epochs = Epochs(model, config, seed=seed, concurrent_model=concurrent_model)
+        self.epochs = Epochs(model, config, seed=seed)
         self.scale = ValueScale(model, config.value_loss)
 
     @property

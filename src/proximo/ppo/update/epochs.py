@@ -8,13 +8,11 @@ from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.learner.update import Learner, UpdateResult
-from proximo.models.cpu.thread_split import check_peer, use_all_threads
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.micro_batching import cut_minibatch, plan_updates
 from proximo.ppo.update.microbatch import Microbatch
-from proximo.ppo.update.overlap import num_overlapped_updates
 from proximo.ppo.update.ptx import JointUpdates
 from proximo.ppo.update.reports import UpdateLog
 from proximo.records import Experience
@@ -31,16 +29,12 @@ class Epochs:
         config: PPOConfig,
         *,
         seed: int,
-        concurrent_model: LanguageModel | ScalarModel | None,
         prepare: Callable[[list[Microbatch]], list[Microbatch]] = lambda batches: batches,
     ) -> None:
-        """`concurrent_model`: the model that may be trained at the same time. `prepare`: applied to the micro-batches
-        of a minibatch before its update.
-        """
+        """`prepare`: applied to the micro-batches of a minibatch before its update."""
         self.model = model
         self.config = config
         self.seed = seed
-        self.concurrent_model = concurrent_model
         self.prepare = prepare
 
     def take(
@@ -61,7 +55,6 @@ class Epochs:
         clean = {name: torch.where(experience.mask, column, 0.0) for name, column in columns.items()}
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: UpdateLog[Statistics] = UpdateLog(num_planned=len(plan))
-        beside = num_overlapped_updates(len(plan), self.model, self.concurrent_model, experience)
         budget, device, pairs = (
             self.config.tokens_per_microbatch,
             self.model.device,
@@ -69,10 +62,7 @@ class Epochs:
         )
         refusal = guard.refusal if guard is not None else lambda _: None
         with learner.training():
-            for number, members in enumerate(plan):
-                check_peer()
-                if number == beside:
-                    use_all_threads()
+            for members in plan:
                 batches = cut_minibatch(experience, clean, members, token_budget=budget, device=device, in_pairs=pairs)
                 result = learner.update(self.prepare(batches), loss, guard=refusal)
                 taken.results.append(result)
