@@ -11,14 +11,21 @@ from pkgutil import walk_packages
 import pytest
 
 import proximo
+import proximo_cpu
 
 SOURCE = Path(__file__).parents[1] / "src" / "proximo"
-FOLDERS = [path for path in (SOURCE, *SOURCE.rglob("*")) if path.is_dir() and path.name != "__pycache__"]
+PACKAGES = (SOURCE, SOURCE.with_name("proximo_cpu"))
+FOLDERS = [
+    path
+    for package in PACKAGES
+    for path in (package, *package.rglob("*"))
+    if path.is_dir() and path.stem != "__pycache__"
+]
 
 
 def test_no_folder_holds_more_than_twenty_files() -> None:
     full = {path: sum(entry.is_file() for entry in path.iterdir()) for path in FOLDERS}
-    assert not {str(path.relative_to(SOURCE)): count for path, count in full.items() if count > 20}
+    assert not {str(path.relative_to(SOURCE.parent)): count for path, count in full.items() if count > 20}
 
 
 def test_every_folder_at_the_top_has_its_row_on_the_page() -> None:
@@ -29,7 +36,11 @@ def test_every_folder_at_the_top_has_its_row_on_the_page() -> None:
 
 def test_no_files_import_each_other_in_a_ring() -> None:
     """import-linter orders folders, and passes over types; here imports in functions and for type checkers count."""
-    files = {"proximo." + ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
+    files = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+    }
     TopologicalSorter({name: set(imported(name)) & files for name in files}).prepare()  # a CycleError names the ring
 
 
@@ -59,13 +70,15 @@ def test_a_module_imports_alone(name: str) -> None:
 
 @pytest.mark.soak
 def test_every_module_imports_alone() -> None:
-    names = [module.name for module in walk_packages(proximo.__path__, "proximo.") if module.name != "proximo.__main__"]
+    packages = (proximo, proximo_cpu)
+    modules = [module for each in packages for module in walk_packages(each.__path__, f"{each.__name__}.")]
+    names = [module.name for module in modules if module.name != "proximo.__main__"]
     subprocess.run([sys.executable, "-c", EACH_ALONE, *names], check=True)
 
 
 def imported(name: str) -> Iterator[str]:
     """What a file imports anywhere in it, as modules, and as modules that are taken out of their folder by name."""
-    path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    path = SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -16,6 +16,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
+PACKAGES = ("proximo", "proximo_cpu")
+"""The import packages of the wheel."""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -59,14 +61,15 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel) -> Non
         held = set(archive.namelist())
     wanted = {
         path.relative_to(SOURCE).as_posix()
-        for path in (SOURCE / "proximo").rglob("*")
+        for package in PACKAGES
+        for path in (SOURCE / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert wanted <= held
     assert any(name.startswith("proximo/recipes/") and name.endswith(".yaml") for name in held)
     assert any(name.startswith("proximo/metrics/report/templates/") for name in held)
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
-    assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proximo"}
+    assert {name.partition("/")[0].partition("-")[0] for name in held} == set(PACKAGES)
 
 
 def test_the_wheel_carries_the_pages_of_the_documentation_without_their_pictures(wheel) -> None:
@@ -110,6 +113,15 @@ def test_the_installed_command_works_from_an_empty_folder(environment, empty) ->
     assert names == {path.stem for path in (SOURCE / "proximo" / "recipes").rglob("*.yaml")}
     assert "demo is a valid pipeline recipe" in run(proximo, "config", "check", "demo", cwd=empty)
     assert list(empty.iterdir()) == []
+
+
+def test_the_installed_package_finds_its_kernels(environment, empty) -> None:
+    """The entry point and the sources in C come along."""
+    found = "from proximo.kernels import kernels_of; print(type(kernels_of('cpu')).__module__)"
+    sources = "from proximo_cpu.compiler import _sources; print(*(path.suffix for path in _sources()))"
+    python = environment / "bin" / "python"
+    assert run(python, "-c", found, cwd=empty).strip() == "proximo_cpu.plug_in"
+    assert set(run(python, "-c", sources, cwd=empty).split()) == {".c", ".h"}
 
 
 def test_the_installed_package_writes_a_report(environment, empty) -> None:

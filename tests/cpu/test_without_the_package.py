@@ -1,6 +1,6 @@
-"""Proximo without the package proximo_cpu: it trains, samples, saves, resumes and examines the machine as with kernels off.
+"""Proximo without the package proximo_cpu trains, samples, saves, resumes and examines the machine as with kernels off.
 
-The layers run as the modules of transformers then, and with kernels off fused by torch's operators, so that last bits
+The layers run as the modules of transformers then. With kernels off torch's operators run them fused, so that last bits
 differ.
 """
 
