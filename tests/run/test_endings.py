@@ -11,6 +11,7 @@ import pytest
 from test_loop import Counting, start
 
 from proximo.errors import GuardError, TrainingError
+from proximo.kernels import kernels_of
 from proximo.metrics.values import Mean
 from proximo.run import loop
 from proximo.run.reporting import journal
@@ -24,7 +25,7 @@ LOUD = {"quiet": False}
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take most of the time of a run of five steps."""
     monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr(loop, "why_no_kernels", lambda: None)
+    monkeypatch.setattr(type(kernels_of("cpu")), "why_missing", lambda _: None)
 
 
 class Guarded(Counting):

@@ -15,10 +15,10 @@ from proximo.config.run import RunConfig
 from proximo.config.schema.base import AbsentMeans
 from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError
+from proximo.kernels import kernels_of
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
 from proximo.ppo.recipe import PPORecipe
-from proximo.run import loop
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
@@ -81,7 +81,7 @@ def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(autouse=True)
 def kernels_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether this machine can have them is no matter of these tests."""
-    monkeypatch.setattr(loop, "why_no_kernels", lambda: None)
+    monkeypatch.setattr(type(kernels_of("cpu")), "why_missing", lambda _: None)
 
 
 def recipe(folder: Path, **run: Any) -> SFTRecipe:
@@ -126,7 +126,7 @@ def test_a_run_with_nothing_held_out_says_nothing_of_an_evaluation(
 
 
 def test_a_run_on_a_cpu_without_kernels_keeps_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "why_no_kernels", lambda: "no kernels in C: there is no compiler")
+    monkeypatch.setattr(type(kernels_of("cpu")), "why_missing", lambda _: "no kernels in C: there is no compiler")
     elsewhere = Counting()
     elsewhere.device = "meta"
     for name, task, said in (("cpu", None, 1), ("meta", elsewhere, 0)):
