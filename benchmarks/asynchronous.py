@@ -44,8 +44,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo.options import PPOConfig
-from proximo.dataflow.executor import Outcome
 from proximo.models.language import LanguageModel
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.step_metrics import StepOutcome
 from proximo.ppo.trainer import PPOTrainer
@@ -202,6 +202,9 @@ class Watched(PPOTrainer):
             policy_loss={"behaviour_weight": case.weight},
         )
         super().__init__(copy.deepcopy(first_model(seed)), tokenizer(), config=config, seed=seed, engine=engine)
+        # Before the end of the step pushes weights.
+        trained = OwnCall(at="next_state", does="measure", function=lambda *_: engine.has_trained())
+        self.own_calls = (trained,)
         self.lengths: list[list[int]] = []
         self.training: list[float] = []
         """Time of each step in which it did not wait for responses."""
@@ -219,12 +222,6 @@ class Watched(PPOTrainer):
         self._waited = self._engine.seconds[self.state.steps_done - 1]
         if outcome.ahead is not None:
             self._waited = outcome.ahead.rollouts.waited_seconds
-        return outcome
-
-    def _run(self, *given: Any, **options: Any) -> Outcome:
-        outcome = super()._run(*given, **options)
-        if "experience" in outcome.values:
-            self._engine.has_trained()  # before the end of the step pushes weights
         return outcome
 
     def note(self, every: int = 5) -> None:

@@ -13,36 +13,29 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from proximo.data.order import rows_at
-from proximo.dataflow.executor import LocalExecutor, Outcome
-from proximo.dataflow.graph import Call
 from proximo.ppo import from_recipe
+from proximo.ppo.calls import Calls
 from proximo.ppo.recipe import PPORecipe
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 LOOK_SECONDS = 0.002
 
 
-class Watched(LocalExecutor):
-    """Notes how long each call takes and how much memory the process has meanwhile."""
+class Watched(Calls):
+    """Notes how long each call takes and how much memory the process has meanwhile, over all steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.peaks: dict[str, list[float]] = defaultdict(list)
+    all_seconds: ClassVar[dict[str, list[float]]] = defaultdict(list)
+    peaks: ClassVar[dict[str, list[float]]] = defaultdict(list)
 
-    def run(self, *given: Any, **options: Any) -> Outcome:
-        return super().run(*given, **options | {"around": self._watched})
-
-    @contextmanager
-    def _watched(self, call: Call) -> Iterator[None]:
+    def run(self, name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        """The result, with a thread beside it that looks at the memory."""
         done, seen = threading.Event(), [resident_mib()]
 
         def look() -> None:
@@ -53,12 +46,12 @@ class Watched(LocalExecutor):
         watcher.start()
         start = time.perf_counter()
         try:
-            yield
+            return super().run(name, function, *inputs)
         finally:
-            self.seconds[call.name].append(time.perf_counter() - start)
+            self.all_seconds[name].append(time.perf_counter() - start)
             done.set()
             watcher.join()
-            self.peaks[call.name].append(max(seen))
+            self.peaks[name].append(max(seen))
 
 
 def resident_mib() -> float:
@@ -91,7 +84,7 @@ def main() -> None:
     recipe = PPORecipe.model_validate(settings)
     task = from_recipe.build_task(recipe)
     trainer, before, tokens = task.ppo, resident_mib(), []
-    trainer.executor = watched = Watched()
+    trainer.calls_type = Watched
     for step in range(options.steps):
         size = recipe.ppo.prompts_per_step
         rows = rows_at(step * size, size, num_rows=len(task.prompts), seed=recipe.run.seed)
@@ -99,14 +92,14 @@ def main() -> None:
         scored = outcome.experience.scored
         tokens.append(sum(len(s.response.prompt.token_ids) + len(s.response.token_ids) for s in scored))
     print(f"loaded: {before:.0f} MiB resident\n\n| phase | median seconds | peak MiB above that |\n|---|---|---|")
-    for name, seconds in watched.seconds.items():
-        print(f"| {name} | {statistics.median(seconds[1:]):.3f} | {max(watched.peaks[name]) - before:.0f} |")
-    whole = [sum(parts) for parts in zip(*watched.seconds.values(), strict=True)]
+    for name, seconds in Watched.all_seconds.items():
+        print(f"| {name} | {statistics.median(seconds[1:]):.3f} | {max(Watched.peaks[name]) - before:.0f} |")
+    whole = [sum(parts) for parts in zip(*Watched.all_seconds.values(), strict=True)]
     print(f"| whole step | {statistics.median(whole[1:]):.3f} | |\n")
     parameters = sum(p.numel() for p in trainer.policy.model.parameters())
     operations = 6 * parameters * statistics.median(tokens[1:]) * recipe.ppo.epochs_per_step
     floor = operations / matrix_rate()
-    training = statistics.median(watched.seconds["train_policy"][1:])
+    training = statistics.median(Watched.all_seconds["train_policy"][1:])
     print(
         f"training of the policy: {statistics.median(tokens[1:]):.0f} tokens x {recipe.ppo.epochs_per_step} epochs, "
         f"{operations / 1e9:.1f} GFLOP of matrices, {floor:.3f} s at the rate of a {512}-wide product: "

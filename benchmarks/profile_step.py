@@ -13,7 +13,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,20 +27,18 @@ from side_proximo import PHASE_OF, config_of, make_trainer
 from stopwatch import PHASES
 from work import SIZES, Job, make_models
 
-from proximo.dataflow.executor import LocalExecutor, Outcome
-from proximo.dataflow.graph import Call
+from proximo.ppo.calls import Calls
 
 
-class Marked(LocalExecutor):
+class Marked(Calls):
     """Names the calls in the profile, while one is taken."""
 
     marks: ClassVar[bool] = False
 
-    def run(self, *given: Any, **options: Any) -> Outcome:
-        def marked(call: Call) -> contextlib.AbstractContextManager[None]:
-            return record_function(f"call {call.name}") if self.marks else contextlib.nullcontext()
-
-        return super().run(*given, **options | {"around": marked})
+    def run(self, name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        """The result, under its name."""
+        with record_function(f"call {name}") if self.marks else contextlib.nullcontext():
+            return super().run(name, function, *inputs)
 
 
 def operator_table(taken: profile, *, rows: int) -> Iterator[list[str]]:
@@ -120,7 +118,7 @@ def main() -> None:
         # The profiler sees one thread, so what it sees runs there, policy before value model.
         config = config_of(job)
         profiled, _ = make_trainer(job, config=config)
-        profiled.executor = Marked()
+        profiled.calls_type = Marked
     trainer.run_step(prompts=prompts)
     print_floor(job, trainer.run_step(prompts=prompts))
     profiled.run_step(prompts=prompts)

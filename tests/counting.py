@@ -5,8 +5,8 @@ Not fixtures: modes and hooks that a test puts around what it runs.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.dataflow.executor import LocalExecutor, Outcome
-from proximo.dataflow.graph import Call
 from proximo.models.fast_path import PART_SCOPE
+from proximo.ppo.calls import Calls
 from proximo.ppo.trainer import PPOTrainer
 
 aten = torch.ops.aten
@@ -103,30 +102,19 @@ def _attention(query: Sequence[int], key: Sequence[int]) -> int:
     return 4 * rows * heads * tokens * key[2] * width
 
 
-class CountingExecutor(LocalExecutor):
-    """Puts a counter around each call of a step."""
-
-    def __init__(self, counter: type[Any]) -> None:
-        super().__init__()
-        self.counts: dict[str, Any] = {}
-        self._counter = counter
-
-    def run(self, *given: Any, **options: Any) -> Outcome:
-        @contextmanager
-        def counted(call: Call) -> Iterator[None]:
-            with self._counter() as self.counts[call.name]:
-                yield
-
-        return super().run(*given, **options | {"around": counted})
-
-
 class CountedTrainer(PPOTrainer):
-    """A trainer whose calls are counted."""
+    """A trainer whose calls are counted: name of a call -> the counter that was around it."""
 
     def __init__(self, *args: Any, counter: type[Any], **options: Any) -> None:
-        counting = CountingExecutor(counter)
-        super().__init__(*args, executor=counting, **options)
-        self.counts = counting.counts
+        super().__init__(*args, **options)
+        self.counts = counts = dict[str, Any]()
+
+        class Counting(Calls):
+            def run(self, name: str, function: Any, *inputs: Any) -> Any:
+                with counter() as counts[name]:
+                    return super().run(name, function, *inputs)
+
+        self.calls_type = Counting
 
 
 class Passes:

@@ -25,7 +25,7 @@ from proximo.metrics.sinks import Sink
 from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.rollout_tensordict import rollout_tensordict
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
@@ -44,7 +44,6 @@ __all__ = [
     "ConstantKLController",
     "DataError",
     "Experience",
-    "ExtraCall",
     "Finish",
     "FunctionReward",
     "FunctionRewardConfig",
@@ -57,6 +56,7 @@ __all__ = [
     "ModelRewardConfig",
     "NoReward",
     "OptimizerConfig",
+    "OwnCall",
     "OwnOptimizer",
     "PPOConfig",
     "PPOTrainer",

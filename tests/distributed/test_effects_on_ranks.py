@@ -17,12 +17,12 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.distributed.world import current, is_alone
-from proximo.errors import ProximoError, RankError
+from proximo.errors import ProximoError, RankError, TrainingError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.evaluation import evaluate_policy
-from proximo.ppo.extra_calls import ExtraCall
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
@@ -167,8 +167,8 @@ def errors() -> dict[str, Any]:
     attempt("on_step", lambda: trainer(reward=length).train(PROMPTS, on_step=stop_at_once))
     found["calls"] = list(CALLS)
     attempt("unsendable", lambda: current().once(lambda: lambda: 0, what="a closure"))
-    call = ExtraCall(name="check", reads=("experience",), writes=("checked",), function=lambda _: 1 / 0)
-    attempt("extra", lambda: trainer(reward=length, extra_calls=[call]).train(PROMPTS))
+    call = OwnCall(at="experience", does="measure", function=lambda *_: 1 / 0)
+    attempt("own", lambda: trainer(reward=length, own_calls=[call]).train(PROMPTS))
     return found
 
 
@@ -185,16 +185,17 @@ def test_what_raises_on_rank_0_ends_every_rank(two: Ranks) -> None:
     assert second["calls"] == []
     assert "a closure gave a function that cannot be sent to the other ranks" in first["unsendable"][1]
     assert second["unsendable"][0] is RankError
-    assert first["extra"][0] is ZeroDivisionError
-    assert second["extra"][0] is RankError
+    assert first["own"][0] is TrainingError
+    assert "raised ZeroDivisionError" in first["own"][1]
+    assert second["own"][0] is RankError
 
 
-def noisy(experience: Any) -> float:
-    CALLS.append("extra")
-    return random.random() + len(experience.lengths)
+def noisy(made: Any, *inputs: Any) -> dict[str, float]:
+    CALLS.append("own")
+    return {"noise": random.random() + len(made.experience.lengths)}
 
 
-def louder(scored: Sequence[Scored]) -> list[Scored]:
+def louder(scored: Sequence[Scored], *inputs: Any) -> list[Scored]:
     CALLS.append("scored")
     return [Scored(response=each.response, score=each.score + random.random()) for each in scored]
 
@@ -214,23 +215,23 @@ def any_rate(update: int, num_updates: int) -> float:
 
 def with_extras() -> dict[str, Any]:
     calls = [
-        ExtraCall(name="noisy", reads=("experience",), writes=("noise",), function=noisy),
-        ExtraCall(name="louder", reads=("scored",), writes=("scored",), function=louder),
+        OwnCall(at="experience", does="measure", function=noisy),
+        OwnCall(at="score", function=louder),
     ]
     controller = Controller(0.1, target=6.0, horizon=100)
     own = OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=0.1), schedule=any_rate)
-    parts: dict[str, Any] = {"extra_calls": calls, "kl_controller": controller, "optimizers": {"policy": own}}
+    parts: dict[str, Any] = {"own_calls": calls, "kl_controller": controller, "optimizers": {"policy": own}}
     made = trainer(reward=length, config={"policy_optimizer": None}, **parts)
     lines = made.train(PROMPTS)
     return {"lines": list(map(untimed, lines)), "calls": list(CALLS), "coefficient": made.state.kl_coefficient}
 
 
-def test_extra_calls_a_controller_and_a_schedule_are_called_once(two: Ranks) -> None:
+def test_own_calls_a_controller_and_a_schedule_are_called_once(two: Ranks) -> None:
     first, second = two.run(with_extras)
     assert first["lines"] == second["lines"]
     assert first["lines"][0]["extra/noise"] != int(first["lines"][0]["extra/noise"])
     assert first["coefficient"] == second["coefficient"] > 0.1
-    once = ["reward", "scored", "extra", "rate", "kl"]
+    once = ["reward", "scored", "own", "rate", "kl"]
     assert [name for name, _ in groupby(call.split()[0] for call in first["calls"])] == once * 2
     rates = [call for call in first["calls"] if call.startswith("rate")]
     assert rates == [f"rate {update} of {len(rates)}" for update in range(len(rates))]

@@ -22,7 +22,7 @@ from proximo.distributed.world import checksum, current, whole
 from proximo.errors import ProximoError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.value import ValueWorker
@@ -51,6 +51,11 @@ def length(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[
     return [float(len(text)) for text in responses]
 
 
+def noted(*given: Any) -> dict[str, float]:
+    del given
+    return {"noted": 1.0}
+
+
 def on_step(number: int, metrics: Mapping[str, float]) -> None:
     del number, metrics
 
@@ -74,7 +79,7 @@ def trainer(devices: Mapping[str, Any], **options: Any) -> PPOTrainer:
         reward=WeightedReward([(1.0, ModelReward(judge, name="judge")), (1.0, FunctionReward(length))]),
         config=PPOConfig(**(base | options)),
         devices=made,
-        extra_calls=[ExtraCall(name="extra", reads=("experience",), writes=("noted",), function=lambda _: 1.0)],
+        own_calls=[OwnCall(at="experience", does="measure", function=lambda *given: noted(*given))],  # noqa: PLW0108 - looked up when it is called,
     )
 
 
@@ -99,7 +104,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 """Methods that every rank calls in a step. The last three have a layer raise in the pass that they begin."""
 EFFECTS: dict[str, tuple[Any, str]] = {
     "a reward function": (FunctionReward, "score"),
-    "an extra call": (ExtraCall, "run"),
+    "a call of the user's": (sys.modules[__name__], "noted"),
     "on_step": (sys.modules[__name__], "on_step"),
 }
 """What rank 0 alone calls."""
@@ -165,7 +170,12 @@ def check_ends(ends: Sequence[RankEnd], place: str, rank: int) -> None:
     assert [end.status for end in ends] == [0, 0], "no process had to be ended"
 
 
-FEW = [("log-probs of the policy", 1), ("training of the policy", 0), ("an extra call", 0), ("backward of a layer", 1)]
+FEW = [
+    ("log-probs of the policy", 1),
+    ("training of the policy", 0),
+    ("a call of the user's", 0),
+    ("backward of a layer", 1),
+]
 ALL = [*((place, rank) for place in PLACES for rank in (0, 1)), *((place, 0) for place in EFFECTS)]
 
 

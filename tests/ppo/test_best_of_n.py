@@ -10,7 +10,7 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, TrainingError
-from proximo.ppo.scores import best_of, keep_best
+from proximo.ppo.selection import best_of, keep_best
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Scored, ScoreState
 from proximo.rewards.function import FunctionReward

@@ -8,7 +8,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.graph import step_graph
+from proximo.ppo.step import trace_step
 from proximo.ppo.trainer import PPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -70,8 +70,9 @@ def test_a_policy_that_stands_still_does_not_lower_the_kl_coefficient() -> None:
     assert lines[-1]["kl/coefficient"] != 0.1
 
 
-def test_the_graph_of_a_warmup_has_no_call_that_trains_the_policy() -> None:
-    names = [call.name for call in step_graph(PPOConfig(), reuse_sampled=True, policy_learns=False).calls]
+def test_a_step_of_the_warmup_has_no_call_that_trains_the_policy() -> None:
+    config = PPOConfig(critic_warmup_steps=1)
+    names = [call.name for call in trace_step(config, reuses_sampled_logprobs=True, steps_done=0)]
     assert "train_value" in names
     assert "train_policy" not in names
 

@@ -16,12 +16,13 @@ from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision import placement
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.ppo import experience
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles.driver import driver_handlers
+from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update import micro_batching
-from proximo.records import Experience, Prompt, Response, Scored, ScoreState
+from proximo.records import Experience, Passes, Prompt, Response, Scored, ScoreState
 from proximo.run.build import models
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
@@ -52,19 +53,18 @@ def test_batches_go_to_the_device_of_their_role(trainer: PPOTrainer, monkeypatch
         monkeypatch.setattr(kind, "device", property(lambda model: of[id(model)]))
     monkeypatch.setattr(micro_batching, "pack_responses", pack)
     monkeypatch.setattr(micro_batching, "send", lambda tensor, device: (asked.append(str(device)), tensor)[1])
-    group = trainer.roles.group
-    for role, call, device in (
-        ("policy", "policy_logprobs", "cuda:0"),
-        ("reference", "reference_logprobs", "cuda:1"),
-        ("value", "values", "cuda:2"),
-    ):
+    policy, reference, value = trainer.roles.policy, trainer.roles.reference, trainer.roles.value
+    assert reference is not None
+    assert value is not None
+    calls = [(policy.old_logprobs, "cuda:0"), (reference.logprobs, "cuda:1"), (value.values, "cuda:2")]
+    for call, device in calls:
         asked.clear()
-        group[role].handlers[call](responses)
+        call(responses)
         assert set(asked) == {device}
-    for name, device in (("policy", "cuda:0"), ("value", "cuda:2")):
-        experience = experience_of(trainer, responses)
+    for train, device in ((policy.train, "cuda:0"), (value.train, "cuda:2")):
+        made = experience_of(trainer, responses)
         asked.clear()
-        group[name].handlers[f"train_{name}"](experience, trainer.state)
+        train(made, trainer.state)
         assert set(asked) == {device}
 
 
@@ -73,10 +73,12 @@ def experience_of(trainer: PPOTrainer, responses: list[Response]) -> Experience:
     roles = trainer.roles
     assert roles.value is not None
     assert roles.reference is not None
-    (values,), (reference, full) = roles.value.values(responses), roles.reference.logprobs(responses)
-    own = driver_handlers(trainer.state, trainer.config, device=torch.device("cpu"))
-    (old,) = own["sampled_logprobs"](responses)
-    return own["experience"](scored, old, reference, full, values)[0]
+    passes = Passes(
+        old_logprobs=sampled_logprobs(responses),
+        reference_logprobs=roles.reference.logprobs(responses).logprobs,
+        values=roles.value.values(responses),
+    )
+    return experience.experience_of(scored, passes, trainer.state, config=trainer.config).experience
 
 
 def test_what_all_batches_found_is_fetched_at_once(trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def update(**options: Any) -> tuple[dict[str, Tensor], dict[str, Any], Experienc
     experience = experience_of(policy, reference, chosen)
     roles = roles_of(chosen, policy, reference=reference)
     roles.policy.learner = learner = Gathered(policy.model)
-    (report,) = roles.policy.train(experience, state(1.0), reference=roles.reference)
+    report = roles.policy.train(experience, state(1.0), roles.reference)
     return learner.gradients[0], {name: value.value for name, value in report.metrics.items()}, experience
 
 

@@ -69,7 +69,7 @@ def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple
     assert roles.reference is not None
     assert roles.value is not None
     responses = [each.response for each in scored]
-    old, (values,) = roles.policy.logprobs(responses), roles.value.values(responses)
+    old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     reference, _ = roles.reference.logprobs(responses)
     passes = Passes(old_logprobs=old, reference_logprobs=reference, values=values if config.uses_critic else None)
     experience, raw, shaped = make_experience(scored, passes, config=config, kl_coefficient=0.1)

@@ -52,7 +52,7 @@ def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tup
         ids = torch.randint(3, 60, (asked + written,), generator=draw).tolist()
         batch.append(scored(float(index % 3), of=response(ids[asked:], to=prompt(str(index), token_ids=ids[:asked]))))
     responses = [each.response for each in batch]
-    old, (values,) = roles.policy.logprobs(responses), roles.value.values(responses)
+    old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=draw, dtype=old.dtype)
     passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
     experience, _, _ = make_experience(batch, passes, config=config, kl_coefficient=0.1)
@@ -64,7 +64,7 @@ def joint(*, adapter: bool = False, **options: Any) -> tuple[dict[str, Tensor], 
     policy = language_model(adapter=adapter)
     roles, experience = updates_of(policy, scalar_on(policy, HeadStart.NORMAL, seed=1), **options)
     assert roles.value is not None
-    reports = roles.policy.train_with_value(experience, state(0.1), value=roles.value)
+    reports = roles.policy.train_with_value(experience, state(0.1), roles.value)
     (gathered,) = roles.policy.learner.gradients  # type: ignore[attr-defined]
     return {name.removeprefix("policy."): gradient for name, gradient in gathered.items()}, reports
 
@@ -75,12 +75,12 @@ def separate(role: str, **options: Any) -> tuple[dict[str, Tensor], Report]:
     value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
     roles, experience = updates_of(policy, value, **options)
     if role == "policy":
-        (report,) = roles.policy.train(experience, state(0.1))
+        report = roles.policy.train(experience, state(0.1))
         (gathered,) = roles.policy.learner.gradients  # type: ignore[attr-defined]
         return gathered, report
     assert roles.value is not None
     roles.value.learner = learner = Gathered(value.model)
-    (report,) = roles.value.train(experience, state())
+    report = roles.value.train(experience, state())
     (gathered,) = learner.gradients
     return {name.replace("score.", "head."): gradient for name, gradient in gathered.items()}, report
 
@@ -131,7 +131,7 @@ def test_an_update_that_is_refused_leaves_both_where_they_were(guard: dict[str, 
     module = roles.policy.learner.module
     roles.policy.learner = Learner(module, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
     before = weights(module)
-    report, _ = roles.policy.train_with_value(experience, state(), value=roles.value)
+    report, _ = roles.policy.train_with_value(experience, state(), roles.value)
     assert next(iter(guard)) in report.refusals[0]
     assert not any(moved(before, module))
     assert not roles.policy.learner.optimizer.state

@@ -12,7 +12,7 @@ from proximo.errors import DataError, ProximoError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.trainer import PPOTrainer
 
 PROMPTS = ["ab", "cd"]
@@ -39,8 +39,8 @@ async def told_later(*_: Any) -> None:
     pass
 
 
-def calling(function: Callable[..., Any]) -> ExtraCall:
-    return ExtraCall(name="mine", reads=("scored",), writes=("seen",), function=function)
+def calling(function: Callable[..., Any]) -> OwnCall:
+    return OwnCall(at="score", function=function)
 
 
 def twice(made: PPOTrainer) -> None:
@@ -81,12 +81,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=length, on_step=lambda line: None), "on_step"),
     ("on_step that is none", lambda: trainer().train(PROMPTS, reward=length, on_step=3), "it is a int"),
     ("async on_step", lambda: trainer().train(PROMPTS, reward=length, on_step=told_later), "on_step.*it is async"),
-    (
-        "extra call of other arguments",
-        lambda: trainer(extra_calls=[calling(lambda: 1)]),
-        "called with scored.*signature",
-    ),
-    ("async extra call", lambda: trainer(extra_calls=[calling(told_later)]), "extra call mine.*it is async"),
+    ("async own call", lambda: trainer(own_calls=[calling(told_later)]), "own call told_later at score: it is async"),
     ("optimizer of no arguments", lambda: OwnOptimizer(make=lambda: 0), r"make\(parameters\), but its signature"),
     ("schedule of one", lambda: OwnOptimizer(make=list, schedule=lambda update: 1.0), r"schedule\(update, num_upd"),
     ("misspelt setting", lambda: PPOConfig(num_step=3), "PPOConfig: num_step is not.*did you mean num_steps"),

@@ -16,7 +16,7 @@ from proximo.errors import ProximoError, TrainingError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward
@@ -180,12 +180,8 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("number as masks", stepped(response_masks=3), "response_masks must be a list.*int"),
     ("no prompts", stepped(prompts=None), "prompts must be a list"),
     ("digits as scores", stepped(scores=["1", "2"]), "a score is one number.*'1'"),
-    ("function as extra call", lambda: trainer(extra_calls=[length]), "list of ExtraCall, it holds a function"),
-    (
-        "one extra call",
-        lambda: trainer(extra_calls=ExtraCall(name="a", writes=("b",), function=lambda: 1)),
-        "got ExtraCall: put it in a list",
-    ),
+    ("function as own call", lambda: trainer(own_calls=[length]), "list of OwnCall, it holds a function"),
+    ("one own call", lambda: trainer(own_calls=OwnCall(at="score", function=length)), "got OwnCall: put it in a list"),
     ("classifier as policy", lambda: trainer(policy=classifier()), "no output layer.*AutoModelForCausalLM"),
     ("policy without numbers", lambda: trainer(policy=tiny_language_model().to("meta")), "embed_tokens.*meta device"),
     ("policy with NaN", lambda: trainer(policy=spoilt(float("nan"))), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),

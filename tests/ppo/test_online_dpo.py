@@ -17,7 +17,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError
 from proximo.models.language import LanguageModel
 from proximo.ppo.experience import make_experience
-from proximo.ppo.scores import keep_best
+from proximo.ppo.selection import keep_best
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
@@ -75,7 +75,7 @@ def update(
         experience = replace(experience, reference_logprobs=experience.reference_logprobs + tied)
     roles = roles_of(chosen, policy, reference=reference)
     roles.policy.learner = learner = Gathered(policy.model)
-    (report,) = roles.policy.train(experience, state(BETA))
+    report = roles.policy.train(experience, state(BETA))
     return learner.gradients, {name: value.value for name, value in report.metrics.items()}
 
 
@@ -136,7 +136,7 @@ def test_numbers_of_the_loss_by_hand() -> None:
         chosen = config(objective)
         roles = roles_of(chosen, model, reference=model)
         roles.policy.learner = Gathered(model.model)
-        (report,) = roles.policy.train(experience_of(model, model, chosen), state(BETA))
+        report = roles.policy.train(experience_of(model, model, chosen), state(BETA))
         assert report.metrics["policy/loss"].value == pytest.approx(expected, rel=1e-12)
         assert report.metrics["pairs/margin"].value == pytest.approx(0, abs=1e-12)
 
@@ -153,7 +153,7 @@ def test_a_step_of_equal_scores_alone_makes_no_update() -> None:
     roles = roles_of(config(), policy, reference=reference)
     before = [weight.clone() for weight in policy.model.parameters()]
     equal = replace(experience, advantages=torch.zeros_like(experience.advantages))
-    (report,) = roles.policy.train(equal, state(BETA))
+    report = roles.policy.train(equal, state(BETA))
     assert report.share_trained == 0
     assert all(map(torch.equal, before, policy.model.parameters()))
 

@@ -63,7 +63,7 @@ def trained(coefficient: float | None, budget: int = 8192) -> tuple[dict[str, to
     assert options is not None
     if coefficient is not None:
         roles.policy.texts = TextLoss(policy, EXAMPLES, options, seed=0, token_budget=budget)
-    (report,) = roles.policy.train(experience, state(0.1))
+    report = roles.policy.train(experience, state(0.1))
     (gathered,) = learner.gradients
     return gathered, report
 
@@ -125,7 +125,7 @@ def test_an_update_takes_the_next_texts_and_one_that_is_skipped_leaves_its_own_t
     lower[: experience.lengths[0]] -= 3
     learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-6), num_updates=3)
     roles.policy.learner, roles.policy.texts = learner, texts
-    (report,) = roles.policy.train(replace(experience, old_logprobs=lower), state())
+    report = roles.policy.train(replace(experience, old_logprobs=lower), state())
     assert report.metrics["policy/skipped_updates"] == Sum(1)
     assert learner.updates_done == 2
     assert sorted(taken) in ([0, 0, 1], [0, 1, 1], [0, 1, 2])

@@ -111,7 +111,7 @@ def test_four_roles_on_one_base_are_four_separate_models(
         numbers = []
         for _ in range(2):
             responses = trainer.generate(PROMPTS)
-            (scored,) = trainer.roles.reward.score(trainer.state, responses)
+            scored = trainer.roles.reward.score(responses, (), trainer.state)
             passed = trainer.run_step(scored=scored).experience
             numbers += [torch.tensor([each.score for each in scored]), passed.old_logprobs, passed.values]
         found.append((numbers, list(gradients), list(learned(trainer).values())))
@@ -137,7 +137,7 @@ def test_a_step_moves_every_tensor_of_its_role_and_none_of_another(base: Path) -
     later = replace(trainer.state, steps_done=9)
     for role, train in (
         ("value", lambda: trainer.roles.value.train(experience, later)),
-        ("policy", lambda: trainer.roles.policy.train(experience, later, reference=trainer.roles.reference)),
+        ("policy", lambda: trainer.roles.policy.train(experience, later, trainer.roles.reference)),
     ):
         before = {key: parameter.detach().clone() for key, parameter in everything.items()}
         train()

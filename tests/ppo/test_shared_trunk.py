@@ -17,7 +17,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import scalar_on
-from proximo.ppo.graph import step_graph
+from proximo.ppo.step import trace_step
 from proximo.ppo.trainer import PPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -76,23 +76,25 @@ def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     assert roles.value is not None
     nothing = {"token_ids": (), "logprobs": torch.empty(0), "response_mask": torch.empty(0, dtype=torch.bool)}
     responses = [replace(made.generate(["a"])[0], **nothing), *made.generate(PROMPTS)]
-    logprobs, values = roles.policy.logprobs_and_values(responses, value=roles.value)
+    logprobs, values = roles.policy.logprobs_and_values(responses, roles.value)
     torch.testing.assert_close(logprobs, roles.policy.logprobs(responses), rtol=0, atol=1e-6)
-    torch.testing.assert_close(values, roles.value.values(responses)[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(values, roles.value.values(responses), rtol=0, atol=1e-6)
     assert values.std() > 1e-3
 
 
-def test_the_graph_shows_the_shared_calls() -> None:
-    def names(**options: Any) -> set[str]:
-        graph = step_graph(PPOConfig(), shares_trunk=True, **options)
-        return {call.name for call in graph.calls} - {"generate", "score", "experience", "reference_logprobs"}
+def test_the_trace_shows_the_shared_calls() -> None:
+    common = {"generate", "score", "select", "experience", "reference_logprobs", "next_state", "push_weights"}
 
-    assert names(reuse_sampled=True) == {"sampled_logprobs", "values", "train_policy_and_value"}
-    assert names(reuse_sampled=False) == {"policy_logprobs_and_values", "train_policy_and_value"}
-    assert names(reuse_sampled=True, policy_learns=False) == {"sampled_logprobs", "values", "train_value"}
-    assert names(reuse_sampled=False, policy_learns=False) == {"policy_logprobs_and_values", "train_value"}
+    def names(*, reuses: bool, steps_done: int = 1) -> set[str]:
+        config, options = PPOConfig(critic_warmup_steps=1), {"shares_trunk": True, "steps_done": steps_done}
+        return {call.name for call in trace_step(config, reuses_sampled_logprobs=reuses, **options)} - common
+
+    assert names(reuses=True) == {"sampled_logprobs", "values", "train_policy_and_value"}
+    assert names(reuses=False) == {"policy_logprobs_and_values", "train_policy_and_value"}
+    assert names(reuses=True, steps_done=0) == {"sampled_logprobs", "values", "train_value"}
+    assert names(reuses=False, steps_done=0) == {"policy_logprobs_and_values", "train_value"}
     groups = PPOConfig(advantage="group_centred", responses_per_prompt=2)
-    calls = step_graph(groups, reuse_sampled=False, shares_trunk=True).calls
+    calls = trace_step(groups, reuses_sampled_logprobs=False, shares_trunk=True)
     assert {call.name for call in calls} >= {"policy_logprobs", "train_policy"}
 
 
@@ -151,10 +153,10 @@ def test_rescaling_the_head_moves_no_value() -> None:
     policy = LanguageModel(tiny_language_model())
     made = trainer(policy=policy, value=scalar_on(policy, HeadStart.NORMAL), value_loss={"normalise": "exponential"})
     responses = made.generate(PROMPTS)
-    (before,) = made.roles.value.values(responses)
+    before = made.roles.value.values(responses)
     made.roles.value.scale.follow(torch.ones(3), torch.tensor([1.0, 20.0, -90.0]), torch.ones(3, dtype=torch.bool))
     assert made.roles.value.scale.units.scale > 10
-    torch.testing.assert_close(made.roles.value.values(responses)[0], before, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.roles.value.values(responses), before, rtol=1e-5, atol=1e-6)
 
 
 def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:

@@ -57,7 +57,7 @@ def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple
     roles = roles_of(options, policy, value=value, reference=policy)
     assert roles.value is not None
     responses = [s.response for s in batch]
-    old, (values,) = roles.policy.logprobs(responses), roles.value.values(responses)
+    old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=generator, dtype=old.dtype)
     passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
     return roles, make_experience(batch, passes, config=options, kl_coefficient=0.1)[0]
@@ -145,7 +145,7 @@ def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_fro
     squares = sorted((now - experience.old_logprobs).square().tolist(), reverse=True)
     left_out = next(n for n in range(len(squares)) if sum(squares[n:]) / len(squares[n:]) <= 0.03)
     assert 0 < left_out < len(squares)
-    (report,) = roles.policy.train(experience, state())
+    report = roles.policy.train(experience, state())
     assert report.metrics["policy/clip_fraction"].value == pytest.approx(left_out / len(squares))
     nothing = gradients("policy", policy_loss=loss | {"max_second_moment": 1e-12})
     assert all(not gradient.any() for gradient in nothing.values())
@@ -215,7 +215,7 @@ def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
     old[3] = -1 + math.log(9)
     experience = replace(experience, old_logprobs=old)
     roles.policy.learner = found = Gathered(policy.model)
-    (report,) = roles.policy.train(experience, state(0.1))
+    report = roles.policy.train(experience, state(0.1))
     assert report.metrics["policy/behaviour_weight"].value == pytest.approx(sum(ratios) / 29)
     assert report.metrics["policy/behaviour_clip_fraction"].value == sum(r > 1.5 for r in ratios) / 29
 
@@ -275,7 +275,7 @@ def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it(gu
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
     roles.policy.learner = learner
-    (report,) = roles.policy.train(experience, state())
+    report = roles.policy.train(experience, state())
     assert guard in report.refusals[0]
     assert report.metrics["policy/skipped_updates"].value == 1
     assert learner.updates_done == 0
@@ -290,7 +290,7 @@ def test_the_target_kl_is_held_against_k3_where_the_mean_log_ratio_is_negative(t
     roles, experience = make(policy, value, config(minibatch_responses=2, guards={"target_kl": target}))
     old = roles.policy.logprobs([s.response for s in experience.scored])
     roles.policy.learner = learner = Gathered(policy.model)
-    (report,) = roles.policy.train(replace(experience, old_logprobs=old - 0.3), state())
+    report = roles.policy.train(replace(experience, old_logprobs=old - 0.3), state())
     assert len(learner.gradients) == (0 if ends else 3)
     assert report.metrics["policy/stopped_updates"].value == (3 if ends else 0)
     assert report.metrics["policy/skipped_updates"].value == 0
@@ -307,6 +307,6 @@ def test_the_mean_of_the_losses_of_updates_weighs_what_each_is_the_mean_over() -
         losses = []
         for each in (roles, roles_of(config(**of_both), policy)):
             each.policy.learner = Gathered(policy.model)
-            (report,) = each.policy.train(experience, state())
+            report = each.policy.train(experience, state())
             losses.append(report.metrics["policy/loss"].value)
         assert losses[0] == pytest.approx(losses[1], rel=1e-10)

@@ -51,7 +51,7 @@ def learn(made: PPOTrainer, *, factor: float = 1.0, shift: float = 0.0) -> tuple
 
 
 def values_of(made: PPOTrainer) -> Tensor:
-    return made.roles.value.values(fixed_responses())[0]
+    return made.roles.value.values(fixed_responses())
 
 
 def fixed_responses():
@@ -108,7 +108,7 @@ def test_the_head_is_rescaled_so_that_no_value_changes(normalise: str, adapter: 
 def test_the_loss_is_counted_in_deviations_of_the_returns() -> None:
     made = trainer(value=critic(HeadStart.NORMAL), value_loss={"normalise": "cumulative", "clip": None}, num_steps=1)
     responses = made.generate(PROMPTS)
-    (values,) = made.roles.value.values(responses)
+    values = made.roles.value.values(responses)
     scores = scores_of([r.text for r in responses])
     lengths = [len(r.token_ids) for r in responses]
     # With lambda 1 the return of every token is the score of its response.

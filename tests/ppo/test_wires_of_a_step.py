@@ -203,7 +203,7 @@ def test_each_guard_holds_its_own_number_against_its_own_limit(
     if target is not None:
         limits["target_kl"] = target * divergence
     roles, experience, _ = batch(guards=limits)
-    (report,) = roles.policy.train(experience, state())
+    report = roles.policy.train(experience, state())
     assert [refused in reason for reason in report.refusals] == ([True] if refused else [])
     assert report.metrics["policy/skipped_updates"].value == float(refused in ("max_ratio", "max_kl"))
     if target is not None:
@@ -216,7 +216,7 @@ def test_a_third_of_the_updates_skipped_is_more_than_three_tenths(fraction: floa
     guards = {"max_skipped_fraction": fraction, "max_ratio": 50.0, "max_unscored_fraction": 0.9}
     roles, experience, _ = batch(guards=guards, minibatch_responses=2)
     experience.old_logprobs[: experience.lengths[0]] -= 9
-    (report,) = roles.policy.train(experience, state())
+    report = roles.policy.train(experience, state())
     assert report.metrics["policy/skipped_updates"].value == 1
     told = "step 1: 1 of 3 updates of the policy were skipped, more than ppo.guards.max_skipped_fraction = 0.3 allows"
     assert (report.guard or "").partition(";")[0] == (told if stops else "")
@@ -227,7 +227,7 @@ def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> Non
     assert roles.value is not None
     assert experience.returns is not None
     experience.returns[0] = math.inf
-    (report,) = roles.value.train(experience, state())
+    report = roles.value.train(experience, state())
     assert report.guard is not None
     assert "1 of 3 updates of the value were skipped" in report.guard
     assert "the loss is inf" in report.guard
@@ -239,7 +239,7 @@ def test_a_quarter_of_the_scores_missing_is_more_than_a_fifth(fraction: float, s
     made.roles.reward.source = FunctionReward(lambda prompts, responses, metadata: [1.0, None, 2.0, 3.0], name="three")
 
     def score() -> Any:
-        return made.roles.reward.score(made.state, responses(made))[0]
+        return made.roles.reward.score(responses(made), (), made.state)
 
     if stops:
         with pytest.raises(TrainingError, match=r"1 of 4 responses could not be scored.*max_unscored_fraction = 0.2"):

@@ -274,7 +274,7 @@ def batch(**options: Any) -> tuple[Roles, Experience, list[list[Token]]]:
 
 
 def policy_line(roles: Roles, experience: Experience) -> dict[str, float]:
-    (report,) = roles.policy.train(experience, state(COEFFICIENT))
+    report = roles.policy.train(experience, state(COEFFICIENT))
     return {name: metric.value for name, metric in report.metrics.items()}
 
 
@@ -391,7 +391,7 @@ def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> Non
     options, loss, clip = VALUES[name]
     roles, experience, _ = batch(value_loss=options)
     assert roles.value is not None
-    (now,) = roles.value.values([each.response for each in experience.scored])
+    now = roles.value.values([each.response for each in experience.scored])
     ends = segment_sum(torch.ones(sum(experience.lengths), dtype=torch.long), experience.lengths).add(1).cumsum(0) - 1
     before_tokens = torch.ones(len(now), dtype=torch.bool)
     before_tokens[ends] = False
@@ -399,7 +399,7 @@ def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> Non
     old = now.clone()
     old[before_tokens] += torch.randn(int(before_tokens.sum()), generator=draw, dtype=torch.float64)
     returns = now[before_tokens] + 2 * torch.randn(int(before_tokens.sum()), generator=draw, dtype=torch.float64)
-    (report,) = roles.value.train(replace(experience, values=old, returns=returns), state())
+    report = roles.value.train(replace(experience, values=old, returns=returns), state())
     wanted = []
     for value, before, target in zip(
         now[before_tokens].tolist(), old[before_tokens].tolist(), returns.tolist(), strict=True

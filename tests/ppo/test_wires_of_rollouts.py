@@ -172,14 +172,14 @@ def test_the_log_probs_of_policy_and_reference_are_at_the_temperature() -> None:
     assert made.value is not None
     assert made.policy.logprobs(RESPONSES).tolist() == pytest.approx(chosen(1), abs=1e-5)
     assert made.reference.logprobs(RESPONSES)[0].tolist() == pytest.approx(chosen(2), abs=1e-5)
-    both = made.policy.logprobs_and_values(RESPONSES, value=made.value)
+    both = made.policy.logprobs_and_values(RESPONSES, made.value)
     assert both[0].tolist() == pytest.approx(chosen(1), abs=1e-5)
 
 
 def test_the_kl_over_the_vocabulary_is_that_of_the_policy_from_the_reference_at_the_temperature() -> None:
     made = two_models(kl={"estimator": "full"})
     assert made.reference is not None
-    logprobs, divergence = made.reference.logprobs(RESPONSES, policy=made.policy)
+    logprobs, divergence = made.reference.logprobs(RESPONSES, made.policy)
     wanted = [
         sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs, strict=True))
         for one, other in zip(tables(1), tables(2), strict=True)

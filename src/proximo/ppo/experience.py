@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from proximo.algorithms.shaping import clip_scores, clip_with_parts, scaled_rows
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_mask, group_ids, has_score, in_zero_variance_group, pair_ids
+from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Finish, Passes, Scored
 
 
@@ -48,6 +50,26 @@ class ShapedScores:
     """[T] float32: part of its response's shaped score that each token earns; None if no source rewards tokens."""
 
 
+class StepExperience(NamedTuple):
+    """The experience of a step, with what its metrics need of the way there."""
+
+    experience: Experience
+    raw_advantages: RawAdvantages
+    shaped_scores: ShapedScores
+
+
+def experience_of(scored: Sequence[Scored], passes: Passes, state: TrainState, *, config: PPOConfig) -> StepExperience:
+    """`make_experience` with the coefficient and the moments of a run's state."""
+    return make_experience(
+        scored,
+        passes,
+        config=config,
+        kl_coefficient=state.kl_coefficient,
+        moments=state.score_moments,
+        returns_seen=state.return_moments,
+    )
+
+
 def make_experience(
     scored: Sequence[Scored],
     passes: Passes,
@@ -56,7 +78,7 @@ def make_experience(
     kl_coefficient: float,
     moments: RunningMoments = NOTHING_SEEN,
     returns_seen: RunningMoments = NOTHING_SEEN,
-) -> tuple[Experience, RawAdvantages, ShapedScores]:
+) -> StepExperience:
     """Shape the scores, place them on tokens, subtract the KL, and estimate advantages and returns (docs/ppo.md).
 
     A response that is unscored, has no token of the policy, or is truncated under `truncation_value: mask` counts
@@ -112,7 +134,7 @@ def make_experience(
         returns=returns,
         is_flat=spread.is_flat,
     )
-    return experience, raw, shaped
+    return StepExperience(experience, raw, shaped)
 
 
 def shape_scores(

@@ -1,65 +1,13 @@
-"""Checks scores against the guards and selects the best of n. Scores are asked for in roles/reward.py."""
+"""Checks scores against the guards. Scores are asked for in roles/reward.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proximo.algorithms.scores import common_score
-from proximo.config.ppo.options import GuardConfig, PPOConfig
-from proximo.errors import DataError, GuardError
-from proximo.ppo.counted import counts, has_score, task_reward_of
+from proximo.config.ppo.options import GuardConfig
+from proximo.errors import GuardError
+from proximo.ppo.counted import task_reward_of
 from proximo.records import Scored
-
-
-def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
-    """Best of n: keep `responses_per_prompt` of the `samples_per_prompt` responses to each prompt, in sampling order.
-
-    Responses are ranked by raw score; those that do not count or have no score come last. A loss over pairs keeps the
-    best and the worst one. Raises DataError if a prompt has another number of responses.
-    """
-    size = config.sampled_per_prompt
-    groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
-    if any(len(group) != size or len({s.response.prompt.id for s in group}) > 1 for group in groups):
-        raise DataError(
-            f"with samples_per_prompt = {size} a step chooses among {size} responses to each prompt, one prompt after "
-            f"the other; it was given {len(candidates)} responses that do not come in such groups"
-        )
-
-    def eligible(scored: Scored) -> bool:
-        return counts(scored, config) and has_score(scored, config)
-
-    if config.policy_loss.is_pairwise:
-        kept = [best_and_worst_of(group, eligible) for group in groups]
-    else:
-        kept = [best_of(group, config.responses_per_prompt, eligible) for group in groups]
-    return [scored for group in kept for scored in group]
-
-
-def best_of(group: Sequence[Scored], num_kept: int, eligible: Callable[[Scored], bool]) -> list[Scored]:
-    """The `num_kept` responses with the highest scores, in their given order.
-
-    The first of equal ones is kept. Responses that are not eligible come last.
-    """
-    return [group[index] for index in sorted(_ranked(group, eligible)[:num_kept])]
-
-
-def best_and_worst_of(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[Scored]:
-    """The responses with the highest and the lowest score, in their given order.
-
-    The first of equal best ones and the last of equal worst ones. Another response stands in for an eligible one that
-    is missing.
-    """
-    ranked, num_eligible = _ranked(group, eligible), sum(eligible(scored) for scored in group)
-    return [group[index] for index in sorted((ranked[0], ranked[max(2, num_eligible) - 1]))]
-
-
-def _ranked(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[int]:
-    """Indices of the group, the best first, equal ones in their given order, those that are not eligible last."""
-
-    def rank(index: int) -> tuple[bool, float]:
-        ranked = eligible(group[index])
-        return not ranked, -group[index].score if ranked else 0.0
-
-    return sorted(range(len(group)), key=rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

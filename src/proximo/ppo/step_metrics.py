@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
+from proximo.ppo.calls import PHASES, TracedCall
 from proximo.ppo.counted import (
     counted_mask,
     counted_responses,
@@ -27,8 +27,6 @@ from proximo.ppo.counted import (
     token_values,
 )
 from proximo.ppo.experience import RawAdvantages, ShapedScores
-from proximo.ppo.extra_calls import numbers_of
-from proximo.ppo.graph import OWN_CALLS
 from proximo.ppo.update.invariants import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
@@ -65,8 +63,12 @@ class StepOutcome:
     """False in a run without a reward, whose scores mean nothing."""
     compares_groups: bool = True
     """Whether a critic-free baseline is computed from the responses to one prompt."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Name -> value written by user-defined calls."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Name -> number that calls of yours measured."""
+    own_seconds: float = 0.0
+    """Seconds of calls of yours, but for those in place of one of the step."""
+    trace: tuple[TracedCall, ...] = ()
+    """The calls that the step made, in order."""
     num_rollouts: int | None = None
     """Rollouts of this step; None where a step has one."""
     ahead: StepAhead | None = None
@@ -122,7 +124,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "reward/std": Last(raw.spread.deviation),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
-    metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
+    metrics |= {f"extra/{name}": Last(number) for name, number in outcome.measured.items()}
     if outcome.candidates is not None:
         metrics |= _candidate_metrics(outcome.candidates)
     if outcome.num_rollouts is not None:
@@ -158,11 +160,10 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
         for call, seconds in outcome.seconds.items()
-        if call in OWN_CALLS and call not in ("sampled_logprobs", "select")  # they take no time
+        if call in PHASES or call in ("experience", "move_average", "follow_policy")  # others take no time
     }
-    extra = [seconds for call, seconds in outcome.seconds.items() if call not in OWN_CALLS]
-    if extra:
-        metrics["time/extra_seconds"] = Sum(sum(extra))
+    if outcome.own_seconds:
+        metrics["time/extra_seconds"] = Sum(outcome.own_seconds)
     responses = [scored.response for scored in outcome.experience.scored]
     sampled = sum(len(scored.response.token_ids) for scored in outcome.sampled)
     read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
@@ -176,7 +177,7 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
     passes = num_epochs * (policy_passes + own_passes)
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
-    metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
+    metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()) + outcome.own_seconds)
     return metrics
 
 

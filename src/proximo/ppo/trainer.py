@@ -5,7 +5,6 @@ responses = trainer.generate(prompts)
 stats = trainer.step(prompts, responses, scores)
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -18,8 +17,6 @@ from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
-from proximo.dataflow.executor import Executor, LocalExecutor, Outcome
-from proximo.dataflow.graph import Graph
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
@@ -29,9 +26,7 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.counted import groups_of_step
-from proximo.ppo.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
-from proximo.ppo.graph import absent_inputs, end_graph, sampling_graph, step_graph
+from proximo.ppo.calls import Calls, OwnCall, check_own_calls
 from proximo.ppo.inputs.coerce import (
     PromptLike,
     ResponseLike,
@@ -54,12 +49,11 @@ from proximo.ppo.inputs.parts import (
     check_training,
 )
 from proximo.ppo.inputs.token_ids import Mask
-from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
+from proximo.ppo.kl_coefficient import first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
-from proximo.ppo.roles.driver import driver_handlers
 from proximo.ppo.roles.in_notebook import open_progress, trainer_html
-from proximo.ppo.roles.phases import phase
+from proximo.ppo.step import call_names, ppo_step
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
@@ -92,8 +86,7 @@ class PPOTrainer:
         seed: seed of all sampling and shuffling.
         engine: samples from the policy, and gets its weights when they change. None makes the built-in engine, which
             uses the policy's own tensors.
-        executor: runs the calls of a step. None runs them sequentially in this process.
-        extra_calls: user-defined calls in the graph of every step (docs/dataflow.md).
+        own_calls: functions of yours at the calls of every step (docs/dataflow.md).
         optimizers: custom optimizers for "policy" and "value", which replace those of the configuration.
         devices: how the models lie on several ranks (docs/scale.md). Nothing on one.
         kl_controller: controls the KL coefficient instead of `config.kl`. After each step that trains the policy, it
@@ -101,9 +94,12 @@ class PPOTrainer:
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: ptx without config.ptx, or the reverse; an extra call, optimizer or KL controller that does not
+        ConfigError: ptx without config.ptx, or the reverse; an own call, optimizer or KL controller that does not
             fit.
     """
+
+    calls_type: type[Calls] = Calls
+    """Runs the calls of a step. A subclass of `Calls` may run them in another way, or watch them."""
 
     def __init__(  # noqa: PLR0913 - every part of the trainer can be replaced
         self,
@@ -117,8 +113,7 @@ class PPOTrainer:
         config: PPOConfig | None = None,
         seed: int = 0,
         engine: Engine | None = None,
-        executor: Executor | None = None,
-        extra_calls: Sequence[ExtraCall] = (),
+        own_calls: Sequence[OwnCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,
         devices: DevicesConfig | None = None,
@@ -127,8 +122,6 @@ class PPOTrainer:
         check_tokenizer(tokenizer)
         self.config = config or PPOConfig()
         reward, seed = as_source(reward, task=self.config.task_reward), as_seed(seed)
-        check_extra_calls(extra_calls, self.config)
-        self.extra_calls = tuple(extra_calls)
         self.seed = seed
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
@@ -149,7 +142,8 @@ class PPOTrainer:
             optimizers=optimizers,
             devices=devices,
         )
-        self.executor = executor or LocalExecutor()
+        check_own_calls(own_calls, call_names(self.config, shares_trunk=self.roles.shares_trunk))
+        self.own_calls = tuple(own_calls)
         self.kl_controller = kl_controller
         self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
 
@@ -232,7 +226,7 @@ class PPOTrainer:
             self.roles.reward.source = as_source(reward, task=self.config.task_reward)
         check_learning(self.roles.reward.source, self.config, has_teacher=self.roles.has_teacher)
         known = self._prompts(prompts)
-        scored = self.roles.reward.source is not None or any(call.name == "score" for call in self.extra_calls)
+        scored = self.roles.reward.source is not None or any(own.is_instead_of("score") for own in self.own_calls)
         check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
         check_rows(self.roles.reward.source, known)
         prompts_of = self.in_order(known)
@@ -271,94 +265,33 @@ class PPOTrainer:
         Raises GuardError, with nothing changed, where a guard ends the run before the updates (one that ends it after
         them is the `guard` of the outcome), and TrainingError if log-probs differ in the first one or memory ran out.
         """
-        if self.config.advantage.zero_variance_groups == "resample" and scored is None:
-            return self._resampled_step(prompts_of)
-        if prompts_of is not None:
-            prompts = prompts_of(self.state.steps_done)
-        self.roles.policy.prompts_of = prompts_of
-        return self._step(prompts=prompts, scored=scored)
-
-    def _resampled_step(self, prompts_of: PromptsOfStep | None) -> StepOutcome:
-        """Sample until there are enough groups whose responses differ in their task reward, then take a step."""
-        if prompts_of is None:
+        if scored is None and prompts_of is None and self.config.resamples:
             raise ConfigError(
                 "ppo.advantage.zero_variance_groups: resample samples further prompts, which only `train` knows: use it"
             )
-        size, done = self.config.prompts_per_step, self.state.extra_rollouts
-        different, equal, sampled = list[list[Scored]](), list[list[Scored]](), list[Scored]()
-        seconds = Counter[str]()
-        for number in range(self.config.advantage.resample_rounds):
-            state = replace(self.state, extra_rollouts=done + number)
-            graph = sampling_graph(self.config, extra=calls_of(self.extra_calls))
-            outcome = self._run(graph, {"prompts": prompts_of(state.rollouts_done)}, state=state)
-            seconds.update(outcome.seconds)
-            sampled += outcome.values["scored"]
-            for group, is_equal in groups_of_step(outcome.values["scored"], self.config):
-                (equal if is_equal else different).append(group)
-            if len(different) >= size:
-                break
-        chosen = [scored for group in (different + equal)[:size] for scored in group]
-        step = self._step(scored=chosen, extra_rollouts=done + number)
-        return replace(step, candidates=sampled, num_rollouts=number + 1, seconds={**seconds, **step.seconds})
-
-    def _step(
-        self,
-        *,
-        prompts: Sequence[Prompt] | None = None,
-        scored: Sequence[Scored] | None = None,
-        extra_rollouts: int | None = None,
-    ) -> StepOutcome:
-        given = "prompts" if scored is None else "scored"
-        learns = self.state.steps_done >= self.config.critic_warmup_steps
-        serve, extra = self.reuses_sampled_logprobs, calls_of(self.extra_calls)
-        modes = {"reuse_sampled": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
-        graph = step_graph(self.config, given=given, **modes, extra=extra)
-        inputs: dict[str, Any] = {"prompts": prompts}
-        if scored is not None:
-            given_responses = {"responses": [s.response for s in scored], "scored": scored}
-            inputs = given_responses if self.config.samples_per_prompt is None else {"candidates": scored}
-        outcome = self._run(graph, inputs | absent_inputs(graph), state=self.state)
-        step = StepOutcome(
-            experience=outcome.values["experience"],
-            raw_advantages=outcome.values["raw_advantages"],
-            shaped_scores=outcome.values["shaped_scores"] if self.config.shapes_scores else None,
-            policy=outcome.values.get("policy_report"),
-            value=outcome.values.get("value_report"),
-            candidates=outcome.values.get("candidates"),
-            seconds=outcome.seconds,
-            kl_coefficient=None if self.config.kl.apply_to == "none" else self.state.kl_coefficient,
-            is_scored=scored is not None or self.roles.reward.is_scored,
-            compares_groups=self.config.advantage.compares_groups,
-            extra=values_of(self.extra_calls, graph, outcome.values),
-            ahead=self._ahead(outcome.values["experience"]) if scored is None else None,
+        self.roles.policy.prompts_of = prompts_of
+        call = self.calls_type(
+            step=self.state.steps_done + 1,
+            memory_settings=self.config.memory_settings,
+            models=self.roles.group,
+            own=self.own_calls,
         )
-        state = replace(
+        outcome, after = ppo_step(
+            call,
+            self.roles,
             self.state,
-            kl_coefficient=self._next_coefficient(step),
-            steps_done=self.state.steps_done + 1,
-            extra_rollouts=self.state.extra_rollouts if extra_rollouts is None else extra_rollouts,
-            score_moments=outcome.values["shaped_scores"].moments,
-            return_moments=step.raw_advantages.spread.seen,
-            constant_reward_steps=self.state.constant_reward_steps.after(
-                step.sampled, task_reward=self.config.task_reward
-            ),
+            self.config,
+            prompts_of=prompts_of or (lambda _: prompts or ()),
+            given=scored,
+            reuses_sampled_logprobs=self.reuses_sampled_logprobs,
+            kl_controller=self.kl_controller,
         )
-        end = self._run(end_graph(self.config), {}, state=state)
+        ahead = self._ahead(outcome.experience) if scored is None else None
         if (world := current()).size > 1:
-            digest = step_digest(step.experience, state, self.roles)
-            world.agree(digest, what=f"the records and weights of step {state.steps_done}")
-        self.state = state
-        return replace(step, seconds={**step.seconds, **end.seconds})
-
-    def _run(self, graph: Graph, inputs: Mapping[str, Any], *, state: TrainState) -> Outcome:
-        step = self.state.steps_done + 1  # also while the end of a step runs with the state after it
-        return self.executor.run(
-            graph,
-            {"state": state, **inputs},
-            groups=[self.roles.group],
-            driver=driver_handlers(state, self.config, device=self.policy.device) | handlers_of(self.extra_calls),
-            around=lambda call: phase(call.name, self.config.memory_settings, step=step),
-        )
+            digest = step_digest(outcome.experience, after, self.roles)
+            world.agree(digest, what=f"the records and weights of step {after.steps_done}")
+        self.state = after
+        return replace(outcome, ahead=ahead)
 
     def _ahead(self, experience: Experience) -> StepAhead | None:
         ahead = self.roles.policy.ahead
@@ -366,11 +299,6 @@ class PPOTrainer:
             return None
         responses = [scored.response for scored in experience.scored]
         return StepAhead(rollouts=ahead.taken, steps_behind=ahead.steps_behind(responses, step=self.state.steps_done))
-
-    def _next_coefficient(self, step: StepOutcome) -> float:
-        if step.policy is None:  # during critic warm-up the policy does not move, so neither does the coefficient
-            return self.state.kl_coefficient
-        return adapted_coefficient(self.state.kl_coefficient, step.experience, self.config.kl, self.kl_controller)
 
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
         """The declared metrics of the step that was just taken."""

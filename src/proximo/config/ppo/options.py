@@ -210,6 +210,16 @@ class PPOConfig(Section):
         return self.samples_per_prompt or self.responses_per_prompt
 
     @property
+    def resamples(self) -> bool:
+        """True if further prompts are sampled in place of those whose responses have equal scores."""
+        return self.advantage.zero_variance_groups == "resample"
+
+    @property
+    def most_rollouts(self) -> int:
+        """Largest number of rollouts of one step."""
+        return self.advantage.resample_rounds if self.resamples else 1
+
+    @property
     def responses_per_update(self) -> int:
         """Number of responses in one minibatch."""
         unit = 2 if self.policy_loss.is_pairwise else 1

@@ -1,4 +1,4 @@
-"""Plans a PPO step: its models, and the cost of each call of its graph. The profiled passes: costs.py."""
+"""Plans a PPO step: its models, and the cost of each of its calls. The profiled passes: costs.py."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -27,9 +27,9 @@ from proximo.plan.weightless_models import (
     make_reference,
     scalar_model,
 )
-from proximo.ppo.graph import step_graph
 from proximo.ppo.plan import costs
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.step import trace_step
 from proximo.run.build.models import lora_options
 
 SAMPLER = "sampler"
@@ -165,11 +165,11 @@ def ppo_costs(
     *,
     layout: Layout,
 ) -> dict[str, StepCost]:
-    """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
+    """Name of a call -> its cost in one step, in the order of the step. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
     exact = models["policy"].precision is Precision.FLOAT32 and SAMPLER not in models and recipe.engine.kind == "local"
     serve = exact and not config.rollout.reshapes_distribution
-    calls = step_graph(config, reuse_sampled=serve, shares_trunk=_shares_trunk(models)).calls
+    calls = trace_step(config, reuses_sampled_logprobs=serve, shares_trunk=_shares_trunk(models))
     possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(
         recipe, models, optimized, lengths, texts, layout=layout
     )

@@ -1,12 +1,9 @@
 """The moving average of the policy, and the update of a model that follows another."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.dataflow.executor import Handler
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.roles.worker import RoleWorker
@@ -25,17 +22,12 @@ class AverageWorker(RoleWorker[LanguageModel]):
         self.engine = engine
 
     @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"move_average": self.move}
-
-    @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
         return {self.role: self.model}
 
-    def move(self, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:
+    def move(self, policy: RoleWorker[LanguageModel]) -> None:
         """Move the average towards the policy by `average_decay`."""
         follow(self.model.model, policy.model.model, decay=self.decay)
-        return ()
 
 
 @torch.no_grad()

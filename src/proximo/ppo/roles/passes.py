@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,24 @@ from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.micro_batching import pack_members
 from proximo.records import Response
+
+
+class LogprobsAndValues(NamedTuple):
+    """What one pass through a shared trunk gives."""
+
+    logprobs: Tensor
+    """[T] log-probs of the response tokens."""
+    values: Tensor
+    """[T + R] values before each response token and after the last one, in units of the return."""
+
+
+class ReferencePass(NamedTuple):
+    """What the reference says of the responses."""
+
+    logprobs: Tensor
+    """[T] log-probs of the response tokens."""
+    full_kl: Tensor | None = None
+    """[T] KL over the whole vocabulary at each state; None where it is not measured."""
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """The policy of a PPO run: sampling through its engine, log-probs, and updates."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -16,7 +16,6 @@ from proximo.algorithms.segments import value_positions
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.ppo.options import PPOConfig
-from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError, TrainingError
 from proximo.learner.update import Learner
 from proximo.metrics.values import MetricValue, Sum
@@ -25,7 +24,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.ppo.counted import nothing_to_learn
 from proximo.ppo.roles.ahead import RolloutsAhead
-from proximo.ppo.roles.passes import logprobs_of, over_batches
+from proximo.ppo.roles.passes import LogprobsAndValues, logprobs_of, over_batches
 from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.sampler_guard import SamplerGuard
 from proximo.ppo.roles.value import ValueWorker
@@ -44,12 +43,13 @@ from proximo.ppo.update.policy_loss import (
     policy_loss,
 )
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
-from proximo.ppo.update.reports import AT_REST, Report, UpdateLog, policy_metrics, update_metrics
+from proximo.ppo.update.reports import AT_REST, Report, TrunkReports, UpdateLog, policy_metrics, update_metrics
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.on_ranks import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.memory import release_cache
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -112,23 +112,11 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         self._canaries: list[Prompt] = []
 
     @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "generate": self.generate,
-            "generate_greedy": self.generate_greedy,
-            "policy_logprobs": self.old_logprobs,
-            "policy_logprobs_and_values": self.logprobs_and_values,
-            "train_policy": self.train,
-            "train_policy_and_value": self.train_with_value,
-            "push_weights": self.push_weights,
-        }
-
-    @property
     def version(self) -> int:
         """Number of updates that the policy has taken."""
         return self.learner.updates_done
 
-    def push_weights(self) -> tuple[()]:
+    def push_weights(self) -> None:
         """Send the current weights to the engine.
 
         Raises TrainingError if it does not hold them afterwards, or does not sample with them.
@@ -139,7 +127,6 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             self.ahead.push(self.model, version=self.version)
         if push_to(self.engine, self.model, version=self.version) and self._canaries:
             self._compare_logprobs(self._canaries)
-        return ()
 
     def _compare_logprobs(self, prompts: Sequence[Prompt]) -> None:
         """Sample a few tokens to some prompts. Raises TrainingError if engine and learner disagree on their log-probs.
@@ -165,10 +152,10 @@ class PolicyWorker(RoleWorker[LanguageModel]):
                 "another temperature, or far less precision"
             )
 
-    def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
+    def generate(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """Sample the responses of a step, or wait for them if they are sampled ahead."""
         if self.ahead is None:
-            return (self.sample(prompts, state),)
+            return self.sample(prompts, state)
         if self.prompts_of is None:
             raise ConfigError(
                 "ppo.rollout.staleness samples the prompts of later steps, which only `train` knows: use it"
@@ -176,7 +163,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
         self.push_weights()
         begin = {"version": self.version, "on_finished": self.on_finished()}
-        return (self.ahead.responses(state.steps_done, self.prompts_of, **begin),)
+        return self.ahead.responses(state.steps_done, self.prompts_of, **begin)
 
     def sample(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """Sample the configured number of responses to each prompt."""
@@ -191,13 +178,17 @@ class PolicyWorker(RoleWorker[LanguageModel]):
                 on_finished=self.on_finished(),
             )
 
-    def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
+    def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """The greedy response to each prompt."""
         options = sampling_options(self.config, greedy=True)
         with sampling_with(self.engine, self.model):
             self.push_weights()
             key = rollout_key(self.seed, state.rollouts_done)
-            return (self.engine.generate(prompts, num_samples=1, options=options, key=key),)
+            return self.engine.generate(prompts, num_samples=1, options=options, key=key)
+
+    def release_cache(self) -> None:
+        """Return the memory of the rollout's cache to the device before the updates."""
+        release_cache(self.device)
 
     def close(self) -> None:
         """End the sampling ahead."""
@@ -230,13 +221,13 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         pieces = self.logprobs(responses).split([len(response.token_ids) for response in responses])
         return [replace(response, logprobs=piece) for response, piece in zip(responses, pieces, strict=True)]
 
-    def old_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
+    def old_logprobs(self, responses: Sequence[Response]) -> Tensor:
         """[T] log-probs before the step's updates. Raises GuardError if the sampler's are too far from them."""
         logprobs = self.logprobs(responses)
         self.sampler_guard.check(responses, logprobs, version=self.version)
-        return (logprobs,)
+        return logprobs
 
-    def logprobs_and_values(self, responses: Sequence[Response], *, value: ValueWorker) -> tuple[Tensor, Tensor]:
+    def logprobs_and_values(self, responses: Sequence[Response], value: ValueWorker) -> LogprobsAndValues:
         """[T] log-probs as `old_logprobs`, and [T + R] values, from one pass through the shared trunk."""
         temperature = self.config.rollout.temperature
 
@@ -252,11 +243,9 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         before_tokens = value_positions([len(response.token_ids) for response in responses])
         logprobs = both[before_tokens, 0]
         self.sampler_guard.check(responses, logprobs, version=self.version)
-        return logprobs, value.scale.values(both[:, 1])
+        return LogprobsAndValues(logprobs, value.scale.values(both[:, 1]))
 
-    def train(
-        self, experience: Experience, state: TrainState, *, reference: ReferenceWorker | None = None
-    ) -> tuple[Report]:
+    def train(self, experience: Experience, state: TrainState, reference: ReferenceWorker | None = None) -> Report:
         """Train the policy for all epochs, or until `target_kl` ends the step.
 
         Takes no update if no response has a learning signal or all tokens are rejected. If the returns hardly differ,
@@ -265,7 +254,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         """
         learned = learned_part(experience, self.config.policy_loss)
         if nothing_to_learn(experience, self.config) or _has_none_left(learned, experience):
-            return (self._no_update(experience),)
+            return self._no_update(experience)
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
             return self._loss(self._hidden(batch), batch, state, reference)
@@ -274,16 +263,15 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         columns = policy_columns(experience, self.config.policy_loss)
         with nullcontext() if reference is None else reference.model.backbone.at_work():
             taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
-        return (self._report(taken, updates, experience, state),)
+        return self._report(taken, updates, experience, state)
 
     def train_with_value(
         self,
         experience: Experience,
         state: TrainState,
-        *,
         value: ValueWorker,
         reference: ReferenceWorker | None = None,
-    ) -> tuple[Report, Report]:
+    ) -> TrunkReports:
         """Train policy and value head on a shared trunk, with one pass, loss and optimizer step per minibatch.
 
         The policy's guards apply. The first report also has gradient norm, learning rate and skips of both; the second
@@ -291,7 +279,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         """
         learned = learned_part(experience, self.config.policy_loss)
         if _has_none_left(learned, experience):
-            return self._no_update(experience), Report(metrics={}, refusals=())
+            return TrunkReports(self._no_update(experience), Report(metrics={}, refusals=()))
 
         def loss(batch: Microbatch) -> tuple[Tensor, JointStatistics]:
             hidden = self._hidden(batch)
@@ -304,7 +292,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
         of_policy, of_value = policy_share(taken), value_share(taken)
         value_loss = {"value/loss": update_metrics("value", of_value, taken.num_tokens)["value/loss"]}
-        return (
+        return TrunkReports(
             self._report(of_policy, updates, experience, state),
             Report(metrics=value_loss | value.metrics(of_value), refusals=()),
         )
@@ -317,7 +305,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         self, hidden: Tensor, batch: Microbatch, state: TrainState, reference: ReferenceWorker | None
     ) -> tuple[Tensor, PolicyStatistics]:
         def divergence() -> Divergence:
-            assert reference is not None, "the graph puts the reference beside the call"
+            assert reference is not None, "a full KL in the loss needs the reference"
             return reference.divergence(self.model, hidden, batch.packed)
 
         coefficient = state.kl_coefficient
@@ -371,6 +359,11 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 def _has_none_left(learned: Experience, experience: Experience) -> bool:
     """Whether a non-empty mask has no token left to train on: all are rejected, or all pairs have equal scores."""
     return bool(experience.mask.any()) and not learned.mask.any()
+
+
+def sampled_logprobs(responses: Sequence[Response]) -> Tensor:
+    """[T] log-probs that the engine recorded when it sampled."""
+    return torch.cat([response.logprobs for response in responses])
 
 
 def rollout_key(seed: int, number: int) -> RandomKey:

@@ -1,18 +1,17 @@
 """The reference of a PPO run, from which the KL is measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.dataflow.executor import Handler
 from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.roles.moving_average import follow
-from proximo.ppo.roles.passes import logprobs_of, over_batches
+from proximo.ppo.roles.passes import ReferencePass, logprobs_of, over_batches
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response
@@ -34,19 +33,13 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         self.engine = engine
 
     @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"reference_logprobs": self.logprobs, "follow_policy": self.follow}
-
-    @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
         return {} if self.config.kl.reference_every_steps is None else {self.role: self.model}
 
-    def logprobs(
-        self, responses: Sequence[Response], *, policy: RoleWorker[LanguageModel] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def logprobs(self, responses: Sequence[Response], policy: RoleWorker[LanguageModel] | None = None) -> ReferencePass:
         """[T] log-probs of the reference, and with `policy` the [T] full KL over the vocabulary, else None."""
         if policy is None:
-            return logprobs_of(self.model, responses, self.config), None
+            return ReferencePass(logprobs_of(self.model, responses, self.config))
         learner, temperature = policy.model, self.config.rollout.temperature
 
         def run(batch: PackedResponses) -> Tensor:
@@ -62,7 +55,7 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         with learner.backbone.at_work():
             both = over_batches(responses, run_with_both, self.model, self.config)
         logprobs, divergences = both.unbind(-1)
-        return logprobs, divergences
+        return ReferencePass(logprobs, divergences)
 
     def divergence(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Divergence:
         """The policy against the reference over the whole vocabulary at each of N states, in chunks.
@@ -74,12 +67,11 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
             lambda: full_divergence(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
         )
 
-    def follow(self, state: TrainState, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:
+    def follow(self, state: TrainState, policy: RoleWorker[LanguageModel]) -> None:
         """Move towards the policy by `kl.reference_decay`, every `kl.reference_every_steps` steps."""
         every = self.config.kl.reference_every_steps
         if every is not None and state.steps_done % every == 0:
             follow(self.model.model, policy.model.model, decay=self.config.kl.reference_decay)
-        return ()
 
     @torch.no_grad()
     def _hidden(self, batch: PackedResponses) -> Tensor:

@@ -1,11 +1,10 @@
 """The reward of a PPO run: asks the reward source for scores in each step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError
 from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.scores import check_scored_fraction
@@ -34,18 +33,12 @@ class RewardWorker:
         """False for `NoReward`, whose scores mean nothing."""
         return not isinstance(self.source, NoReward)
 
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """Name of a call -> its handler: this role scores responses."""
-        return {"score": self.score}
-
-    def score(
-        self, state: TrainState, responses: Sequence[Response], greedy: Sequence[Response] = ()
-    ) -> tuple[list[Scored]]:
+    def score(self, responses: Sequence[Response], greedy: Sequence[Response], state: TrainState) -> list[Scored]:
         """Score the responses, and the baseline answers if the configuration has them.
 
-        `greedy`: the greedy response to each prompt, if that is the baseline. Raises TrainingError if more than
-        `guards.max_unscored_fraction` of the responses are unscored.
+        `greedy`: the greedy response to each prompt if that is the baseline, else none.
+
+        Raises TrainingError if more than `guards.max_unscored_fraction` of the responses are unscored.
         """
         scored = self._ask(responses)
         if self.config.baseline_answer == "reference":
@@ -54,7 +47,7 @@ class RewardWorker:
         elif self.config.baseline_answer == "greedy":
             scored = self.with_answer_scores(scored, greedy)
         check_scored_fraction(scored, self.config.guards, where=f"step {state.steps_done + 1}")
-        return (scored,)
+        return scored
 
     def with_answer_scores(self, scored: Sequence[Scored], answers: Sequence[Response]) -> list[Scored]:
         """The responses with the score of their prompt's baseline, the first of `answers` to it.

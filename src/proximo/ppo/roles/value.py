@@ -1,6 +1,6 @@
 """The critic of a PPO run: values, updates, and normalisation of its outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from proximo.algorithms.losses import ValueStatistics
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.ppo.options import PPOConfig
-from proximo.dataflow.executor import Handler
 from proximo.learner.update import Learner
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel
@@ -56,16 +55,12 @@ class ValueWorker(RoleWorker[ScalarModel]):
         self.epochs = Epochs(model, config, seed=seed)
         self.scale = ValueScale(model, config.value_loss)
 
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"values": self.values, "train_value": self.train}
-
-    def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
+    def values(self, responses: Sequence[Response]) -> Tensor:
         """[T + R] values before each response token and after the last one, in units of the return."""
         outputs = over_batches(responses, self.model.response_values, self.model, self.config, extra=1)
-        return (self.scale.values(outputs),)
+        return self.scale.values(outputs)
 
-    def train(self, experience: Experience, state: TrainState) -> tuple[Report]:
+    def train(self, experience: Experience, state: TrainState) -> Report:
         """Fit the values to the returns for all epochs, in normalised units if values are normalised.
 
         The normalisation is updated with the step's returns first. On a shared trunk only the head is trained.
@@ -82,7 +77,7 @@ class ValueWorker(RoleWorker[ScalarModel]):
         taken = self.epochs.take(self.learner, experience, columns, loss, step=state.steps_done)
         guard = too_many_skipped(taken.results, self.config, role=self.role, step=state.steps_done)
         metrics = update_metrics(self.role, taken, taken.num_tokens) | self.metrics(taken)
-        return (Report(metrics=metrics, refusals=taken.refusals, guard=guard),)
+        return Report(metrics=metrics, refusals=taken.refusals, guard=guard)
 
     def loss(self, hidden: Tensor, batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
         """The value loss of a micro-batch. `hidden`: [T, D] states before its response tokens."""

@@ -1,14 +1,11 @@
-"""The base class of workers: a role's model on its device, its learner, handlers and state."""
+"""The base class of workers: a role's model on its device, its learner and its state."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
-from proximo.dataflow.executor import Handler
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
@@ -21,8 +18,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 
 
-class RoleWorker(ABC, Generic[Model]):
-    """The worker of a role, on one device. Handlers move batches to that device and return records on the CPU."""
+class RoleWorker(Generic[Model]):
+    """The worker of a role, on one device. Its calls move batches to that device and return records on the CPU."""
 
     role: ClassVar[str]
 
@@ -40,11 +37,6 @@ class RoleWorker(ABC, Generic[Model]):
     def precision(self) -> Precision:
         """The precision that the model computes in."""
         return self.model.precision
-
-    @property
-    @abstractmethod
-    def handlers(self) -> Mapping[str, Handler]:
-        """Name of a call of a step -> the method of this role that does it."""
 
     @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.learner.update import UpdateResult
@@ -23,6 +23,13 @@ class Report:
     first_minibatch: PolicyStatistics | None = None
     share_trained: float = 1.0
     """Fraction of the planned updates whose gradient was computed; below 1 if target_kl ended the step."""
+
+
+class TrunkReports(NamedTuple):
+    """Reports of policy and value head that were trained together."""
+
+    policy: Report
+    value: Report
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,0 +1,104 @@
+"""Which of the sampled responses a step trains on: all, the best of n, or groups whose scores differ."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from proximo.config.ppo.options import PPOConfig
+from proximo.errors import DataError
+from proximo.ppo.counted import counts, groups_of_step, has_score
+from proximo.ppo.scores import check_constant_rewards
+from proximo.ppo.train_state import TrainState
+from proximo.records import Response, Scored
+
+
+class Batch(NamedTuple):
+    """The responses that a step trains on, among all that it sampled."""
+
+    scored: list[Scored]
+    responses: list[Response]
+    """The responses of `scored`."""
+    sampled: list[Scored]
+    num_rollouts: int
+    resamples: bool
+    """Whether groups of several rollouts were chosen from."""
+
+
+def has_enough_groups(rollouts: Sequence[Sequence[Scored]], *, config: PPOConfig) -> bool:
+    """Whether the rollouts have groups with different task rewards for a whole step."""
+    equal = [is_equal for rollout in rollouts for _, is_equal in groups_of_step(rollout, config)]
+    return equal.count(False) >= config.prompts_per_step
+
+
+def select(rollouts: Sequence[Sequence[Scored]], state: TrainState, *, config: PPOConfig, resamples: bool) -> Batch:
+    """The responses to train on. `resamples`: among groups of several rollouts, those with different task rewards.
+
+    Raises GuardError if all scores of too many steps were equal: of all samples, as the best of n may well be equal.
+    """
+    sampled = [scored for rollout in rollouts for scored in rollout]
+    equal = state.constant_reward_steps.after(sampled, task_reward=config.task_reward)
+    check_constant_rewards(equal, config.guards, step=state.steps_done + 1)
+    chosen = sampled
+    if config.samples_per_prompt is not None:
+        chosen = keep_best(sampled, config)
+    elif resamples:
+        chosen = first_different(rollouts, config)
+    return Batch(chosen, [scored.response for scored in chosen], sampled, len(rollouts), resamples)
+
+
+def first_different(rollouts: Sequence[Sequence[Scored]], config: PPOConfig) -> list[Scored]:
+    """The first `prompts_per_step` groups with different task rewards, filled up with groups of equal ones."""
+    groups = [group for rollout in rollouts for group in groups_of_step(rollout, config)]
+    kept = sorted(groups, key=lambda group: group[1])[: config.prompts_per_step]
+    return [scored for group, _ in kept for scored in group]
+
+
+def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
+    """Best of n: keep `responses_per_prompt` of the `samples_per_prompt` responses to each prompt, in sampling order.
+
+    Responses are ranked by raw score; those that do not count or have no score come last. A loss over pairs keeps the
+    best and the worst one. Raises DataError if a prompt has another number of responses.
+    """
+    size = config.sampled_per_prompt
+    groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
+    if any(len(group) != size or len({s.response.prompt.id for s in group}) > 1 for group in groups):
+        raise DataError(
+            f"with samples_per_prompt = {size} a step chooses among {size} responses to each prompt, one prompt after "
+            f"the other; it was given {len(candidates)} responses that do not come in such groups"
+        )
+
+    def eligible(scored: Scored) -> bool:
+        return counts(scored, config) and has_score(scored, config)
+
+    if config.policy_loss.is_pairwise:
+        kept = [best_and_worst_of(group, eligible) for group in groups]
+    else:
+        kept = [best_of(group, config.responses_per_prompt, eligible) for group in groups]
+    return [scored for group in kept for scored in group]
+
+
+def best_of(group: Sequence[Scored], num_kept: int, eligible: Callable[[Scored], bool]) -> list[Scored]:
+    """The `num_kept` responses with the highest scores, in their given order.
+
+    The first of equal ones is kept. Responses that are not eligible come last.
+    """
+    return [group[index] for index in sorted(_ranked(group, eligible)[:num_kept])]
+
+
+def best_and_worst_of(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[Scored]:
+    """The responses with the highest and the lowest score, in their given order.
+
+    The first of equal best ones and the last of equal worst ones. Another response stands in for an eligible one that
+    is missing.
+    """
+    ranked, num_eligible = _ranked(group, eligible), sum(eligible(scored) for scored in group)
+    return [group[index] for index in sorted((ranked[0], ranked[max(2, num_eligible) - 1]))]
+
+
+def _ranked(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[int]:
+    """Indices of the group, the best first, equal ones in their given order, those that are not eligible last."""
+
+    def rank(index: int) -> tuple[bool, float]:
+        ranked = eligible(group[index])
+        return not ranked, -group[index].score if ranked else 0.0
+
+    return sorted(range(len(group)), key=rank)
