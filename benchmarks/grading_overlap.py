@@ -21,8 +21,8 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
-from proximo.rewards.verifier import Answer, Grade, Verifier
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo_verifiers.verifier import Answer, Grade, Verifier
 from records_made import response
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_clock import PoolClock, hangs
 
 from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from proximo.metrics.catalogue import catalogue
 from proximo.records import Finish, Prompt, Response, ScoreState
-from proximo.rewards import verifier_reward
 from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.rewards.workers import loop, pool, process
+from proximo_verifiers import grader
+from proximo_verifiers.workers import loop, pool, process
 from records_made import prompt, response
+from verifiers.workers.pool_clock import PoolClock, hangs
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def test_an_answer_is_graded_once_in_a_run_however_often_it_comes(tmp_path: Path
 
 
 def test_only_so_many_grades_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier_reward, "MAX_CACHED", 2)
+    monkeypatch.setattr(grader, "MAX_CACHED", 2)
     seen = tmp_path / "seen"
     with made("Letters", options={"seen": str(seen)}) as source:
         source.score(texts("x", "y"))
@@ -117,11 +117,11 @@ def test_what_is_begun_for_a_later_step_is_graded_once_and_is_no_cache_hit(tmp_p
 
 
 def test_only_so_much_is_begun_that_nobody_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier_reward, "MAX_CACHED", 2)
+    monkeypatch.setattr(grader, "MAX_CACHED", 2)
     with made("Letters", options={"seen": str(tmp_path / "seen")}) as source:
         for text in ("x", "y", "z"):
             source.begin(response(text=text))
-        assert len(source._started) == 2
+        assert len(source._grader._started) == 2
 
 
 @pytest.fixture

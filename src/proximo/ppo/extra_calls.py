@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from proximo.callables import calling_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.dataflow.graph import Call, Graph
@@ -16,6 +15,7 @@ from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
 from proximo.ppo.graph import OWN_CALLS, step_graph
 from proximo.rewards.dense import is_list
+from proximo_verifiers.callables import calling_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
