@@ -1,6 +1,5 @@
 """Small models and tokenizers made on the spot. Not fixtures: plain functions, so that a test says what it builds."""
 
-
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers

@@ -1,5 +1,7 @@
 """The errors of this package. Each message says what was wanted, what came, and what to do."""
 
+from collections.abc import Collection, Iterable
+
 
 class VerifierError(Exception):
     """Anything that this package refuses or gives up on, with a message for the user."""
@@ -23,3 +25,14 @@ class SandboxError(VerifierError, RuntimeError):
 
 class WorkersError(VerifierError, RuntimeError):
     """The workers of a verifier cannot be started, or have ended."""
+
+
+def check_choices(refusal: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises ConfigError for a name that is not known, with the nearest that is. `refusal` begins the message."""
+    for name in given:
+        if name not in known:
+            from difflib import get_close_matches  # needed for a mistake alone
+
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+            raise ConfigError(f"{refusal} {name!r}; {hint}")

@@ -344,6 +344,30 @@ def test_rows_are_checked_by_the_verifier_and_the_message_names_the_row() -> Non
             source.check_prompts([odd], {})
 
 
+def test_a_verifier_may_raise_the_errors_of_the_trainer_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_trainer.py").write_text(
+        "from example_verifiers import Letters\n"
+        "from proximo.errors import ConfigError, DataError\n"
+        "class Picky(Letters):\n"
+        "    def __init__(self, letter):\n"
+        "        if letter != 'a':\n"
+        "            raise ConfigError('say a')\n"
+        "    def check_row(self, reference, metadata):\n"
+        "        raise DataError('no row will do')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="^reward source 'j': say a$"):
+        VerifierReward("of_the_trainer:Picky", name="j", options={"letter": "b"})
+    source = VerifierReward("of_the_trainer:Picky", name="j", options={"letter": "a"})
+    try:
+        with pytest.raises(DataError, match="^prompt 'p0': reward source 'j': no row will do$"):
+            source.check_prompts([prompt("p0")], {})
+    finally:
+        source.close()
+
+
 def test_every_metric_of_a_source_is_declared_and_none_has_to_repeat() -> None:
     with made("Letters") as source:
         assert source.statistics() == {}

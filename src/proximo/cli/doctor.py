@@ -64,11 +64,8 @@ def sandbox(
 
     docs/sandbox.md says what each guarantee means, and what none of them defends against.
     """
-    from proximo.errors import ConfigError, as_own_errors
+    from proximo.errors import as_own_errors
     from proximo_verifiers.sandbox.doctor import report
 
-    try:
-        with as_own_errors():
-            return report(waived=waive or (), as_json=as_json)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    with as_own_errors():
+        return report(waived=waive or (), as_json=as_json)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from proximo_verifiers.code.calls import run_calls, run_comparisons
 from proximo_verifiers.code.extraction import Which, program_of
@@ -21,7 +21,7 @@ from proximo_verifiers.code.problems import (
 from proximo_verifiers.code.result import Fault, Findings, printable
 from proximo_verifiers.code.stdio import run_inputs
 from proximo_verifiers.code.test_runner import rehearsed, run_suite
-from proximo_verifiers.errors import ConfigError, DataError
+from proximo_verifiers.errors import ConfigError, DataError, check_choices
 from proximo_verifiers.sandbox.jobs import MIB, Limits, Runner
 from proximo_verifiers.sandbox.runner import Sandbox
 from proximo_verifiers.verifier import Answer, Grade, PostponedError, ScoreState
@@ -86,9 +86,11 @@ class CodeVerifier:
     """Limit of one answer where a grader is told none. A grader tells the verifier its limit."""
 
     def __init__(self, *, runner: Runner | None = None, **options: Any) -> None:
-        """Raises SandboxError if the machine lacks a guarantee that is not waived, ConfigError for an unknown
-        guarantee."""
+        """Raises SandboxError if the machine lacks a guarantee that is not waived, ConfigError for an unknown form,
+        program or guarantee."""
         self._options = CodeOptions(**options)
+        check_choices("form cannot be", [self._options.form], get_args(Form))
+        check_choices("program cannot be", [self._options.program], get_args(Which))
         self._columns = Columns(
             tests=tuple(self._options.tests_columns) or DEFAULT_TESTS[self._options.form],
             setup=tuple(self._options.setup_columns),
@@ -205,7 +207,7 @@ class CodeVerifier:
 def _open_sandbox(options: CodeOptions) -> Sandbox:
     try:
         return Sandbox(waived=options.sandbox_waived, preload=PRELOAD, packages=options.packages)
-    except ValueError as error:
+    except ConfigError as error:
         raise ConfigError(f"sandbox_waived: {error}") from error
 
 

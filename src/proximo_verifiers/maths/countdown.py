@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from proximo_verifiers.errors import DataError
+from proximo_verifiers.errors import DataError, check_choices
 from proximo_verifiers.maths.expressions import Expression, MalformedError, read_equation
 from proximo_verifiers.maths.extraction import FINDERS
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
@@ -31,7 +31,12 @@ class CountdownVerifier:
     ) -> None:
         """`answer_from`: places to look for the expression, in order: `tags` (<answer>...</answer>), `boxed`,
         `last_line`, `response`. `number_usage`: each number is used `exactly_once` or `at_most_once`.
+
+        Raises ConfigError for an unknown place, usage or operator.
         """
+        check_choices("answer_from has no", answer_from, ("tags", "boxed", "last_line", "response"))
+        check_choices("number_usage cannot be", [number_usage], ("exactly_once", "at_most_once"))
+        check_choices("operators cannot have", operators, ("+", "-", "*", "/"))
         self._answer_from = tuple(answer_from)
         self._columns = (numbers_column, target_column)
         self._exactly = number_usage == "exactly_once"

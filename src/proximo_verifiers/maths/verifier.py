@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proximo_verifiers.errors import DataError
+from proximo_verifiers.errors import DataError, check_choices
 from proximo_verifiers.maths.cleaning import MAX_CHARACTERS, clean
 from proximo_verifiers.maths.equivalence import equivalent
-from proximo_verifiers.maths.extraction import answers_in
+from proximo_verifiers.maths.extraction import PLACES, answers_in
 from proximo_verifiers.maths.rational_functions import NotEvaluatedError
 from proximo_verifiers.maths.symbols import OutOfTimeError, SymbolicComparison, is_installed
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
@@ -43,8 +43,12 @@ class MathsVerifier:
         whether math-verify compares what the grammar cannot parse, `auto` (if it is installed), `always` or `never`,
         for at most `symbolic_cpu_seconds` per answer.
 
-        Raises MissingExtraError for `symbolic="always"` without math-verify.
+        Raises ConfigError for an unknown place or choice, MissingExtraError for `symbolic="always"` without
+        math-verify.
         """
+        check_choices("answer_from has no", answer_from, PLACES)
+        check_choices("multiple_answers cannot be", [multiple_answers], ("last", "first", "agree"))
+        check_choices("symbolic cannot be", [symbolic], ("auto", "always", "never"))
         self._answer_from = tuple(answer_from)
         self._answers_column = answers_column
         self._multiple_answers = multiple_answers

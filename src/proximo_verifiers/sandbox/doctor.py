@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from proximo_verifiers.errors import SandboxError
+from proximo_verifiers.errors import VerifierError
 from proximo_verifiers.sandbox.guarantees import GUARANTEES, NAMES, check_names
 from proximo_verifiers.sandbox.jobs import Program
 from proximo_verifiers.sandbox.mechanisms import Mechanisms
@@ -52,7 +52,7 @@ class GuaranteeStatus:
 def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> list[GuaranteeStatus]:
     """The status of every guarantee. `without` is documented in `Sandbox`.
 
-    Raises SandboxError if no program can be started at all, ValueError for unknown names.
+    Raises SandboxError if no program can be started at all, ConfigError for unknown names.
     """
     check_names(waived, without)
     os.environ[CANARY] = "seen"
@@ -119,7 +119,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         return report(waived=given.waive, as_json=given.json)
-    except (ValueError, SandboxError) as error:
+    except VerifierError as error:
         print(error, file=sys.stderr)
         return 2
 

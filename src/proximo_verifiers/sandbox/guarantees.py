@@ -1,10 +1,9 @@
 """The guarantees of the sandbox, and the mechanisms that hold each of them."""
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from proximo_verifiers.errors import SandboxError
+from proximo_verifiers.errors import SandboxError, check_choices
 from proximo_verifiers.sandbox.mechanisms import MECHANISMS, Mechanisms
 
 
@@ -118,13 +117,9 @@ NAMES = tuple(guarantee.name for guarantee in GUARANTEES)
 
 
 def check_names(waived: Collection[str], without: Collection[str]) -> None:
-    """Raises ValueError for an unknown guarantee or mechanism."""
-    for what, names, known in (("guarantee", waived, NAMES), ("mechanism", without, MECHANISMS)):
-        for name in names:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-                raise ValueError(f"the sandbox has no {what} {name!r}; {hint}")
+    """Raises ConfigError for an unknown guarantee or mechanism."""
+    check_choices("the sandbox has no guarantee", waived, NAMES)
+    check_choices("the sandbox has no mechanism", without, MECHANISMS)
 
 
 def refuse_missing(mechanisms: Mechanisms, waived: Collection[str]) -> None:

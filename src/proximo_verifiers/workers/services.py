@@ -83,7 +83,7 @@ def find_callable(path: str) -> Callable[..., Any]:
         if error.name is not None and module_name.startswith(error.name):
             raise ConfigError(f"{path!r}: there is no module {error.name!r} that a worker could import") from error
         raise
-    target = vars(module).get(name)
+    target = getattr(module, name, None)
     if not callable(target):
         raise ConfigError(f"{path!r}: {module_name} has nothing callable named {name!r}")
     return target

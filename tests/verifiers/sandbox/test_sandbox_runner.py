@@ -222,7 +222,7 @@ def test_a_fork_server_that_dies_is_a_fault_of_the_infrastructure_and_the_next_p
 def test_nothing_outlives_a_caller_that_is_killed():
     source = """
         import time
-        from sandbox.host import mark_processes
+        from verifiers.sandbox.host import mark_processes
         mark = mark_processes()
         from proximo_verifiers.sandbox.jobs import Program
         from proximo_verifiers.sandbox.runner import Sandbox
