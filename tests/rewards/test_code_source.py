@@ -2,6 +2,7 @@
 
 import pytest
 
+from proximo.config.rewards import code as section_of_code
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
 from proximo.rewards.verifier_reward import VerifierReward
@@ -59,6 +60,7 @@ def test_the_defaults_of_verifier_and_section_are_the_same() -> None:
 
 
 def test_two_runs_fit_into_the_time_of_an_answer() -> None:
+    assert section_of_code.LEAST_WALL_PER_CPU == LEAST_WALL_PER_CPU
     config = CodeRewardConfig(kind="code", form="asserts")
     assert config.answer_seconds > 2 * (LEAST_WALL_PER_CPU * config.cpu_seconds + config.idle_seconds)
     assert 2 * RUN_FRACTION < 1

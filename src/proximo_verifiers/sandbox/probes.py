@@ -1,4 +1,4 @@
-"""For each guarantee a program that tries to break it. These are quick checks; tests/sandbox has many more."""
+"""For each guarantee a program that tries to break it. These are quick checks; the tests have many more."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""The section of the reward source that runs programs against tests (rewards/code)."""
+"""The section of the reward source that runs programs against tests."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,7 +9,7 @@ from proximo.metrics.definitions import COMPONENT
 from proximo_verifiers.sandbox.guarantees import check_names
 
 LEAST_WALL_PER_CPU = 2.0
-"""Wall-clock seconds allowed for each CPU second; the same constant as in rewards/code/verifier.py."""
+"""Wall-clock seconds allowed for each CPU second; the same constant as that of the verifier."""
 
 
 class CodeRewardConfig(VerifierRewardConfig):
