@@ -135,7 +135,7 @@ def main() -> int:
     passes = []
     for number in (1, 2):
         start = time.monotonic()
-        passes.append(verifier(responses, config))
+        passes.append(grade(responses, config))
         seconds = time.monotonic() - start
         print(f"pass {number}: {len(responses)} programs in {seconds:.0f} s, {len(responses) / seconds:.1f} a second",
               flush=True)  # fmt: skip

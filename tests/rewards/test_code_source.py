@@ -2,6 +2,7 @@
 
 import pytest
 
+from graded_programs import open_sandbox
 from proximo.config.rewards import code as section_of_code
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
@@ -9,7 +10,6 @@ from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.code.verifier import LEAST_WALL_PER_CPU, RUN_FRACTION, CodeOptions
 from proximo_verifiers.verifier import ScoreState
 from records_made import prompt, response
-from verifiers.code.graded_programs import open_sandbox
 
 ROW = {"test_list": ["assert inc(1) == 2", "assert inc(2) == 3"]}
 ANSWERS = {

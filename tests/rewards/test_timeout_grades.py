@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pool_clock import PoolClock
 from proximo.rewards.texts.json_schema import JSONSchemaVerifier
 from proximo.rewards.texts.length import LengthVerifier
 from proximo.rewards.texts.pattern import PatternVerifier
@@ -19,7 +20,6 @@ from proximo_verifiers.verifier import Answer, ScoreState
 from proximo_verifiers.workers import pool
 from proximo_verifiers.workers.services import verifier_service
 from records_made import response
-from verifiers.workers.pool_clock import PoolClock
 
 COUNTDOWN = {
     "answer_from": ["tags", "last_line"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pool_clock import PoolClock, hangs
 from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from proximo.metrics.catalogue import catalogue
 from proximo.records import Finish, Prompt, Response, ScoreState
@@ -18,7 +19,6 @@ from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers import grader
 from proximo_verifiers.workers import loop, pool, process
 from records_made import prompt, response
-from verifiers.workers.pool_clock import PoolClock, hangs
 
 
 @contextmanager

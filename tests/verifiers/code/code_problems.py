@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graded_programs import graded
 
+from graded_programs import graded
 from proximo_verifiers.sandbox.jobs import Ending, Limits, Program
 from proximo_verifiers.sandbox.runner import Sandbox
 from proximo_verifiers.verifier import Grade

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from graded_programs import open_sandbox
 
+from graded_programs import open_sandbox
 from proximo_verifiers.sandbox.runner import Sandbox
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from forged_programs import FORGED, SQUARE
 from grade_cases import ASSERTS, FAULTS, INC, RIGHT
-from graded_programs import graded
 
+from graded_programs import graded
 from proximo_verifiers.code.parsed_asserts import MAX_CHARACTERS
 from proximo_verifiers.code.problems import DEFAULT_TESTS, Columns, read_problem
 from proximo_verifiers.verifier import ScoreState

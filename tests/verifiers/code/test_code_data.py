@@ -6,6 +6,7 @@ from itertools import chain, islice
 import pytest
 from code_mutants import mutants
 from code_problems import Problem, human_eval, mbpp, sanitized_mbpp
+
 from graded_programs import open_sandbox
 
 SETS = {"human_eval": human_eval, "mbpp": mbpp, "sanitized_mbpp": sanitized_mbpp}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from forged_programs import EQUAL, FORGED, FRAME, SQUARE, ZERO_TO_ALL
-from graded_programs import graded
 
+from graded_programs import graded
 from proximo_verifiers.verifier import ScoreState
 
 

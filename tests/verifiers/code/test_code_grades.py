@@ -4,8 +4,8 @@ import math
 
 import pytest
 from grade_cases import ASSERTS, FAULTS, INC, RIGHT
-from graded_programs import graded
 
+from graded_programs import graded
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import DataError
 from proximo_verifiers.verifier import Answer, ScoreState

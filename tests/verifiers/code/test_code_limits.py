@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from grade_cases import INC, RIGHT
-from graded_programs import graded
 
+from graded_programs import graded
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.sandbox.jobs import Ending, Limits, Outcome
 from proximo_verifiers.sandbox.runner import Sandbox

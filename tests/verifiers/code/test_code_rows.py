@@ -1,8 +1,8 @@
 """Rows that no program could pass are found before there is any answer; and packages that programs may import."""
 
 import pytest
-from graded_programs import graded, open_sandbox
 
+from graded_programs import graded, open_sandbox
 from proximo_verifiers.code.harness_source import PRELOAD
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import DataError, SandboxError

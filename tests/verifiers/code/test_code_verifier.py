@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from graded_programs import graded
 
+from graded_programs import graded
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import ConfigError, DataError
 from proximo_verifiers.verifier import ScoreState

@@ -1,6 +1,6 @@
 """Programs that must work as everywhere."""
 
-from verifiers.sandbox.cases import Case, says
+from sandbox_cases import Case, says
 
 BENIGN = (
     Case(

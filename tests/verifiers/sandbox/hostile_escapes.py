@@ -1,6 +1,6 @@
 """Programs that want out: to the network, to other files, to other processes, into the kernel."""
 
-from verifiers.sandbox.cases import says, tries
+from sandbox_cases import says, tries
 
 NETWORK = (
     tries(

@@ -1,7 +1,8 @@
 """Programs that ask the kernel for more than Python needs."""
 
+from sandbox_cases import PRELUDE, Case, tries
+
 from proximo_verifiers.sandbox.jobs import Ending
-from verifiers.sandbox.cases import PRELUDE, Case, tries
 
 KERNEL = (
     tries(

@@ -1,7 +1,8 @@
 """Programs that start, signal, trace or outlive processes."""
 
+from sandbox_cases import ends, says, tries
+
 from proximo_verifiers.sandbox.jobs import Ending
-from verifiers.sandbox.cases import ends, says, tries
 
 PROCESSES = (
     tries(

@@ -1,7 +1,8 @@
 """Programs that take too much: time, descriptors, output; or that will not end."""
 
+from sandbox_cases import ends, says
+
 from proximo_verifiers.sandbox.jobs import Ending
-from verifiers.sandbox.cases import ends, says
 
 SHORT = {"cpu_seconds": 0.15}
 TIME = (

@@ -1,6 +1,6 @@
 """Programs that look for what the caller or another program knows."""
 
-from verifiers.sandbox.cases import says
+from sandbox_cases import says
 
 SECRETS = (
     says(

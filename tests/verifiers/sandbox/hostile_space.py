@@ -1,7 +1,8 @@
 """Programs that take too much memory or too much of the disk."""
 
+from sandbox_cases import ends, says
+
 from proximo_verifiers.sandbox.jobs import Ending
-from verifiers.sandbox.cases import ends, says
 
 MEMORY = (
     ends("one huge list", "[0] * 10**10", Ending.MEMORY),

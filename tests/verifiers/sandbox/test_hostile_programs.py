@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from verifiers.sandbox.battery import GROUPS, HOST
+from sandbox_battery import GROUPS, HOST
 
 PACKAGE = Path(__file__).parents[3] / "src" / "proximo_verifiers"
 ORDINARY_USER = 61_001
@@ -41,7 +40,7 @@ def copies() -> Iterator[Path]:
         for each in ("__init__.py", "errors.py"):
             shutil.copy(PACKAGE / each, folder / PACKAGE.name)
         shutil.copytree(PACKAGE / "sandbox", folder / PACKAGE.name / "sandbox")
-        shutil.copytree(Path(__file__).parent, folder / "verifiers" / "sandbox")
+        shutil.copytree(Path(__file__).parent, folder / "tests")
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         yield folder
@@ -57,7 +56,7 @@ def run_battery(copies: Path, machine: str) -> dict:
     who, groups, without = MACHINES[machine]
     if who == "root" and os.getuid() != 0:
         pytest.skip("runs as root only")
-    command = [sys.executable, "-B", str(copies / "verifiers" / "sandbox" / "battery.py"), ",".join(groups), *without]
+    command = [sys.executable, "-B", str(copies / "tests" / "sandbox_battery.py"), ",".join(groups), *without]
     changed: dict[str, Any] = {}
     if who == "user" and os.getuid() == 0:
         command[0] = interpreter_for_all()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_cases import Case, says, tries
 
 from proximo_verifiers.errors import SandboxError
 from proximo_verifiers.sandbox.jobs import Program
 from proximo_verifiers.sandbox.packages import find_packages
 from proximo_verifiers.sandbox.runner import Sandbox
-from verifiers.sandbox.cases import Case, says, tries
 
 MACHINES = {"all means": {}, "without namespaces": {"without": ["namespaces"], "waived": ["names"]}}
 BEFORE = """

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from sandbox_cases import QUICK
+from sandbox_host import processes_of
 
 from proximo_verifiers.errors import SandboxError
 from proximo_verifiers.sandbox.jobs import Ending, Limits, Outcome, Program
 from proximo_verifiers.sandbox.runner import Sandbox
-from verifiers.sandbox.cases import QUICK
-from verifiers.sandbox.host import processes_of
 from waiting import LATEST_SECONDS, wait_until
 
 pytestmark = pytest.mark.usefixtures("whole_sandbox")
@@ -222,7 +222,7 @@ def test_a_fork_server_that_dies_is_a_fault_of_the_infrastructure_and_the_next_p
 def test_nothing_outlives_a_caller_that_is_killed():
     source = """
         import time
-        from verifiers.sandbox.host import mark_processes
+        from sandbox_host import mark_processes
         mark = mark_processes()
         from proximo_verifiers.sandbox.jobs import Program
         from proximo_verifiers.sandbox.runner import Sandbox

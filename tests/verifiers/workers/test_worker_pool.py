@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pool_clock import PoolClock, hangs
 from proximo_verifiers import progress_log
 from proximo_verifiers.errors import WorkersError
 from proximo_verifiers.grader import Grader
@@ -24,7 +25,6 @@ from proximo_verifiers.workers.frames import MAX_FRAME_BYTES, FrameDecoder, Fram
 from proximo_verifiers.workers.loop import PoolLimits
 from proximo_verifiers.workers.process import WorkerSpec
 from proximo_verifiers.workers.work import Done
-from verifiers.workers.pool_clock import PoolClock, hangs
 from waiting import LATEST_SECONDS, wait_until
 from worker_processes import workers_of
 

@@ -1,6 +1,6 @@
 """Runs the tables of programs, several at once, and prints what was not as it must be. Under any interpreter and user.
 
-python battery.py GROUP[,GROUP ...] [MECHANISM ...]        mechanisms to do without
+python sandbox_battery.py GROUP[,GROUP ...] [MECHANISM ...]        mechanisms to do without
 """
 
 import json
@@ -12,20 +12,19 @@ import tempfile
 import time
 from pathlib import Path
 
+import benign_programs
+import hostile_escapes
+import hostile_kernel
+import hostile_processes
+import hostile_resources
+import hostile_secrets
+import hostile_space
+from sandbox_cases import Case
+from sandbox_host import Host, make_host, mark_processes, processes_of, shared_objects
+
 from proximo_verifiers.sandbox.guarantees import NAMES
 from proximo_verifiers.sandbox.jobs import Program
 from proximo_verifiers.sandbox.runner import Sandbox, SandboxJob
-from verifiers.sandbox import (
-    benign_programs,
-    hostile_escapes,
-    hostile_kernel,
-    hostile_processes,
-    hostile_resources,
-    hostile_secrets,
-    hostile_space,
-)
-from verifiers.sandbox.cases import Case
-from verifiers.sandbox.host import Host, make_host, mark_processes, processes_of, shared_objects
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     "network": hostile_escapes.NETWORK,

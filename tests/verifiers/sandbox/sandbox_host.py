@@ -9,8 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox_cases import SECRET, TOKEN
+
 from proximo_verifiers.sandbox import runner
-from verifiers.sandbox.cases import SECRET, TOKEN
 
 WATCHED_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp", "/", "/dev", "/run", "/dev/mqueue")
 
