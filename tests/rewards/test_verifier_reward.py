@@ -349,16 +349,16 @@ def test_a_verifier_may_raise_the_errors_of_the_trainer_as_well(
 ) -> None:
     (tmp_path / "of_the_trainer.py").write_text(
         "from example_verifiers import Letters\n"
-        "from proximo.errors import ConfigError, DataError\n"
+        "from proximo.errors import DataError, MissingExtraError\n"
         "class Picky(Letters):\n"
         "    def __init__(self, letter):\n"
         "        if letter != 'a':\n"
-        "            raise ConfigError('say a')\n"
+        "            raise MissingExtraError('install a')\n"
         "    def check_row(self, reference, metadata):\n"
         "        raise DataError('no row will do')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="^reward source 'j': say a$"):
+    with pytest.raises(MissingExtraError, match="^reward source 'j': install a$"):
         VerifierReward("of_the_trainer:Picky", name="j", options={"letter": "b"})
     source = VerifierReward("of_the_trainer:Picky", name="j", options={"letter": "a"})
     try:
