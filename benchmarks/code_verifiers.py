@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proximo.rewards.code.verifier import CodeVerifier
-from proximo.rewards.verifier import Answer
+from proximo_verifiers.code.verifier import CodeVerifier
+from proximo_verifiers.verifier import Answer
 
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 SQUARE = "def f(x):\n    return x * x + 1\n"

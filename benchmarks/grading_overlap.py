@@ -21,8 +21,8 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
-from proximo.rewards.verifier import Answer, Grade, Verifier
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo_verifiers.verifier import Answer, Grade, Verifier
 from records_made import response
 
 
@@ -56,7 +56,7 @@ def step_seconds(early: bool, *, seconds: float, num_steps: int) -> tuple[float,
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     policy = LanguageModel(LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=256, **shape)))
-    source = VerifierReward("grading:Sleeper", name="sleeper", num_workers=2, options={"seconds": seconds})
+    source = VerifierReward("grading_overlap:Sleeper", name="sleeper", num_workers=2, options={"seconds": seconds})
     options = {"max_new_tokens": 48, "stop_token_ids": (6, 7, 8), "max_rows": 16}
     config = PPOConfig(num_steps=num_steps, prompts_per_step=64, rollout=options, kl={"apply_to": "none"})
     trainer = PPOTrainer(policy, tiny_tokenizer(), reward=source if early else Late(source), config=config)
@@ -71,7 +71,7 @@ def step_seconds(early: bool, *, seconds: float, num_steps: int) -> tuple[float,
 
 def answers_per_second(num_answers: int = 20_000) -> float:
     """Of one worker whose verifier takes no time: what the pool costs."""
-    source = VerifierReward("grading:Sleeper", name="sleeper", num_workers=1, options={"seconds": 0.0})
+    source = VerifierReward("grading_overlap:Sleeper", name="sleeper", num_workers=1, options={"seconds": 0.0})
     batch = [response(text=str(n)) for n in range(num_answers)]
     try:
         start = time.perf_counter()

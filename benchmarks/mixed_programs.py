@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from proximo.config.rewards.code import CodeRewardConfig
-from proximo.enums import ScoreState
 from proximo.records import Finish, Prompt, Response
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo_verifiers.verifier import ScoreState
 
 RIGHT = "def double(x):\n    return 2 * x\n"
 COMPARED = {"test_list": ["assert double(1) == 2", "assert double(-3) == -6", "assert double(0) == 0"]}
@@ -135,7 +135,7 @@ def main() -> int:
     passes = []
     for number in (1, 2):
         start = time.monotonic()
-        passes.append(verifier(responses, config))
+        passes.append(grade(responses, config))
         seconds = time.monotonic() - start
         print(f"pass {number}: {len(responses)} programs in {seconds:.0f} s, {len(responses) / seconds:.1f} a second",
               flush=True)  # fmt: skip

@@ -21,10 +21,10 @@ import torch
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.records import Finish, Prompt, Response
-from proximo.rewards.maths.countdown import CountdownVerifier
-from proximo.rewards.maths.verifier import MathsVerifier
-from proximo.rewards.verifier import Answer, Verifier
 from proximo.rewards.verifier_reward import VerifierReward
+from proximo_verifiers.maths.countdown import CountdownVerifier
+from proximo_verifiers.maths.verifier import MathsVerifier
+from proximo_verifiers.verifier import Answer, Verifier
 
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 

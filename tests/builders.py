@@ -1,8 +1,5 @@
 """Small models and tokenizers made on the spot. Not fixtures: plain functions, so that a test says what it builds."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -87,14 +84,6 @@ def tiny_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def real_data(*parts: str) -> Path:
-    """A file of the real data, or a skip with the reason where it is not at hand."""
-    root = os.environ.get("PROXIMO_TEST_DATA")
-    if not root:
-        pytest.skip("PROXIMO_TEST_DATA is unset: the real data is not at hand")
-    return Path(root, *parts)
 
 
 def run_through_modules(patch: pytest.MonkeyPatch) -> None:

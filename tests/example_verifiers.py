@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proximo.enums import ScoreState
-from proximo.errors import ConfigError, DataError, MissingExtraError
-from proximo.rewards.verifier import Answer, Grade, PostponedError, Verifier
+from proximo_verifiers.errors import ConfigError, DataError, MissingExtraError
+from proximo_verifiers.verifier import Answer, Grade, PostponedError, ScoreState, Verifier
 
 
 class Letters(Verifier):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from proximo.callables import calling_problem, methods_problem, place_of, said
+from proximo.callables import place_of, said
+from proximo_verifiers.callables import calling_problem, methods_problem
 
 
 async def later(text: str) -> str:

@@ -4,8 +4,19 @@ import errno
 
 import pytest
 
-from proximo.errors import ConfigError, redacted
+from proximo import errors
+from proximo.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    ProximoError,
+    SandboxError,
+    TrainingError,
+    as_own_errors,
+    redacted,
+)
 from proximo.system_errors import disk_refused, memory_ran_out
+from proximo_verifiers import errors as verifiers
 
 
 @pytest.mark.parametrize(
@@ -58,3 +69,29 @@ def test_errors_of_libraries_are_read_for_what_the_system_said() -> None:
     wrapped = ValueError("cannot be read")
     wrapped.__cause__ = MemoryError()
     assert memory_ran_out(wrapped)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "status"),
+    [
+        (verifiers.ConfigError, ConfigError, 2),
+        (verifiers.DataError, DataError, 2),
+        (verifiers.MissingExtraError, MissingExtraError, 2),
+        (verifiers.SandboxError, SandboxError, 1),
+        (verifiers.WorkersError, TrainingError, 1),
+    ],
+)
+def test_an_error_of_the_verifiers_becomes_the_own_one_with_its_exit_status(
+    theirs: type[Exception], own: type[ProximoError], status: int
+) -> None:
+    with pytest.raises(own, match="^docs/no-page.md: no worker$") as caught, as_own_errors():
+        raise theirs("docs/no-page.md: no worker")
+    assert caught.value.exit_status == status
+    with pytest.raises(own) as again, as_own_errors():
+        raise caught.value
+    assert again.value is caught.value
+
+
+def test_no_error_of_the_verifiers_is_left_out() -> None:
+    kinds = {each for each in vars(verifiers).values() if isinstance(each, type) and issubclass(each, Exception)}
+    assert set(errors._OWN) == kinds - {verifiers.VerifierError}

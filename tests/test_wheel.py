@@ -1,12 +1,8 @@
 """The wheel, built offline and installed alone in an empty environment: what a user gets, and nothing missing."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import sysconfig
-import venv
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -14,37 +10,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from wheels import ROOT, build_wheel, install_alone, run
+
 SOURCE = ROOT / "src"
-PACKAGES = ("proximo", "proximo_cpu")
+PACKAGES = ("proximo", "proximo_cpu", "proximo_verifiers")
 """The import packages of the wheel."""
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command in a clean environment: no path of this one leads into it."""
-    known = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "OMP_NUM_THREADS")}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=known, capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
-    (built,) = folder.glob("proximo-*.whl")
-    return built
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory) -> Path:
     """A new environment with the wheel; its dependencies are read from this one, behind everything of its own."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    pip = ("-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python")
-    run(sys.executable, *pip, "install", "-q", "--no-index", "--no-deps", wheel, cwd=folder)
+    install_alone(wheel, folder)
     (site_packages,) = folder.glob("lib/python3*/site-packages")
     # Path files there are not read in turn, so that the editable install of the source does not come along.
     (site_packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
@@ -56,7 +38,7 @@ def empty(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("empty")
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel) -> None:
+def test_the_wheel_holds_every_file_of_the_packages_and_the_licence(wheel) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     wanted = {

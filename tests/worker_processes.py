@@ -12,6 +12,6 @@ def workers_of(process: int) -> list[int]:
             is_zombie = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        if b"proximo.rewards.workers.main" in command and str(process).encode() in command and not is_zombie:
+        if b"proximo_verifiers.workers.main" in command and str(process).encode() in command and not is_zombie:
             found.append(int(entry.name))
     return found

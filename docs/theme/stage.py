@@ -76,6 +76,7 @@ FORMULAS_HEAD = (
     "source of its formula. [PPO in formulas](ppo-formulas.md) shows how they follow each other in a step."
 )
 API_HEAD = "Everything that `import proximo` offers. [As a library](library.md) shows how the parts work together."
+VERIFIERS_HEAD = "What `import proximo_verifiers` offers; [how to use it elsewhere](verifiers-elsewhere.md)."
 INDEX_ROW = re.compile(r"^\| \[[^]]*\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 
 
@@ -141,9 +142,14 @@ def title(path: str) -> str:
 
 def public_names() -> dict[str, str]:
     """The names of `import proximo`, by the top folder or module that defines each."""
-    tree = ast.parse((ROOT / "src/proximo/api.py").read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module).split(".")[1] for node in imports for alias in node.names}
+    return {name: module.split(".")[1] for name, module in imported_names("src/proximo/api.py").items()}
+
+
+def imported_names(path: str) -> dict[str, str]:
+    """The names that a file takes from modules of the project, by their modules."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    known = [node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith("proximo")]
+    return {alias.name: str(node.module) for node in known for alias in node.names}
 
 
 def api_page() -> str:
@@ -156,6 +162,9 @@ def api_page() -> str:
             lines += [f"::: proximo.api.{name}", ""]
     if unplaced := set(names.values()) - {top for tops in GROUPS.values() for top in tops}:
         raise SystemExit(f"no section of the page of public names has {unplaced}; see GROUPS in docs/theme/stage.py")
+    lines += ["## Verifiers in other trainers", "", VERIFIERS_HEAD, ""]
+    for name, module in sorted(imported_names("src/proximo_verifiers/__init__.py").items()):
+        lines += [f"::: {module}.{name}", ""] if name not in names else []
     return "\n".join(lines)
 
 

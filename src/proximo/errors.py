@@ -5,8 +5,11 @@ returns: 2 for a user's mistake, 1 for a failure of the run.
 """
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from proximo.pages import with_addresses
+from proximo_verifiers import errors as verifiers
 
 HIDDEN = "***"
 _WORD = r"(?:[A-Za-z]{1,16}\d{0,4}|\d{1,6})"
@@ -49,11 +52,11 @@ class UserError(ProximoError, ValueError):
     exit_status = 2
 
 
-class ConfigError(UserError):
+class ConfigError(UserError, verifiers.ConfigError):
     """A recipe, an override or a combination of options is wrong."""
 
 
-class DataError(UserError):
+class DataError(UserError, verifiers.DataError):
     """A data source is missing or malformed; the message names file and row."""
 
 
@@ -65,7 +68,7 @@ class RunFolderError(UserError):
     """A run folder cannot be started in, resumed from, or read."""
 
 
-class MissingExtraError(UserError, ImportError):
+class MissingExtraError(UserError, verifiers.MissingExtraError):
     """An optional dependency is not installed; the message names the extra."""
 
 
@@ -93,5 +96,28 @@ class CheckpointError(ProximoError, RuntimeError):
     """A checkpoint is damaged, or does not fit the run that asked for it."""
 
 
-class SandboxError(ProximoError, RuntimeError):
+class SandboxError(ProximoError, verifiers.SandboxError):
     """A program cannot be run under the guarantees that were asked for; the message names the missing one."""
+
+
+_OWN: dict[type[verifiers.VerifierError], type[ProximoError]] = {
+    verifiers.ConfigError: ConfigError,
+    verifiers.DataError: DataError,
+    verifiers.MissingExtraError: MissingExtraError,
+    verifiers.SandboxError: SandboxError,
+    verifiers.WorkersError: TrainingError,
+}
+
+
+@contextmanager
+def as_own_errors() -> Generator[None]:
+    """Inside, an error of `proximo_verifiers` is raised as the one here, which has an exit status.
+
+    Those of the same names inherit from it, so that a verifier may raise either.
+    """
+    try:
+        yield
+    except verifiers.VerifierError as error:
+        if isinstance(error, ProximoError):
+            raise
+        raise _OWN[type(error)](str(error)) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from proximo.enums import Finish, ScoreState
+from proximo_verifiers.verifier import Finish, ScoreState
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, as chat templates expect them."""

@@ -6,9 +6,9 @@ import pytest
 from mixed_programs import KINDS, grade, misgraded, mixture
 
 from proximo.config.rewards.code import CodeRewardConfig
-from proximo.enums import ScoreState
 from proximo.errors import SandboxError
-from proximo.sandbox.runner import Sandbox
+from proximo_verifiers.sandbox.runner import Sandbox
+from proximo_verifiers.verifier import ScoreState
 
 
 def test_a_mixture_has_every_kind_and_no_text_twice() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from builders import real_data
 from proximo.cli.program import main
 from proximo.config.loader import load_recipe, read_document
 from proximo.trainer_kinds import recognise
+from real_data import real_data
 
 EXAMPLES = sorted(Path(__file__).parents[2].joinpath("examples").glob("*.yaml"))
 

@@ -3,8 +3,9 @@
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from builders import real_data, tiny_tokenizer
+from builders import tiny_tokenizer
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
+from real_data import real_data
 
 
 @pytest.fixture(scope="session")

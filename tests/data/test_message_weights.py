@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from builders import real_data, tiny_tokenizer
+from builders import tiny_tokenizer
 from chat_families import FAMILIES, QWEN_3, Family
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.labelled import LabelledOptions, load_labelled_responses
@@ -13,6 +13,7 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import DataError, ModelError
+from real_data import real_data
 
 ASK = {"role": "user", "content": "is it?"}
 YES, NO = ({"role": "assistant", "content": text} for text in ("yes", "no"))

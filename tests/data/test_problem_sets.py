@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders import real_data, tiny_tokenizer
+from builders import tiny_tokenizer
 from chat_families import FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
@@ -17,6 +17,7 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource, Problems
 from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError
+from real_data import real_data
 
 GSM8K = {"question": "How many?", "answer": "Half of 48 is <<48/2=24>>24.\n#### 1,024"}
 MATH = {"problem": "What is it?", "solution": r"It is $\boxed{\frac{1}{2}}$.", "answer": r"\frac{1}{2}", "level": 3}

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from builders import real_data
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
+from real_data import real_data
 
 SETS = {
     "hh_rlhf": ("hh_rlhf/harmless_base_dev.jsonl", {}, 1612, 0),

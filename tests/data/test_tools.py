@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from builders import real_data, tiny_tokenizer
+from builders import tiny_tokenizer
 from chat_families import CHATML, FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.column_use import read_by_source
@@ -31,6 +31,7 @@ from proximo.data.stepwise.examples import StepOptions, load_step_examples
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError
 from proximo.rewards.protocol import read_request, request_body
+from real_data import real_data
 from records_made import response
 from tool_templates import TOOL_FAMILIES
 

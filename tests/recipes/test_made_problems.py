@@ -9,8 +9,8 @@ import pytest
 from proximo.config.rewards.maths import CountdownRewardConfig
 from proximo.data import countdown, programs
 from proximo.errors import ConfigError
-from proximo.rewards.maths.countdown import CountdownVerifier
-from proximo.rewards.verifier import Answer, Grade
+from proximo_verifiers.maths.countdown import CountdownVerifier
+from proximo_verifiers.verifier import Answer, Grade
 
 COUNTDOWN = CountdownRewardConfig(kind="countdown", answer_from=("response",)).verifier_options()
 MAKERS: tuple[Callable[..., Iterator[dict[str, Any]]], ...] = (countdown.rows, programs.rows)

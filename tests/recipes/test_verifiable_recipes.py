@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from builders import real_data, tiny_language_model
+from builders import tiny_language_model
 from proximo.cli import main
+from real_data import real_data
 
 MADE = ("countdown", "countdown-groups", "programs", "programs-groups")
 HUB = ("gsm8k", "mbpp")

@@ -7,12 +7,13 @@ import pytest
 from test_verifiable_recipes import SMALL_HUB, lines
 from transformers import AutoTokenizer, Qwen2Config
 
-from builders import real_data, tiny_language_model
+from builders import tiny_language_model
 from fake_vllm import fake_environment
 from proximo.cli import main
 from proximo.config.loader import load_recipe
 from proximo.plan.profiling import make_plans
 from proximo.plan.record import Plan
+from real_data import real_data
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gsm8k-vllm": {

@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_clock import PoolClock
 
-from proximo.enums import ScoreState
-from proximo.rewards.maths.countdown import CountdownVerifier
-from proximo.rewards.maths.verifier import MathsVerifier
+from pool_clock import PoolClock
 from proximo.rewards.texts.json_schema import JSONSchemaVerifier
 from proximo.rewards.texts.length import LengthVerifier
 from proximo.rewards.texts.pattern import PatternVerifier
 from proximo.rewards.texts.repetition import RepetitionVerifier
 from proximo.rewards.texts.think_answer import ThinkAnswerVerifier
-from proximo.rewards.verifier import Answer
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.rewards.workers import pool
-from proximo.rewards.workers.main import verifier_service
+from proximo_verifiers.maths.countdown import CountdownVerifier
+from proximo_verifiers.maths.verifier import MathsVerifier
+from proximo_verifiers.verifier import Answer, ScoreState
+from proximo_verifiers.workers import pool
+from proximo_verifiers.workers.services import verifier_service
 from records_made import response
 
 COUNTDOWN = {

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_clock import PoolClock, hangs
 
+from pool_clock import PoolClock, hangs
 from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from proximo.metrics.catalogue import catalogue
 from proximo.records import Finish, Prompt, Response, ScoreState
-from proximo.rewards import verifier_reward
 from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.rewards.workers import loop, pool, process
+from proximo_verifiers import grader
+from proximo_verifiers.workers import loop, pool, process
 from records_made import prompt, response
 
 
@@ -82,7 +82,7 @@ def test_an_answer_is_graded_once_in_a_run_however_often_it_comes(tmp_path: Path
 
 
 def test_only_so_many_grades_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier_reward, "MAX_CACHED", 2)
+    monkeypatch.setattr(grader, "MAX_CACHED", 2)
     seen = tmp_path / "seen"
     with made("Letters", options={"seen": str(seen)}) as source:
         source.score(texts("x", "y"))
@@ -117,11 +117,11 @@ def test_what_is_begun_for_a_later_step_is_graded_once_and_is_no_cache_hit(tmp_p
 
 
 def test_only_so_much_is_begun_that_nobody_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier_reward, "MAX_CACHED", 2)
+    monkeypatch.setattr(grader, "MAX_CACHED", 2)
     with made("Letters", options={"seen": str(tmp_path / "seen")}) as source:
         for text in ("x", "y", "z"):
             source.begin(response(text=text))
-        assert len(source._started) == 2
+        assert len(source._grader._started) == 2
 
 
 @pytest.fixture
@@ -342,6 +342,30 @@ def test_rows_are_checked_by_the_verifier_and_the_message_names_the_row() -> Non
         odd: Prompt = prompt("p2", metadata={"when": {1, 2}})
         with pytest.raises(DataError, match="prompt 'p2': a verifier gets the columns of a row as JSON"):
             source.check_prompts([odd], {})
+
+
+def test_a_verifier_may_raise_the_errors_of_the_trainer_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_trainer.py").write_text(
+        "from example_verifiers import Letters\n"
+        "from proximo.errors import DataError, MissingExtraError\n"
+        "class Picky(Letters):\n"
+        "    def __init__(self, letter):\n"
+        "        if letter != 'a':\n"
+        "            raise MissingExtraError('install a')\n"
+        "    def check_row(self, reference, metadata):\n"
+        "        raise DataError('no row will do')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match="^reward source 'j': install a$"):
+        VerifierReward("of_the_trainer:Picky", name="j", options={"letter": "b"})
+    source = VerifierReward("of_the_trainer:Picky", name="j", options={"letter": "a"})
+    try:
+        with pytest.raises(DataError, match="^prompt 'p0': reward source 'j': no row will do$"):
+            source.check_prompts([prompt("p0")], {})
+    finally:
+        source.close()
 
 
 def test_every_metric_of_a_source_is_declared_and_none_has_to_repeat() -> None:

@@ -634,20 +634,18 @@ CODE_GRADES = {
 }
 SHOWN_ELSEWHERE = {
     # The tiny models of these runs write no programs.
+    **{(CodeRewardConfig, n): ("rewards/test_code_source.py", test) for test, names in CODE.items() for n in names},
     **{
-        (CodeRewardConfig, n): ("rewards/code/test_code_source.py", test) for test, names in CODE.items() for n in names
-    },
-    **{
-        (CodeRewardConfig, name): ("rewards/code/test_code_grades.py", test)
+        (CodeRewardConfig, name): ("verifiers/code/test_code_grades.py", test)
         for test, names in CODE_GRADES.items()
         for name in names
     },
     (CodeRewardConfig, "idle_seconds"): (
-        "rewards/code/test_code_limits.py",
+        "verifiers/code/test_code_limits.py",
         "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
     ),
     (CodeRewardConfig, "packages"): (
-        "rewards/code/test_code_rows.py",
+        "verifiers/code/test_code_rows.py",
         "test_programs_and_tests_import_the_packages_that_are_named",
     ),
     **{(rewards.VerifierRewardConfig, name): test for name, test in GRADED.items()},
@@ -774,29 +772,29 @@ SHOWN_ELSEWHERE = {
     # What a verifier does with its options needs no run; that a run asks it, one of its tests shows.
     **{
         (rewards_maths.MathsRewardConfig, name): (
-            "rewards/maths/test_maths_verifier.py",
+            "verifiers/maths/test_maths_verifier.py",
             "test_an_option_of_the_maths_verifier_changes_a_grade",
         )
         for name in rewards_maths.MathsRewardConfig(kind="maths").verifier_options()
         if not name.startswith("symbolic")
     },
     (rewards_maths.MathsRewardConfig, "symbolic"): (
-        "rewards/maths/test_maths_verifier.py",
+        "verifiers/maths/test_maths_verifier.py",
         "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
     ),
     (rewards_maths.MathsRewardConfig, "symbolic_cpu_seconds"): (
-        "rewards/maths/test_math_verify.py",
+        "verifiers/maths/test_math_verify.py",
         "test_math_verify_is_stopped_after_its_processor_time",
     ),
     **{
         (rewards_maths.CountdownRewardConfig, name): (
-            "rewards/maths/test_countdown.py",
+            "verifiers/maths/test_countdown.py",
             "test_an_option_of_the_countdown_verifier_changes_a_grade",
         )
         for name in rewards_maths.CountdownRewardConfig(kind="countdown").verifier_options()
     },
     **{
-        (section, name): ("rewards/maths/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
+        (section, name): ("rewards/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
         for section in (rewards_maths.MathsRewardConfig, rewards_maths.CountdownRewardConfig)
         for name in ("kind", "name")
     },

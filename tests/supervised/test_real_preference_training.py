@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from builders import real_data
 from proximo.config.loader import load_recipe
 from proximo.metrics.values import MetricValue
 from proximo.supervised.reward.build import build_task
 from proximo.supervised.reward.recipe import RewardRecipe
+from real_data import real_data
 
 RECIPE = Path(__file__).parents[2] / "examples" / "preferences.yaml"
 NUM_ROWS = 24

@@ -64,20 +64,8 @@ def sandbox(
 
     docs/sandbox.md says what each guarantee means, and what none of them defends against.
     """
-    from proximo.errors import ConfigError
-    from proximo.sandbox.doctor import State, examine
+    from proximo.errors import as_own_errors
+    from proximo_verifiers.sandbox.doctor import report
 
-    try:
-        findings = examine(waived=waive or ())
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        for finding in findings:
-            print(f"{finding.state.value:8}{finding.name:18}{finding.promise}")
-            if finding.mechanism is not None:
-                print(f"{'':26}by: {finding.mechanism}")
-            if finding.reason is not None:
-                print(f"{'':26}{finding.state.value} because: {finding.reason}")
-    return 0 if all(finding.state in (State.HELD, State.WAIVED) for finding in findings) else 1
+    with as_own_errors():
+        return report(waived=waive or (), as_json=as_json)

@@ -148,9 +148,11 @@ def disk(folder: Path) -> Finding:
 
 
 def _sandbox() -> Finding:
-    from proximo.sandbox.doctor import State, examine
+    from proximo.errors import as_own_errors
+    from proximo_verifiers.sandbox.doctor import State, examine
 
-    findings = examine()
+    with as_own_errors():
+        findings = examine()
     lacking = [finding.name for finding in findings if finding.state not in (State.HELD, State.WAIVED)]
     held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees hold"
     if not lacking:

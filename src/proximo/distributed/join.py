@@ -15,6 +15,7 @@ from proximo.distributed.place import Place, device_index, find_place
 from proximo.distributed.processes import first_line
 from proximo.distributed.world import World, current, using
 from proximo.errors import ConfigError, JoinError, ProximoError
+from proximo_verifiers.grader import num_cores
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -231,11 +232,6 @@ def listen(place: Place) -> socket.socket:
     listener.bind((host, place.port))
     listener.listen(max(128, 2 * place.size))
     return listener
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _destroy() -> None:

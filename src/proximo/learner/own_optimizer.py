@@ -7,10 +7,11 @@ from typing import ClassVar, Literal, SupportsFloat
 from torch import nn
 from torch.optim import Optimizer
 
-from proximo.callables import calling_problem, place_of, said
+from proximo.callables import place_of, said
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, TrainingError
 from proximo.system_errors import memory_ran_out
+from proximo_verifiers.callables import calling_problem
 
 
 def constant(update: int, num_updates: int) -> float:

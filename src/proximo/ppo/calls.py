@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from proximo.callables import calling_problem, deferral
+from proximo_verifiers.callables import calling_problem, deferral
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT

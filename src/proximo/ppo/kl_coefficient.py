@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 from proximo.algorithms.controllers import KLController, adaptive_kl
-from proximo.callables import methods_problem
 from proximo.config.ppo.options import KLConfig
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_responses, sequence_kl
 from proximo.records import Experience
 from proximo.run.user_code import user_errors_named
+from proximo_verifiers.callables import methods_problem
 
 
 def first_coefficient(config: KLConfig, controller: KLController | None) -> float:

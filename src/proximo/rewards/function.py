@@ -16,8 +16,8 @@ from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.calling.binding import BoundFunction, function_name
 from proximo.rewards.function_results import FunctionResult, as_scored, columns_checked, function_inputs
-from proximo.rewards.progress_log import LOG_EVERY_SECONDS, log_progress
 from proximo.rewards.statistics import BatchStatistics
+from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress
 
 RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[FunctionResult]]]
 """Called with what its parameters name (`calling/binding.py`): lists with one entry for each response."""

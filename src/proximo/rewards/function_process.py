@@ -4,17 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proximo.errors import DataError
+from proximo.errors import DataError, as_own_errors
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.calling.binding import WantedColumns
 from proximo.rewards.function_results import as_scored, columns_checked, function_inputs
-from proximo.rewards.statistics import SourceStatistics
-from proximo.rewards.workers.frames import encode
-from proximo.rewards.workers.loop import START_SECONDS, PoolLimits
-from proximo.rewards.workers.pool import WorkerPool
-from proximo.rewards.workers.process import WorkerSpec
-from proximo.rewards.workers.work import Done, Failed, TimedOut, WorkResult
+from proximo.rewards.function_service import FUNCTION_SERVICE
+from proximo.rewards.statistics import grade_metrics
+from proximo_verifiers.grader import GradeCounts
+from proximo_verifiers.workers.frames import encode
+from proximo_verifiers.workers.loop import START_SECONDS, PoolLimits
+from proximo_verifiers.workers.pool import WorkerPool
+from proximo_verifiers.workers.process import WorkerSpec
+from proximo_verifiers.workers.work import Done, Failed, TimedOut, WorkResult
 
 ATTEMPTS = 3
 """Number of times a batch is tried whose function raised or whose process died."""
@@ -34,10 +36,11 @@ class ProcessFunctionReward:
         """`path` is `package.module:function`. Raises ConfigError if the process cannot import or call it."""
         self.name = name
         self.timeout_seconds = timeout_seconds
-        spec = WorkerSpec(service="function", path=path, options=kwargs or {}, whole_environment=True)
+        spec = WorkerSpec(service=FUNCTION_SERVICE, path=path, options=kwargs or {}, whole_environment=True)
         limits = PoolLimits(num_workers=1, answer_seconds=timeout_seconds, attempts=ATTEMPTS)
-        self._pool = WorkerPool(spec, limits, name=name)
-        self._statistics = SourceStatistics()
+        with as_own_errors():
+            self._pool = WorkerPool(spec, limits, name=name)
+        self._statistics = GradeCounts()
         self._columns: tuple[str, ...] = ()
         self._counted = (0, 0)
 
@@ -57,7 +60,8 @@ class ProcessFunctionReward:
             ) from error
         # The worst case: every attempt takes almost the whole timeout, and the process starts anew in between.
         seconds = (ATTEMPTS + 1) * self.timeout_seconds + START_SECONDS
-        (outcome,) = self._pool.wait(self._pool.submit([request]), seconds=seconds, limit="its limits")
+        with as_own_errors():
+            (outcome,) = self._pool.wait(self._pool.submit([request]), seconds=seconds, limit="its limits")
         scored = self._scored(responses, outcome)
         self._count(scored, outcome)
         return scored
@@ -69,8 +73,8 @@ class ProcessFunctionReward:
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since the last call. Its seconds are those of whole batches."""
-        taken, self._statistics = self._statistics, SourceStatistics()
-        return taken.metrics(self.name) if taken.num_responses else {}
+        taken, self._statistics = self._statistics, GradeCounts()
+        return grade_metrics(taken, self.name)
 
     def close(self) -> None:
         """Ends the process of the function."""

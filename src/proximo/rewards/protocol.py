@@ -12,10 +12,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proximo.counts import count_of
-from proximo.enums import Finish, ScoreState
 from proximo.errors import DataError
 from proximo.metrics.definitions import COMPONENT
 from proximo.records import Prompt, Response, Scored
+from proximo_verifiers.verifier import Finish, ScoreState
 
 SCHEMA = "proximo.reward/1"
 """The version of the format, which goes up when a release has other messages than the release before. A message of

@@ -4,6 +4,7 @@ A service that is down, slow or sends invalid replies never stops the run: reque
 result after that have no score. A service that refuses the request itself stops the run.
 """
 
+import logging
 import math
 import queue
 import threading
@@ -17,11 +18,13 @@ from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
-from proximo.rewards.progress_log import LOG, LOG_EVERY_SECONDS, log_progress, logging_start
 from proximo.rewards.protocol import check_body, request_body
 from proximo.rewards.remote_requests import Requests
-from proximo.rewards.statistics import SourceStatistics
+from proximo.rewards.statistics import grade_metrics
+from proximo_verifiers.grader import GradeCounts
+from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress, logging_start
 
+LOG = logging.getLogger("proximo.rewards")
 LONGEST_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 60.0
 """Time for a service to answer at the start of a run, when it has nothing to score."""
@@ -64,7 +67,7 @@ class RemoteReward:
         self.limits = limits or RemoteLimits()
         kept = self.limits.max_concurrent_requests
         self._requests = Requests(url, token=token, token_env=token_env, kept_connections=kept)
-        self._statistics = SourceStatistics()
+        self._statistics = GradeCounts()
 
     def check(self) -> None:
         """Sends a request without responses, for CHECK_SECONDS at most.
@@ -134,8 +137,8 @@ class RemoteReward:
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since the last call."""
-        taken, self._statistics = self._statistics, SourceStatistics()
-        return taken.metrics(self.name) if taken.num_responses else {}
+        taken, self._statistics = self._statistics, GradeCounts()
+        return grade_metrics(taken, self.name)
 
     def close(self) -> None:
         """Closes the connections to the service."""

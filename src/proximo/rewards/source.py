@@ -6,9 +6,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from proximo.callables import methods_problem
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored
+from proximo_verifiers.callables import methods_problem
 
 
 @runtime_checkable

@@ -7,39 +7,28 @@ from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
 from proximo.records import Scored, ScoreState
 from proximo.rewards.source import MeasuredSource, RewardSource
+from proximo_verifiers.grader import GradeCounts
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-@dataclass(kw_only=True)
-class SourceStatistics:
-    """Counts since the last report. Fractions are of all responses that were to be scored."""
+def grade_metrics(counts: GradeCounts, name: str) -> dict[str, MetricValue]:
+    """The declared metrics of the source `name`, empty if nothing was scored.
 
-    num_responses: int = 0
-    num_cache_hits: int = 0
-    """Responses that had an earlier grade of the same answer."""
-    num_timeouts: int = 0
-    num_failures: int = 0
-    """Responses without a score, through no fault of the answer."""
-    num_model_faults: int = 0
-    """Responses with a low score because the answer is at fault, time-outs included."""
-    num_retries: int = 0
-    num_restarts: int = 0
-    seconds: list[float] = field(default_factory=list)
-    """Time of each graded answer; the limit for an answer that timed out."""
-
-    def metrics(self, name: str) -> dict[str, MetricValue]:
-        """The declared metrics of the source `name`."""
-        fractions = {
-            "timeout_fraction": self.num_timeouts,
-            "failure_fraction": self.num_failures,
-            "model_fault_fraction": self.num_model_faults,
-            "cache_hit_fraction": self.num_cache_hits,
-        }
-        values: dict[str, MetricValue] = {key: Mean(count, self.num_responses) for key, count in fractions.items()}
-        values |= _percentiles(self.seconds)
-        values |= {"retries": Sum(self.num_retries), "worker_restarts": Sum(self.num_restarts)}
-        return {f"source/{name}/{key}": value for key, value in values.items()}
+    Fractions are of all responses that were to be scored.
+    """
+    if not counts.num_responses:
+        return {}
+    fractions = {
+        "timeout_fraction": counts.num_timeouts,
+        "failure_fraction": counts.num_failures,
+        "model_fault_fraction": counts.num_model_faults,
+        "cache_hit_fraction": counts.num_cache_hits,
+    }
+    values: dict[str, MetricValue] = {key: Mean(count, counts.num_responses) for key, count in fractions.items()}
+    values |= _percentiles(counts.seconds)
+    values |= {"retries": Sum(counts.num_retries), "worker_restarts": Sum(counts.num_restarts)}
+    return {f"source/{name}/{key}": value for key, value in values.items()}
 
 
 @dataclass(kw_only=True)

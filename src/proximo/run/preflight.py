@@ -27,12 +27,12 @@ from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, Tokeni
 from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.file_text import refuse_other_than_text
-from proximo.distributed.join import num_cores
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
 from proximo.run.environment_secrets import secret_problem
-from proximo.sandbox.packages import package_problem
+from proximo_verifiers.grader import num_cores
+from proximo_verifiers.sandbox.packages import package_problem
 
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.callables import calling_problem, methods_problem
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
@@ -26,6 +25,7 @@ from proximo.metrics.trackers import (
 )
 from proximo.rewards.calling.binding import import_function
 from proximo.working_directory import kept_working_directory
+from proximo_verifiers.callables import calling_problem, methods_problem
 
 SINK_METHODS = ("write(step, metrics)", "close()")
 MORE_METHODS = ("write_samples(step, samples)", "write_report(page)")

@@ -15,9 +15,10 @@ from reward_services import ScriptedService, drip, dripping, dripping_headers, g
 from proximo import http_client
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards import progress_log, remote, remote_requests
+from proximo.rewards import remote, remote_requests
 from proximo.rewards.protocol import read_reply, read_request, reply_body, request_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo_verifiers import progress_log
 from records_made import prompt, response
 from waiting import LATEST_SECONDS, wait_until
 

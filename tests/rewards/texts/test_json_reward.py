@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.texts.json_reading import MAX_INTEGER_DIGITS, BadJSONError, nesting, read_json
 from proximo.rewards.texts.json_schema import JSONSchemaVerifier
-from proximo.rewards.verifier import Answer, Grade
+from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 CITY: dict[str, Any] = {
     "type": "object",

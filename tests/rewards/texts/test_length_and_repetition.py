@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from proximo.enums import ScoreState
 from proximo.rewards.texts.length import LengthVerifier
 from proximo.rewards.texts.repetition import RepetitionVerifier, longest_run, repeated_share
-from proximo.rewards.verifier import Answer, Grade
+from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 
 def words(count: int) -> Answer:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.texts.pattern import PatternVerifier
-from proximo.rewards.verifier import Answer, Grade
+from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 
 def grade(text: str, pattern: str, **options: Any) -> Grade:

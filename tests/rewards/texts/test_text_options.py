@@ -16,7 +16,7 @@ from proximo.config.rewards.texts import (
     RepetitionRewardConfig,
     ThinkAnswerRewardConfig,
 )
-from proximo.rewards.verifier import Answer, Grade
+from proximo_verifiers.verifier import Answer, Grade
 
 GOOD = "<think>a</think><answer>41</answer>"
 SLOW = {"kind": "pattern", "pattern": r"^(a|a)*(a|a)*(a|aa)+$", "match_seconds": 0.05}

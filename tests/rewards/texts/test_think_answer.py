@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
-from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.texts.think_answer import ThinkAnswerVerifier, read_form
-from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 GOOD = "<think>two and two</think>\n<answer>4</answer>"
 FORTY_TWO = {"verifier": "proximo.rewards.texts.pattern:PatternVerifier", "options": {"pattern": "42"}}

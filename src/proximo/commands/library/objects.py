@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from proximo import given
-from proximo.callables import methods_problem
 from proximo.errors import ConfigError
 from proximo.metrics.sinks import Sink
+from proximo_verifiers.callables import methods_problem
 
 ROWS = ("sources", "evaluation_sources")
 """Keys whose items may be rows."""

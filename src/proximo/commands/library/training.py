@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import yaml
 
 from proximo import given
-from proximo.callables import calling_problem
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
@@ -18,6 +17,7 @@ from proximo.errors import ConfigError, RunFolderError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds, recognise
 from proximo.working_directory import functions_of_the_working_directory
+from proximo_verifiers.callables import calling_problem
 
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe

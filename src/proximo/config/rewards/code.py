@@ -1,4 +1,4 @@
-"""The section of the reward source that runs programs against tests (rewards/code)."""
+"""The section of the reward source that runs programs against tests."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -6,16 +6,16 @@ from pydantic import Field, field_validator, model_validator
 
 from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.metrics.definitions import COMPONENT
-from proximo.sandbox.guarantees import check_names
+from proximo_verifiers.sandbox.guarantees import check_names
 
 LEAST_WALL_PER_CPU = 2.0
-"""Wall-clock seconds allowed for each CPU second; the same constant as in rewards/code/verifier.py."""
+"""Wall-clock seconds allowed for each CPU second; the same constant as that of the verifier."""
 
 
 class CodeRewardConfig(VerifierRewardConfig):
     """Scores programs by the tests that they pass in a sandbox."""
 
-    implementation: ClassVar[str] = "proximo.rewards.code.verifier:CodeVerifier"
+    implementation: ClassVar[str] = "proximo_verifiers.code.verifier:CodeVerifier"
 
     kind: Literal["code"]
     """Runs the program in a response against the tests of its row."""

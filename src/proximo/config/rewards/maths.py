@@ -16,7 +16,7 @@ Operator = Literal["+", "-", "*", "/"]
 class MathsRewardConfig(VerifierRewardConfig):
     """Compares the answer in a response with the reference answer of its row. docs/maths.md."""
 
-    implementation: ClassVar[str] = "proximo.rewards.maths.verifier:MathsVerifier"
+    implementation: ClassVar[str] = "proximo_verifiers.maths.verifier:MathsVerifier"
 
     kind: Literal["maths"]
     """Compares mathematical answers, exactly where it can."""
@@ -76,7 +76,7 @@ class MathsRewardConfig(VerifierRewardConfig):
 class CountdownRewardConfig(VerifierRewardConfig):
     """Scores countdown problems: an expression of the given numbers must equal the target. docs/maths.md."""
 
-    implementation: ClassVar[str] = "proximo.rewards.maths.countdown:CountdownVerifier"
+    implementation: ClassVar[str] = "proximo_verifiers.maths.countdown:CountdownVerifier"
 
     kind: Literal["countdown"]
     """Parses an arithmetic expression and computes it exactly."""

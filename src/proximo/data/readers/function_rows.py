@@ -4,11 +4,12 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from proximo.callables import calling_problem, place_of, said
+from proximo.callables import place_of, said
 from proximo.data.rows import Row, nearest
 from proximo.errors import DataError, ProximoError
 from proximo.system_errors import memory_ran_out
 from proximo.working_directory import kept_working_directory
+from proximo_verifiers.callables import calling_problem
 
 
 def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Row]:

@@ -4,7 +4,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from proximo.callables import calling_problem
 from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
 from proximo.counts import count_of
@@ -19,6 +18,7 @@ from proximo.rewards.dense import is_list
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.source import CheckingSource, NoReward, RewardSource, source_problem
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
+from proximo_verifiers.callables import calling_problem
 
 LARGEST_SEED = 2**31 - 1
 """The same limit as in recipes."""

@@ -13,11 +13,11 @@ from difflib import get_close_matches
 from inspect import Parameter, Signature
 from typing import Any
 
-from proximo.callables import deferral
 from proximo.errors import ConfigError, DataError
 from proximo.metrics.definitions import COMPONENT
 from proximo.rewards.calling.event_loop import EventLoop
 from proximo.working_directory import kept_working_directory
+from proximo_verifiers.callables import deferral
 
 PAGE = "docs/rewards.md"
 OF_A_BATCH = ("prompts", "responses", "completions", "completion_ids", "metadata")

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from proximo.config.rewards.text_rules import schema_problem
-from proximo.enums import ScoreState
 from proximo.errors import ConfigError
-from proximo.rewards.code.extraction import fenced_blocks
 from proximo.rewards.texts.json_reading import BadJSONError, read_json
-from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo_verifiers.code.extraction import fenced_blocks
+from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 
 class JSONSchemaVerifier(Verifier):

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from proximo.enums import ScoreState
-from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 Unit = Literal["tokens", "words", "characters"]
 

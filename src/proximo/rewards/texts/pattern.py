@@ -6,9 +6,8 @@ from typing import Literal
 import regex
 
 from proximo.config.rewards.text_rules import pattern_problem
-from proximo.enums import ScoreState
 from proximo.errors import ConfigError
-from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 
 class PatternVerifier(Verifier):

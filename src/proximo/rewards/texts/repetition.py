@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from proximo.enums import ScoreState
-from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 
 class RepetitionVerifier(Verifier):

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from proximo.enums import ScoreState
-from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 TAGS = re.compile(r"</?(?:think|answer)>")
 WELL_FORMED = ["<think>", "</think>", "<answer>", "</answer>"]

@@ -1,6 +1,5 @@
 """Builds reward sources that need no model. Separate from models.py, so that a reward service starts fast."""
 
-import os
 import warnings
 from collections.abc import Iterable
 from typing import cast
@@ -18,6 +17,7 @@ from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource, source_problem
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.run.environment_secrets import read_secret
+from proximo_verifiers.grader import num_cores
 
 
 def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
@@ -88,11 +88,6 @@ def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
         attempts=config.attempts,
         memory_bytes=None if memory is None else memory * 2**20,
     )
-
-
-def num_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _remote_reward(config: RemoteRewardConfig) -> RemoteReward:

@@ -44,12 +44,15 @@ class _Notes(logging.Handler):
 @contextmanager
 def progress_messages(progress: ProgressView) -> Generator[None]:
     """Inside, log messages (such as what the run waits for) are shown by the progress view and kept in log.txt."""
-    log, notes = logging.getLogger("proximo"), _Notes(progress)
-    level = log.level
-    log.addHandler(notes)
-    log.setLevel(logging.INFO)
+    notes = _Notes(progress)
+    logs = [logging.getLogger(package) for package in ("proximo", "proximo_verifiers")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.addHandler(notes)
+        log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.setLevel(level)
-        log.removeHandler(notes)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+            log.removeHandler(notes)

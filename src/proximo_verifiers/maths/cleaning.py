@@ -1,0 +1,116 @@
+"""Removes what does not belong to the value of an answer: dollar signs, spacing, text mode.
+
+Every pattern takes linear time, and texts have at most MAX_CHARACTERS characters.
+"""
+
+import re
+
+from proximo_verifiers.maths.notation import BARE_TEXT, uniform
+
+MAX_CHARACTERS = 1000
+
+_STEPS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\\\(?:\[\d*(?:pt|em|ex)\])?", r" \\cr "),
+        (r"\\[$]|\$|\\[()\[\]]", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
+        (r"\\(?:displaystyle|textstyle|limits|boxed|fbox)(?![A-Za-z])", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        # 1{,}000 and 1,\!000 and 1\,000
+        (r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ])\s*(?=\d{3}(?!\d))", ""),
+        (r"\\[,;:!> ]|\\q?quad(?![A-Za-z])", " "),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", ""),
+        (r"\\%|(?<=[\d\s])percent(?![A-Za-z])", "%"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\(?:emptyset|varnothing)(?![A-Za-z])", r"\\{\\}"),
+        (r"\\(?:cdot|times|ast)(?![A-Za-z])", " * "),
+        (r"\\div(?![A-Za-z])", " / "),
+        (r"\\(?:doteq|simeq)(?![A-Za-z])", r"\\approx "),
+        (r"\*\*(?=\S)", "^"),
+        (r"(?:, ?)?" + BARE_TEXT + r"\{\s*(?:,|;)?\s*(?:and|or)\s*\}", ", "),
+        (r"(?:, ?)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ", "),
+        (r"(?<![A-Za-z\\])(sqrt|pi|infty)(?![A-Za-z])", r"\\\1 "),
+        (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\s+", " "),
+    )
+)
+_MONEY = re.compile(r"(?:\\\$|[€£¥₹]|(?<=[(\[{])\$(?=[^$]*\Z)) ?\d{1,3}(?:,\d{3})+(?![\d,])")
+_TEXT = re.compile(BARE_TEXT + r"\{([^{}]*)\}(\s*\^\s*(?:\{\d\}|\d))?")
+_SPACES = re.compile(r"\s+")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE_WORD = rf"({'|'.join(_SCALES)})s?(?![A-Za-z])"
+_SCALE = re.compile(r"(?<=[\d\s}])" + _SCALE_WORD)
+_SCALE_IN_TEXT = re.compile(BARE_TEXT + r"\{\s*" + _SCALE_WORD)
+_RELATION = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
+_OR = re.compile(rf"(?:, ?)?(?:{BARE_TEXT}\{{\s*or\s*\}}|(?<![A-Za-z\\])or(?![A-Za-z]))")
+_QUOTED = re.compile(r"""(?:"(.*)"|'(.*)'|`(.*)`|\u201c(.*)\u201d|\u2018(.*)\u2019)[.,]?""", re.DOTALL)
+_BEFORE = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?:(?:the|my) )?(?:(?:final|correct) )?answer(?: is\b| ?[:=])",
+        "(?:thus|therefore|hence|so|indeed|simply|just|then|exactly|precisely|about|approximately|roughly|around"
+        r"|equal to|given by|the number|the value|as follows:?)(?= )",
+        r"(?:=|\\approx(?![A-Za-z]))",
+        r"(?:USD|EUR|GBP|INR|Rs\.?)(?= ?\d)",
+        # total = 36, AB = 5, |AB| = 5, \angle ABC = 30
+        r"(?:the )?(?:[a-z]{4,} ){0,3}[a-z]{4,} ?[:=](?= ?[-+\\(\[{.\d])",
+        r"(?-i:[A-Z]{2,3}) ?=(?= ?[-+\\(.\d])",
+        r"(?:\|[a-z]{2}\||m? ?\\angle ?[a-z]{1,3}) ?=",
+    )
+)
+_NEGATIVE = re.compile(r"(?:negative|minus) (?=[\d\\.(])", re.IGNORECASE)
+_AFTER = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # 5th, 5^{\text{th}}
+        (rf"(?<=\d) ?(?:\^ ?)?(?:\{{ ?)?(?:{BARE_TEXT}\{{)?(?:st|nd|rd|th)(?![A-Za-z])\}}{{0,2}}", ""),
+        (rf"(?<=[\d)}}]) ?\\frac ?\{{ ?{BARE_TEXT}\{{[^{{}}]*\}} ?\}} ?\{{ ?{BARE_TEXT}\{{[^{{}}]*\}} ?\}}", ""),
+        # 1'000'000 and 1_000_000
+        (r"(?<=\d)['_](?=\d{3}(?!\d))", ""),
+        (r"^(-?\d+) over (-?\d+)$", r"\\frac{\1}{\2}"),
+        (r"^(\d+) to (\d+)$", r"\1:\2"),
+        (r"^no solutions?$", r"\\{\\}"),
+    )
+)
+
+
+def clean(text: str) -> str:
+    """The answer in a normalised form, without wrappers, spacing and words in the text mode of LaTeX."""
+    text = _MONEY.sub(lambda match: match[0].replace(",", ""), unquoted(text))  # (€1,000) is no pair
+    text = uniform(text)
+    if _RELATION.search(text):
+        text = _OR.sub(r" \\cup ", text)
+    for pattern, replacement in _STEPS:
+        text = pattern.sub(replacement, text)
+    text = _SCALE_IN_TEXT.sub(r" \1 \\text{", text)
+    text = _SCALE.sub(lambda match: f" * 10^{_SCALES[match[1]]}", text)
+    for pattern, replacement in _AFTER:
+        text = pattern.sub(replacement, text)
+    text = _TEXT.sub(lambda match: _bare(match, text), text)
+    return _without_lead(_SPACES.sub(" ", text).strip().rstrip(".,;:").lstrip(":").strip())
+
+
+def unquoted(text: str) -> str:
+    """The text without quotation marks, backticks or asterisks that enclose all of it."""
+    text = text.strip(" \t\n\r*")  # **5** is bold
+    quoted = _QUOTED.fullmatch(text)
+    return text if quoted is None else next(group for group in quoted.groups() if group is not None)
+
+
+def _without_lead(text: str) -> str:
+    """The text without a lead-in: `the answer is`, `therefore`, `total =`, a currency."""
+    for pattern in _BEFORE:
+        while (match := pattern.match(text)) is not None and text[match.end() :].strip():
+            text = text[match.end() :].strip()
+    return _NEGATIVE.sub("-", text, count=1) if _NEGATIVE.match(text) else text
+
+
+def _bare(match: re.Match[str], text: str) -> str:
+    """Drops words in text mode after a value, which are its unit. Keeps them elsewhere."""
+    before = text[: match.start()].rstrip()
+    value = before and (before[-1] in "0123456789)}]%" or before.endswith("\\pi"))
+    if value and not match[1].strip().isdecimal():
+        return " "
+    return f" {match[1]} " + (match[2] or "")
