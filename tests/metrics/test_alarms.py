@@ -256,13 +256,9 @@ def test_a_rule_explains_what_stands_after_it_and_nothing_else():
 
 def test_an_alarm_is_shown_under_the_first_cause_of_its_causes():
     def rule(title: str, *explains: str, severity: Severity = Severity.WARNING, fires: bool = True) -> Rule:
-        return Rule(
-            title=title,
+        return Rule(title, severity, lambda run: "yes" if fires else None, explains=explains).worded(
             when="",
             advice="",
-            severity=severity,
-            check=lambda run: "yes" if fires else None,
-            explains=explains,
         )
 
     rules = (

@@ -1,7 +1,7 @@
 """Alarm rules that SFT, reward model training, DPO and KTO share, with their texts. The checks: alarm_checks.py."""
 
-from proximo.metrics.alarms import RESTART, Rule, Severity
-from proximo.metrics.declared.rules import NO_UPDATE, NOT_FINITE, SKIPPED, rate_rule
+from proximo.metrics.alarms import PROBLEM, RESTART, WARNING, Rule
+from proximo.metrics.declared import NO_UPDATE, NOT_FINITE, SKIPPED, rate_rule
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarm_checks import Accuracy
 
@@ -35,74 +35,59 @@ RATE_RULE = rate_rule((SPIKE, *CAUSED_BY_SPIKE))
 
 def spike_rule(loss: str, optimizer: str) -> Rule:
     """A rule for spikes of the training loss `loss`. `optimizer`: the config section with its learning rate."""
-    return Rule(
-        title=SPIKE,
+    return Rule(SPIKE, PROBLEM, lambda run: checks.loss_spike(run, loss), explains=CAUSED_BY_SPIKE).worded(
         when=f"the median of {loss} over five steps is above the lowest mean of three steps before by a quarter, 0.1 "
         "and four times the median change from step to step",
         advice=f"A step was too large: {RESTART}, with a tenth of {optimizer}.learning_rate or less, and with "
         "warmup_updates.",
-        severity=Severity.PROBLEM,
-        check=lambda run: checks.loss_spike(run, loss),
-        explains=CAUSED_BY_SPIKE,
     )
 
 
-OVERFITTING_RULE = Rule(
-    title=OVERFITTING,
+OVERFITTING_RULE = Rule(OVERFITTING, WARNING, checks.overfits).worded(
     when="in the second half of the run evaluation/loss is above its lowest point by at least 2% and 0.005 nats; for "
     "pairs and labelled answers, also by more than that point over the root of their number",
     advice="The model overfits: stop at the lowest point, or take more data.",
-    severity=Severity.WARNING,
-    check=checks.overfits,
 )
 
 
 def gap_rule(accuracy: Accuracy, advice: str) -> Rule:
     """A rule for the gap between training and held-out accuracy."""
-    return Rule(
-        title=GAP,
+    return Rule(GAP, WARNING, lambda run: checks.accuracy_gap(run, accuracy), explains=CAUSED_BY_OVERFITTING).worded(
         when=f"{accuracy.training}, over the last fifth of the steps before an evaluation in the second half of the "
-        f"run, exceeds {accuracy.held_out} by more than {checks.GAP} and by more than "
-        f"{checks.GAP_STANDARD_ERRORS} standard errors",
+        f"run, exceeds {accuracy.held_out} by more than {checks.GAP} and by more than {checks.GAP_STANDARD_ERRORS} "
+        "standard errors",
         advice=advice,
-        severity=Severity.WARNING,
-        check=lambda run: checks.accuracy_gap(run, accuracy),
-        explains=CAUSED_BY_OVERFITTING,
     )
 
 
 def chance_rule(title: str, advice: str, accuracy: Accuracy, *rate: str) -> Rule:
     """A rule for held-out accuracy at chance level. `rate`: the config keys of the learning rate."""
     return Rule(
-        title=title,
-        when=f"in the second half of the run {accuracy.held_out} is below {checks.CHANCE_ACCURACY}; with fewer "
-        f"than 100 held-out {accuracy.rows} only if {accuracy.training} is below {checks.LEARNED_ACCURACY} too",
+        title, PROBLEM, lambda run: checks.is_at_chance(run, accuracy, *rate), explains=(GAP, *CAUSED_BY_OVERFITTING)
+    ).worded(
+        when=f"in the second half of the run {accuracy.held_out} is below {checks.CHANCE_ACCURACY}; with fewer than "
+        f"100 held-out {accuracy.rows} only if {accuracy.training} is below {checks.LEARNED_ACCURACY} too",
         advice=advice,
-        severity=Severity.PROBLEM,
-        check=lambda run: checks.is_at_chance(run, accuracy, *rate),
-        explains=(GAP, *CAUSED_BY_OVERFITTING),
     )
 
 
 def unlikely_rule(title: str, advice: str, logprob: str) -> Rule:
     """A rule for held-out answers that training makes unlikely. `logprob`: the metric of their log-prob."""
-    return Rule(
-        title=title,
+    return Rule(title, WARNING, lambda run: checks.become_unlikely(run, logprob)).worded(
         when=f"in the second half of the run {logprob} is below its start by more than a quarter of its absolute value",
         advice=advice,
-        severity=Severity.WARNING,
-        check=lambda run: checks.become_unlikely(run, logprob),
     )
 
 
 def flat_loss_rule(loss: str, optimizer: str, least: float) -> Rule:
     """A rule for a training loss `loss` that does not fall. `optimizer`: the config section with its learning rate."""
     return Rule(
-        title=FLAT_LOSS,
+        FLAT_LOSS,
+        WARNING,
+        lambda run: checks.loss_is_flat(run, loss, least),
+        explains=(CHANCE, UNLEARNED, UNLABELLED, CONSTANT),
+    ).worded(
         when=f"in the second half of the run no evaluation/loss differs from the first by more than {least:.3%} of "
         f"it, and {loss} does not fall by more than its noise (ten steps or more)",
         advice=f"Raise {optimizer}.learning_rate. If it is right, the data contain nothing new for the model.",
-        severity=Severity.WARNING,
-        check=lambda run: checks.loss_is_flat(run, loss, least),
-        explains=(CHANCE, UNLEARNED, UNLABELLED, CONSTANT),
     )

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 
 from proximo.metrics.alarms import Rule
 from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
-from proximo.metrics.declared.experts import balancing_metric
-from proximo.metrics.declared.rules import COMMON_RULES, no_update_rule
-from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.declared import COMMON_RULES, SPEED, balancing_metric, no_update_rule
+from proximo.metrics.definitions import DOWN, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised.alarms import RATE_RULE
@@ -47,24 +45,12 @@ def supervised_metrics(
 
 def _update_metrics(group: str) -> tuple[Metric, ...]:
     return (
-        Metric(
-            name=f"{group}/gradient_norm",
-            reduction=Mean,
-            unit="norm",
-            definition="L2 norm of the gradient before clipping, mean over updates.",
+        Metric(f"{group}/gradient_norm", Mean, "norm").means(
+            "L2 norm of the gradient before clipping, mean over updates."
         ),
-        Metric(
-            name=f"{group}/learning_rate",
-            reduction=Last,
-            unit="per update",
-            definition="Learning rate of the last update.",
-        ),
-        Metric(
-            name=f"{group}/skipped_updates",
-            reduction=Sum,
-            unit="updates",
-            definition="Updates skipped because the gradient was not finite.",
-            better=Better.DOWN,
+        Metric(f"{group}/learning_rate", Last, "per update").means("Learning rate of the last update."),
+        Metric(f"{group}/skipped_updates", Sum, "updates", DOWN).means(
+            "Updates skipped because the gradient was not finite."
         ),
         balancing_metric(group),
     )
@@ -73,21 +59,19 @@ def _update_metrics(group: str) -> tuple[Metric, ...]:
 def _update_curves(group: str, gradients: str) -> tuple[Curve, ...]:
     return (
         Curve(
-            key="gradients",
-            title="Gradient norm",
-            unit="norm before clipping",
-            traces=(Trace(f"{group}/gradient_norm", "training"),),
-            healthy=gradients,
+            "gradients",
+            "Gradient norm",
+            "norm before clipping",
+            (Trace(f"{group}/gradient_norm", "training"),),
             section=Section.MORE,
-        ),
+        ).when_healthy(gradients),
         Curve(
-            key="learning-rate",
-            title="Learning rate",
-            unit="per update",
-            traces=(Trace(f"{group}/learning_rate", "training"),),
-            healthy="As set in the recipe.",
+            "learning-rate",
+            "Learning rate",
+            "per update",
+            (Trace(f"{group}/learning_rate", "training"),),
             section=Section.MORE,
-        ),
+        ).when_healthy("As set in the recipe."),
     )
 
 
@@ -95,32 +79,25 @@ def pair_curves(group: str, accuracy: str, *, healthy_accuracy: str, healthy_los
     """Accuracy and loss over pairs, in training and held out. `accuracy`: the metric of the accuracy in training."""
     return (
         Curve(
-            key="accuracy",
-            title="Pair accuracy",
-            unit="fraction of pairs",
-            traces=(Trace(accuracy, "training"), held_out("evaluation/pair_accuracy")),
-            healthy=healthy_accuracy,
-            guide=0.5,
+            "accuracy",
+            "Pair accuracy",
+            "fraction of pairs",
+            (Trace(accuracy, "training"), held_out("evaluation/pair_accuracy")),
             share=True,
-        ),
+            guide=0.5,
+        ).when_healthy(healthy_accuracy),
         Curve(
-            key="loss",
-            title="Loss",
-            unit="nats per pair",
-            traces=(Trace(f"{group}/loss", "training"), held_out("evaluation/loss")),
-            healthy=healthy_loss,
+            "loss",
+            "Loss",
+            "nats per pair",
+            (Trace(f"{group}/loss", "training"), held_out("evaluation/loss")),
             guide=0.6931471805599453,
-        ),
+        ).when_healthy(healthy_loss),
     )
 
 
 def calibration_curve(metric: str, healthy: str, *, section: Section = Section.MAIN) -> Curve:
     """The calibration error on held-out data."""
     return Curve(
-        key="calibration-error",
-        title="Calibration error",
-        unit="fraction",
-        traces=(held_out(metric),),
-        healthy=healthy,
-        section=section,
-    )
+        "calibration-error", "Calibration error", "fraction", (held_out(metric),), section=section
+    ).when_healthy(healthy)

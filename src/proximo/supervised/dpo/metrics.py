@@ -1,8 +1,8 @@
 """Metrics, curves and alarms of DPO."""
 
 from proximo.metrics.curves import Curve, Section, Trace
-from proximo.metrics.declared.evaluation import CALIBRATION, HELD_OUT_LOSS, PAIRS
-from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.declared import CALIBRATION, HELD_OUT_LOSS, PAIRS
+from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.values import Mean, Sum
 from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, Accuracy
 from proximo.supervised.alarms import (
@@ -18,75 +18,36 @@ from proximo.supervised.alarms import (
 from proximo.supervised.declared import calibration_curve, pair_curves, supervised_metrics
 
 METRICS = (
-    Metric(
-        name="dpo/loss",
-        reduction=Mean,
-        unit="nats per pair",
-        definition="The DPO loss, mean over the pairs of the step. The reference has ln 2 = 0.693, or 1 / (4 beta^2) "
-        "with dpo.loss: ipo.",
-        better=Better.DOWN,
+    Metric("dpo/loss", Mean, "nats per pair", DOWN).means(
+        "The DPO loss, mean over the pairs of the step. The reference has ln 2 = 0.693, or 1 / (4 beta^2) with "
+        "dpo.loss: ipo."
     ),
-    Metric(
-        name="dpo/accuracy",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of pairs whose chosen answer has the higher implicit reward; a tie counts half.",
-        better=Better.UP,
+    Metric("dpo/accuracy", Mean, "fraction", UP).means(
+        "Fraction of pairs whose chosen answer has the higher implicit reward; a tie counts half."
     ),
-    Metric(
-        name="dpo/margin",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over pairs of the chosen answer's implicit reward minus the rejected one's.",
-        better=Better.UP,
+    Metric("dpo/margin", Mean, "score", UP).means(
+        "Mean over pairs of the chosen answer's implicit reward minus the rejected one's."
     ),
-    Metric(
-        name="dpo/reward_chosen",
-        reduction=Mean,
-        unit="score",
-        definition="Mean implicit reward of the chosen answers: beta times policy log-prob minus reference log-prob.",
+    Metric("dpo/reward_chosen", Mean, "score").means(
+        "Mean implicit reward of the chosen answers: beta times policy log-prob minus reference log-prob."
     ),
-    Metric(
-        name="dpo/reward_rejected",
-        reduction=Mean,
-        unit="score",
-        definition="Mean implicit reward of the rejected answers.",
+    Metric("dpo/reward_rejected", Mean, "score").means("Mean implicit reward of the rejected answers."),
+    Metric("dpo/logprob_chosen", Mean, "nats").means(
+        "Mean log-prob of the whole chosen answers under the policy. The loss depends only on differences, so this may "
+        "fall while the margin grows."
     ),
-    Metric(
-        name="dpo/logprob_chosen",
-        reduction=Mean,
-        unit="nats",
-        definition="Mean log-prob of the whole chosen answers under the policy. The loss depends only on "
-        "differences, so this may fall while the margin grows.",
-    ),
-    Metric(
-        name="dpo/logprob_rejected",
-        reduction=Mean,
-        unit="nats",
-        definition="Mean log-prob of the whole rejected answers under the policy.",
-    ),
-    Metric(
-        name="dpo/pairs",
-        reduction=Sum,
-        unit="pairs",
-        definition="Number of pairs in the step.",
-    ),
+    Metric("dpo/logprob_rejected", Mean, "nats").means("Mean log-prob of the whole rejected answers under the policy."),
+    Metric("dpo/pairs", Sum, "pairs").means("Number of pairs in the step."),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
     *PAIRS,
-    Metric(
-        name="evaluation/logprob_chosen",
-        reduction=Mean,
-        unit="nats",
-        definition="Mean log-prob of the whole chosen answers of the held-out pairs under the policy.",
+    Metric("evaluation/logprob_chosen", Mean, "nats").means(
+        "Mean log-prob of the whole chosen answers of the held-out pairs under the policy."
     ),
-    Metric(
-        name="evaluation/logprob_rejected",
-        reduction=Mean,
-        unit="nats",
-        definition="Mean log-prob of the whole rejected answers of the held-out pairs under the policy.",
+    Metric("evaluation/logprob_rejected", Mean, "nats").means(
+        "Mean log-prob of the whole rejected answers of the held-out pairs under the policy."
     ),
     CALIBRATION,
 )
@@ -101,21 +62,23 @@ CURVES = (
         "rising: use the lowest point.",
     ),
     Curve(
-        key="rewards",
-        title="Implicit rewards of the two answers",
-        unit="score",
-        traces=(Trace("dpo/reward_chosen", "chosen"), Trace("dpo/reward_rejected", "rejected")),
-        healthy="The curves diverge. Ideally the chosen one stays at 0 or above; it is common that both fall, and "
-        "harmless if the chosen one falls little.",
+        "rewards",
+        "Implicit rewards of the two answers",
+        "score",
+        (Trace("dpo/reward_chosen", "chosen"), Trace("dpo/reward_rejected", "rejected")),
         guide=0.0,
+    ).when_healthy(
+        "The curves diverge. Ideally the chosen one stays at 0 or above; it is common that both fall, and harmless if "
+        "the chosen one falls little."
     ),
     Curve(
-        key="logprobs",
-        title="Log-probs of the two answers, held out",
-        unit="nats per answer",
-        traces=(Trace("evaluation/logprob_chosen", "chosen"), Trace("evaluation/logprob_rejected", "rejected")),
-        healthy="The rejected one falls. If the chosen one falls with it, likelihood moves to answers that are in no "
-        "pair: read the policy's answers.",
+        "logprobs",
+        "Log-probs of the two answers, held out",
+        "nats per answer",
+        (Trace("evaluation/logprob_chosen", "chosen"), Trace("evaluation/logprob_rejected", "rejected")),
+    ).when_healthy(
+        "The rejected one falls. If the chosen one falls with it, likelihood moves to answers that are in no pair: "
+        "read the policy's answers."
     ),
     calibration_curve(
         "evaluation/calibration_error",

@@ -1,9 +1,9 @@
 """Metrics, curves and alarms of KTO."""
 
-from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
-from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.declared import HELD_OUT_LOSS
+from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.values import Mean, Sum
@@ -30,146 +30,109 @@ ENOUGH_ANSWERS = 100
 def _label_metrics(group: str, answers: str) -> tuple[Metric, ...]:
     """The metrics of `label_scores.py::label_metrics`. `answers`: those that the means are over."""
     return (
-        Metric(
-            name=f"{group}/reference_point",
-            reduction=Mean,
-            unit="nats",
-            definition=f"z0 of {answers}: the mean log-ratio of each prompt with the answer to another one, or 0 if "
-            "that is negative. An estimate, from below, of the KL divergence from the reference.",
+        Metric(f"{group}/reference_point", Mean, "nats").means(
+            f"z0 of {answers}: the mean log-ratio of each prompt with the answer to another one, or 0 if that is "
+            "negative. An estimate, from below, of the KL divergence from the reference."
         ),
-        Metric(
-            name=f"{group}/auc",
-            reduction=Mean,
-            unit="fraction",
-            definition="Area under the ROC curve: of all pairs of a desirable and an undesirable one among "
-            f"{answers}, the fraction in which the desirable one has the higher implicit reward; a tie counts half. "
-            "Absent where a label is missing.",
-            better=Better.UP,
+        Metric(f"{group}/auc", Mean, "fraction", UP).means(
+            f"Area under the ROC curve: of all pairs of a desirable and an undesirable one among {answers}, the "
+            "fraction in which the desirable one has the higher implicit reward; a tie counts half. Absent where a "
+            "label is missing."
         ),
-        Metric(
-            name=f"{group}/margin",
-            reduction=Mean,
-            unit="score",
-            definition=f"Mean implicit reward of the desirable answers minus that of the undesirable, among {answers}.",
-            better=Better.UP,
+        Metric(f"{group}/margin", Mean, "score", UP).means(
+            f"Mean implicit reward of the desirable answers minus that of the undesirable, among {answers}."
         ),
-        Metric(
-            name=f"{group}/reward_desirable",
-            reduction=Mean,
-            unit="score",
-            definition=f"Mean implicit reward of the desirable ones among {answers}: beta times policy log-prob minus "
-            "reference log-prob.",
+        Metric(f"{group}/reward_desirable", Mean, "score").means(
+            f"Mean implicit reward of the desirable ones among {answers}: beta times policy log-prob minus reference "
+            "log-prob."
         ),
-        Metric(
-            name=f"{group}/reward_undesirable",
-            reduction=Mean,
-            unit="score",
-            definition=f"Mean implicit reward of the undesirable ones among {answers}.",
+        Metric(f"{group}/reward_undesirable", Mean, "score").means(
+            f"Mean implicit reward of the undesirable ones among {answers}."
         ),
-        Metric(
-            name=f"{group}/logprob_desirable",
-            reduction=Mean,
-            unit="nats",
-            definition=f"Mean log-prob of the whole desirable ones among {answers} under the policy.",
+        Metric(f"{group}/logprob_desirable", Mean, "nats").means(
+            f"Mean log-prob of the whole desirable ones among {answers} under the policy."
         ),
-        Metric(
-            name=f"{group}/logprob_undesirable",
-            reduction=Mean,
-            unit="nats",
-            definition=f"Mean log-prob of the whole undesirable ones among {answers} under the policy.",
+        Metric(f"{group}/logprob_undesirable", Mean, "nats").means(
+            f"Mean log-prob of the whole undesirable ones among {answers} under the policy."
         ),
     )
 
 
 METRICS = (
-    Metric(
-        name="kto/loss",
-        reduction=Mean,
-        unit="weight",
-        definition="The KTO loss, mean over the answers of the step. An answer has 0 to its weight; the reference has "
-        "half of the weight.",
-        better=Better.DOWN,
+    Metric("kto/loss", Mean, "weight", DOWN).means(
+        "The KTO loss, mean over the answers of the step. An answer has 0 to its weight; the reference has half of the "
+        "weight."
     ),
     *_label_metrics("kto", "the answers of the step"),
-    Metric(name="kto/examples", reduction=Sum, unit="answers", definition="Number of answers in the step."),
-    Metric(
-        name="kto/desirable_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of the answers of the step that are labelled desirable.",
+    Metric("kto/examples", Sum, "answers").means("Number of answers in the step."),
+    Metric("kto/desirable_fraction", Mean, "fraction").means(
+        "Fraction of the answers of the step that are labelled desirable."
     ),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
-    Metric(
-        name="evaluation/examples",
-        reduction=Sum,
-        unit="answers",
-        definition="Number of held-out labelled answers in these means.",
-    ),
+    Metric("evaluation/examples", Sum, "answers").means("Number of held-out labelled answers in these means."),
     *_label_metrics("evaluation", "the held-out answers"),
 )
 
 CURVES = (
     Curve(
-        key="auc",
-        title="AUC",
-        unit="fraction of pairs of labels",
-        traces=(Trace("kto/auc", "training"), held_out("evaluation/auc")),
-        healthy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: "
-        "overfitting.",
-        guide=0.5,
+        "auc",
+        "AUC",
+        "fraction of pairs of labels",
+        (Trace("kto/auc", "training"), held_out("evaluation/auc")),
         share=True,
+        guide=0.5,
+    ).when_healthy(
+        "Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: overfitting."
     ),
     Curve(
-        key="loss",
-        title="Loss",
-        unit="weight per answer",
-        traces=(Trace("kto/loss", "training"), held_out("evaluation/loss")),
-        healthy="Starts at half of the mean weight, 0.5 with weights of 1, and falls. Held-out loss rising: use the "
-        "lowest point.",
+        "loss", "Loss", "weight per answer", (Trace("kto/loss", "training"), held_out("evaluation/loss"))
+    ).when_healthy(
+        "Starts at half of the mean weight, 0.5 with weights of 1, and falls. Held-out loss rising: use the lowest "
+        "point."
     ),
     Curve(
-        key="rewards",
-        title="Implicit rewards, held out",
-        unit="score",
-        traces=(
+        "rewards",
+        "Implicit rewards, held out",
+        "score",
+        (
             Trace("evaluation/reward_desirable", "desirable"),
             Trace("evaluation/reward_undesirable", "undesirable"),
         ),
-        healthy="The curves diverge, ideally to both sides of 0. If both fall, undesirable answers weigh too much; if "
-        "both rise, desirable ones do.",
         guide=0.0,
+    ).when_healthy(
+        "The curves diverge, ideally to both sides of 0. If both fall, undesirable answers weigh too much; if both "
+        "rise, desirable ones do."
     ),
     Curve(
-        key="reference-point",
-        title="Reference point",
-        unit="nats",
-        traces=(Trace("kto/reference_point", "training"), held_out("evaluation/reference_point")),
-        healthy="Near 0, since answers to other prompts gain little. A rise: the policy makes such answers likelier "
-        "whatever the prompt is, and desirable answers have to gain more than that.",
+        "reference-point",
+        "Reference point",
+        "nats",
+        (Trace("kto/reference_point", "training"), held_out("evaluation/reference_point")),
         from_zero=True,
+    ).when_healthy(
+        "Near 0, since answers to other prompts gain little. A rise: the policy makes such answers likelier whatever "
+        "the prompt is, and desirable answers have to gain more than that."
     ),
     Curve(
-        key="logprobs",
-        title="Log-probs of the answers, held out",
-        unit="nats per answer",
-        traces=(
+        "logprobs",
+        "Log-probs of the answers, held out",
+        "nats per answer",
+        (
             Trace("evaluation/logprob_desirable", "desirable"),
             Trace("evaluation/logprob_undesirable", "undesirable"),
         ),
-        healthy="The undesirable one falls, the desirable one stays or rises.",
-    ),
+    ).when_healthy("The undesirable one falls, the desirable one stays or rises."),
     Curve(
-        key="desirable-fraction",
-        title="Desirable answers",
-        unit="fraction of a step",
-        traces=(Trace("kto/desirable_fraction", "training"),),
-        healthy="Varies around the fraction in the data, by chance.",
+        "desirable-fraction",
+        "Desirable answers",
+        "fraction of a step",
+        (Trace("kto/desirable_fraction", "training"),),
         section=Section.MORE,
         share=True,
-    ),
+    ).when_healthy("Varies around the fraction in the data, by chance."),
 )
 
 
@@ -192,15 +155,12 @@ def _is_unbalanced(run: Run) -> str | None:
 ACCURACY = Accuracy("kto/auc", "evaluation/auc", rows="examples", of="of the pairs among")
 
 RULES = (
-    Rule(
-        title="One label outweighs the other",
+    Rule("One label outweighs the other", WARNING, _is_unbalanced).worded(
         when="the number of desirable answers times kto.desirable_weight, divided by the number of undesirable ones "
-        f"times kto.undesirable_weight, is below {LEAST_BALANCE:g} or above {MOST_BALANCE:.3g}, over the "
-        f"answers of all steps ({ENOUGH_ANSWERS} or more)",
-        advice=f"Set kto.desirable_weight and kto.undesirable_weight so that it is {ADVISED[0]:g} to {ADVISED[1]:.2f}: "
-        "the loss is won by moving the likelihood of all answers the same way.",
-        severity=Severity.WARNING,
-        check=_is_unbalanced,
+        f"times kto.undesirable_weight, is below {LEAST_BALANCE:g} or above {MOST_BALANCE:.3g}, over the answers of "
+        f"all steps ({ENOUGH_ANSWERS} or more)",
+        advice=f"Set kto.desirable_weight and kto.undesirable_weight so that it is {ADVISED[0]:g} to "
+        f"{ADVISED[1]:.2f}: the loss is won by moving the likelihood of all answers the same way.",
     ),
     spike_rule("kto/loss", "kto.optimizer"),
     flat_loss_rule("kto/loss", "kto.optimizer", FLAT_LABEL_LOSS),

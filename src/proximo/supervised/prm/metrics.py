@@ -1,150 +1,96 @@
 """Metrics, curves and alarms of process reward model training."""
 
-from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.alarms import PROBLEM, Rule
 from proximo.metrics.curves import Curve, Style, Trace, held_out
-from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
-from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.declared import HELD_OUT_LOSS
+from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarms import CAUSED_BY_OVERFITTING, CONSTANT, OVERFITTING_RULE, flat_loss_rule, spike_rule
 from proximo.supervised.declared import calibration_curve, supervised_metrics
 
 METRICS = (
-    Metric(
-        name="prm/loss",
-        reduction=Mean,
-        unit="nats per step",
-        definition="Binary cross entropy of the labels of the steps that count, mean over these steps.",
-        better=Better.DOWN,
+    Metric("prm/loss", Mean, "nats per step", DOWN).means(
+        "Binary cross entropy of the labels of the steps that count, mean over these steps."
     ),
-    Metric(
-        name="prm/step_accuracy",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of steps whose probability of being right is on the same side of 1/2 as their label.",
-        better=Better.UP,
+    Metric("prm/step_accuracy", Mean, "fraction", UP).means(
+        "Fraction of steps whose probability of being right is on the same side of 1/2 as their label."
     ),
-    Metric(
-        name="prm/label_mean",
-        reduction=Mean,
-        unit="fraction",
-        definition="Mean label of the steps: the fraction that is right, if labels are 0 or 1.",
+    Metric("prm/label_mean", Mean, "fraction").means(
+        "Mean label of the steps: the fraction that is right, if labels are 0 or 1."
     ),
-    Metric(
-        name="prm/probability_mean",
-        reduction=Mean,
-        unit="fraction",
-        definition="Mean probability of being right that the model gives the steps.",
+    Metric("prm/probability_mean", Mean, "fraction").means(
+        "Mean probability of being right that the model gives the steps."
     ),
-    Metric(
-        name="prm/solutions",
-        reduction=Sum,
-        unit="solutions",
-        definition="Number of solutions in the step of the run.",
-    ),
-    Metric(
-        name="prm/steps",
-        reduction=Sum,
-        unit="steps",
-        definition="Number of steps of these solutions that count.",
-    ),
+    Metric("prm/solutions", Sum, "solutions").means("Number of solutions in the step of the run."),
+    Metric("prm/steps", Sum, "steps").means("Number of steps of these solutions that count."),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
-    Metric(
-        name="evaluation/constant_loss",
-        reduction=Last,
-        unit="nats",
-        definition="The loss of a model that gives each held-out step the mean of their labels. A process reward model "
-        "has learned something if evaluation/loss is lower.",
+    Metric("evaluation/constant_loss", Last, "nats").means(
+        "The loss of a model that gives each held-out step the mean of their labels. A process reward model has "
+        "learned something if evaluation/loss is lower."
     ),
-    Metric(
-        name="evaluation/step_accuracy",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of held-out steps whose probability of being right is on the same side of 1/2 as their "
-        "label.",
-        better=Better.UP,
+    Metric("evaluation/step_accuracy", Mean, "fraction", UP).means(
+        "Fraction of held-out steps whose probability of being right is on the same side of 1/2 as their label."
     ),
-    Metric(
-        name="evaluation/error_found",
-        reduction=Mean,
-        unit="fraction",
-        definition="Of the held-out solutions with a wrong step, the fraction whose first wrong step is the first one "
-        "that the model gives a probability below 1/2.",
-        better=Better.UP,
+    Metric("evaluation/error_found", Mean, "fraction", UP).means(
+        "Of the held-out solutions with a wrong step, the fraction whose first wrong step is the first one that the "
+        "model gives a probability below 1/2."
     ),
-    Metric(
-        name="evaluation/right_accepted",
-        reduction=Mean,
-        unit="fraction",
-        definition="Of the held-out solutions without a wrong step, the fraction in which the model gives no step a "
-        "probability below 1/2.",
-        better=Better.UP,
+    Metric("evaluation/right_accepted", Mean, "fraction", UP).means(
+        "Of the held-out solutions without a wrong step, the fraction in which the model gives no step a probability "
+        "below 1/2."
     ),
-    Metric(
-        name="evaluation/step_calibration_error",
-        reduction=Last,
-        unit="fraction",
-        definition="Expected calibration error over held-out steps: the difference between the mean probability and "
-        "the mean label; mean over ten bins of probability, weighted by their steps.",
-        better=Better.DOWN,
+    Metric("evaluation/step_calibration_error", Last, "fraction", DOWN).means(
+        "Expected calibration error over held-out steps: the difference between the mean probability and the mean "
+        "label; mean over ten bins of probability, weighted by their steps."
     ),
-    Metric(
-        name="evaluation/solutions",
-        reduction=Sum,
-        unit="solutions",
-        definition="Number of held-out solutions in these means.",
-    ),
-    Metric(
-        name="evaluation/steps",
-        reduction=Sum,
-        unit="steps",
-        definition="Number of held-out steps in these means.",
-    ),
+    Metric("evaluation/solutions", Sum, "solutions").means("Number of held-out solutions in these means."),
+    Metric("evaluation/steps", Sum, "steps").means("Number of held-out steps in these means."),
 )
 
 CURVES = (
     Curve(
-        key="loss",
-        title="Loss",
-        unit="nats per step",
-        traces=(
+        "loss",
+        "Loss",
+        "nats per step",
+        (
             Trace("prm/loss", "training"),
             held_out("evaluation/loss"),
             Trace("evaluation/constant_loss", "a constant, held out", Style.POINTS),
         ),
-        healthy="Falls well below the loss of a constant. Held-out loss rising: use the lowest point.",
-    ),
+    ).when_healthy("Falls well below the loss of a constant. Held-out loss rising: use the lowest point."),
     Curve(
-        key="errors",
-        title="First errors found, right solutions accepted",
-        unit="fraction of held-out solutions",
-        traces=(
+        "errors",
+        "First errors found, right solutions accepted",
+        "fraction of held-out solutions",
+        (
             Trace("evaluation/error_found", "error found", Style.POINTS),
             Trace("evaluation/right_accepted", "right accepted", Style.POINTS),
         ),
-        healthy="Both rise. One near 0 and the other near 1: the model calls every step right, or every step wrong.",
         share=True,
+    ).when_healthy(
+        "Both rise. One near 0 and the other near 1: the model calls every step right, or every step wrong."
     ),
     Curve(
-        key="accuracy",
-        title="Step accuracy",
-        unit="fraction of steps",
-        traces=(Trace("prm/step_accuracy", "training"), held_out("evaluation/step_accuracy")),
-        healthy="Above the larger of the mean label and 1 minus it, which is the accuracy of a constant. Training far "
-        "above held out: overfitting.",
+        "accuracy",
+        "Step accuracy",
+        "fraction of steps",
+        (Trace("prm/step_accuracy", "training"), held_out("evaluation/step_accuracy")),
         share=True,
+    ).when_healthy(
+        "Above the larger of the mean label and 1 minus it, which is the accuracy of a constant. Training far above "
+        "held out: overfitting."
     ),
     Curve(
-        key="means",
-        title="Mean label and mean probability",
-        unit="fraction",
-        traces=(Trace("prm/label_mean", "label"), Trace("prm/probability_mean", "probability")),
-        healthy="The curves lie on each other after a short start.",
+        "means",
+        "Mean label and mean probability",
+        "fraction",
+        (Trace("prm/label_mean", "label"), Trace("prm/probability_mean", "probability")),
         share=True,
-    ),
+    ).when_healthy("The curves lie on each other after a short start."),
     calibration_curve(
         "evaluation/step_calibration_error",
         "Below about 0.05. High with a good accuracy: products and minima of probabilities mean less.",
@@ -154,15 +100,11 @@ CURVES = (
 RULES = (
     spike_rule("prm/loss", "prm.optimizer"),
     flat_loss_rule("prm/loss", "prm.optimizer", checks.FLAT_LOSS),
-    Rule(
-        title=CONSTANT,
+    Rule(CONSTANT, PROBLEM, checks.is_no_better_than_a_constant, explains=CAUSED_BY_OVERFITTING).worded(
         when=f"in the second half of the run no evaluation/loss so far is below {checks.CONSTANT_LOSS:.0%} of "
         "evaluation/constant_loss, over 100 held-out steps or more",
         advice="PPO against it would learn noise. Check that step_separator is the one of the data, that labels are "
         "those of their steps, and prm.optimizer.learning_rate.",
-        severity=Severity.PROBLEM,
-        check=checks.is_no_better_than_a_constant,
-        explains=CAUSED_BY_OVERFITTING,
     ),
     OVERFITTING_RULE,
 )

@@ -1,9 +1,9 @@
 """Metrics, curves and alarms of reward model training."""
 
-from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.curves import Curve, Trace
-from proximo.metrics.declared.evaluation import CALIBRATION, HELD_OUT_LOSS, PAIRS
-from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.declared import CALIBRATION, HELD_OUT_LOSS, PAIRS
+from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.values import Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarms import (
@@ -18,47 +18,20 @@ from proximo.supervised.alarms import (
 from proximo.supervised.declared import calibration_curve, pair_curves, supervised_metrics
 
 METRICS = (
-    Metric(
-        name="reward_model/loss",
-        reduction=Mean,
-        unit="nats per pair",
-        definition="Pairwise loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of random guessing.",
-        better=Better.DOWN,
+    Metric("reward_model/loss", Mean, "nats per pair", DOWN).means(
+        "Pairwise loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of random guessing."
     ),
-    Metric(
-        name="reward_model/pair_accuracy",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of pairs whose chosen answer scores higher; a tie counts half.",
-        better=Better.UP,
+    Metric("reward_model/pair_accuracy", Mean, "fraction", UP).means(
+        "Fraction of pairs whose chosen answer scores higher; a tie counts half."
     ),
-    Metric(
-        name="reward_model/score_chosen_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean score of the chosen answers. Only differences of scores have a meaning: the loss does not "
-        "fix the zero.",
+    Metric("reward_model/score_chosen_mean", Mean, "score").means(
+        "Mean score of the chosen answers. Only differences of scores have a meaning: the loss does not fix the zero."
     ),
-    Metric(
-        name="reward_model/score_rejected_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean score of the rejected answers.",
+    Metric("reward_model/score_rejected_mean", Mean, "score").means("Mean score of the rejected answers."),
+    Metric("reward_model/margin_mean", Mean, "score", UP).means(
+        "Mean over pairs of chosen score minus rejected score: the log-odds that the model assigns to the pair."
     ),
-    Metric(
-        name="reward_model/margin_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over pairs of chosen score minus rejected score: the log-odds that the model assigns to the "
-        "pair.",
-        better=Better.UP,
-    ),
-    Metric(
-        name="reward_model/pairs",
-        reduction=Sum,
-        unit="pairs",
-        definition="Number of pairs in the step.",
-    ),
+    Metric("reward_model/pairs", Sum, "pairs").means("Number of pairs in the step."),
 )
 
 CURVES = (
@@ -71,14 +44,15 @@ CURVES = (
         "lowest point.",
     ),
     Curve(
-        key="scores",
-        title="Scores of the two answers",
-        unit="score",
-        traces=(
+        "scores",
+        "Scores of the two answers",
+        "score",
+        (
             Trace("reward_model/score_chosen_mean", "chosen"),
             Trace("reward_model/score_rejected_mean", "rejected"),
         ),
-        healthy="The curves diverge. Only the distance has a meaning; a common drift is harmless unless it is large.",
+    ).when_healthy(
+        "The curves diverge. Only the distance has a meaning; a common drift is harmless unless it is large."
     ),
     calibration_curve(
         "evaluation/calibration_error", "Below about 0.05. High with a good accuracy: the model is overconfident."
@@ -98,13 +72,10 @@ RULES = (
         *("reward", "optimizer", "learning_rate"),
     ),
     gap_rule(ACCURACY, "Fewer epochs, a lower learning rate, or more pairs."),
-    Rule(
-        title=OVERCONFIDENT,
+    Rule(OVERCONFIDENT, WARNING, checks.is_miscalibrated).worded(
         when=f"in the second half of the run evaluation/calibration_error is above {checks.CALIBRATION_ERROR}, and "
         f"above {checks.BIN_NOISE} divided by the root of evaluation/pairs",
         advice="Use fewer epochs. A margin of 2 means less than it says, so choose the KL coefficient accordingly.",
-        severity=Severity.WARNING,
-        check=checks.is_miscalibrated,
     ),
     OVERFITTING_RULE,
 )
