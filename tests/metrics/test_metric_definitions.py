@@ -32,6 +32,12 @@ def test_every_metric_has_a_unit_and_a_definition_that_is_a_sentence():
         assert metric.definition.endswith("."), metric.name
 
 
+def test_every_curve_and_every_rule_has_its_texts():
+    for trainer in trainer_kinds():
+        assert all(curve.healthy for curve in trainer.metrics.curves)
+        assert all(rule.when and rule.advice for rule in trainer.metrics.rules)
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(UnknownMetricError, match="nearest is 'kl/sequence'"):
         catalogue().find("kl/sequnce")
