@@ -13,11 +13,7 @@ from proximo.metrics.alarms import Rule, Severity, fifth_noise, fifths, find_ala
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.run_files import Run, Series, read_run
 from proximo.ppo.kind import PPO
-from proximo.supervised.dpo.kind import DPO
-from proximo.supervised.kto.kind import KTO
-from proximo.supervised.prm.kind import PRM
-from proximo.supervised.reward.kind import REWARD
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import DPO, KTO, PRM, REWARD, SFT
 from proximo.trainer_kinds import trainer_kinds
 
 NUM_STEPS = 60

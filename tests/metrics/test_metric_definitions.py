@@ -10,10 +10,7 @@ from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
 from proximo.metrics.documentation import REDUCTIONS, metrics_page
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
-from proximo.supervised.dpo.kind import DPO
-from proximo.supervised.kto.kind import KTO
-from proximo.supervised.reward.kind import REWARD
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import DPO, KTO, REWARD, SFT
 from proximo.trainer_kinds import trainer_kinds
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

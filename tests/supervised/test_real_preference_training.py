@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from builders import real_data
 from proximo.config.loader import load_recipe
 from proximo.metrics.values import MetricValue
-from proximo.supervised.reward.build import build_task
 from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.reward.trainer import build_task
 
 RECIPE = Path(__file__).parents[2] / "examples" / "preferences.yaml"
 NUM_ROWS = 24

@@ -17,11 +17,11 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.reward.build import build_task as build_reward_task
 from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
-from proximo.supervised.reward.task import RewardTask, pair_sequences
+from proximo.supervised.reward.trainer import RewardTask, pair_sequences
+from proximo.supervised.reward.trainer import build_task as build_reward_task
 from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.sft.trainer import SFTTask
 from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
 from proximo.trainer_kinds import trainer_kinds
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
