@@ -10,9 +10,7 @@ from proximo.ppo.metrics import score_checks as scores
 from proximo.ppo.metrics import update_checks as updates
 
 DESTROYED = "One step destroyed the policy"
-DISAGREE = "The sampler and the learner disagree"
 DRIFTS = "The engine samples from another policy than the learner's"
-STALE = "The samples are too old"
 NOISE = "The policy samples noise"
 GREEDY = "Sampling is almost greedy"
 CUT = "Nearly all answers are cut at the limit"
@@ -26,8 +24,6 @@ LONGER = "Longer answers score higher"
 SHORTER = "Shorter answers score higher"
 LENGTHENS = "The score rises with the length of answers"
 SHORTENS = "The score rises as answers get shorter"
-KL_FAST = "KL rises fast"
-KL_NEGATIVE = "KL is negative"
 CLIPPED = "The clip fraction is high"
 COLLAPSE = "Entropy collapses"
 CRITIC = "The critic is no better than a constant"
@@ -39,31 +35,16 @@ GOLD = "The score rises while the gold score falls"
 OF_LENGTH = (LONGER, SHORTER, LENGTHENS, SHORTENS)
 LEARNS_NOTHING = (TINY, FLAT, COLLAPSE, CRITIC, GROUPS)
 """Alarms that a lack of learning signal causes."""
-CAUSED_BY_LARGE_MOVES = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, NO_UPDATE, SKIPPED, NOT_FINITE)
+CAUSED_BY_LARGE_MOVES = (CLIPPED, COLLAPSE, REPEATS, CIRCLES, NO_UPDATE, SKIPPED, NOT_FINITE)
 """Alarms that a policy far from its start causes."""
 
 PPO_RULES = (
-    rate_rule((DESTROYED, CUT, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES)),
-    Rule(
-        DISAGREE,
-        PROBLEM,
-        lambda run: counted(run, "First minibatches", "first_minibatch/limit_exceeded"),
-        explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
-    ).worded(
-        when="the first minibatch of a step exceeded a limit of its check",
-        advice="Before the first update both have the same weights. Check for a different precision, dropout, or "
-        "sampling settings that change the distribution.",
-    ),
-    Rule(DRIFTS, PROBLEM, updates.engine_drifts, explains=(KL_NEGATIVE, CLIPPED, SKIPPED)).worded(
+    rate_rule((DESTROYED, CUT, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES)),
+    Rule(DRIFTS, PROBLEM, updates.engine_drifts, explains=(CLIPPED, SKIPPED)).worded(
         when=f"mismatch/k3 is above {updates.MAX_MISMATCH} nats per token in the last fifth, or above "
         f"{updates.GROWING_MISMATCH} and {updates.MISMATCH_GROWTH} times that of the first fifth",
         advice="The updates take place on samples of another policy. Compare the precision, temperature and weights "
         "of the engine with the learner's; ppo.policy_loss.behaviour_weight corrects for what remains.",
-    ),
-    Rule(STALE, WARNING, updates.samples_too_old, explains=(CLIPPED, FLAT)).worded(
-        when=f"staleness/effective_fraction is below {updates.LEAST_EFFECTIVE} in the last fifth",
-        advice="The weights that train are far from those that sampled, so few tokens carry the updates. Lower "
-        "ppo.rollout.staleness or the learning rate.",
     ),
     Rule(
         "Responses were unscored",
@@ -83,7 +64,7 @@ PPO_RULES = (
         ONE_SCORE,
         PROBLEM,
         scores.all_scores_equal,
-        explains=(NO_UPDATE, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
+        explains=(NO_UPDATE, OUTWEIGHS, OUTPULLS, *LEARNS_NOTHING),
     ).worded(
         when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
         advice="There is nothing to learn from equal scores. Give the reward source a right and a wrong answer by "
@@ -114,15 +95,7 @@ PPO_RULES = (
         DESTROYED,
         PROBLEM,
         updates.destroyed,
-        explains=(
-            CUT,
-            OUTWEIGHS,
-            OUTPULLS,
-            KL_NEGATIVE,
-            *OF_LENGTH,
-            *LEARNS_NOTHING,
-            *CAUSED_BY_LARGE_MOVES,
-        ),
+        explains=(CUT, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
     ).worded(
         when="a step has a policy/clip_fraction above 0.3 and a policy/approx_kl above 0.1 nats, or a "
         "policy/approx_kl above 0.5; the mean score of the five steps after it is lower by a quarter of score/std "
@@ -147,12 +120,6 @@ PPO_RULES = (
         when=f"that correlation is -{scores.MAX_LENGTH_CORRELATION} or less",
         advice="The reward may favour short answers. Compare answers of equal length in samples.jsonl; if short "
         "answers say too little, set ppo.score.min_tokens.",
-    ),
-    Rule("The format is rewarded but the task is not solved", WARNING, scores.form_saturates, trend=True).worded(
-        when="a component of the score rose by more than its noise and levelled off, while score/task_reward_mean is "
-        "not above its first fifth by more than its noise (ten steps or more; needs ppo.task_reward)",
-        advice="The policy learned the format reward and stopped there. Lower the weight of that component, give it "
-        "only to correct answers, or start from a policy that solves some of the prompts.",
     ),
     Rule(LENGTHENS, WARNING, scores.rises_with_length, trend=True, explains=(CUT, REPEATS, CIRCLES)).worded(
         when="response/tokens_mean is at least 1.5 times its first fifth and score/mean is above its first fifth by "
@@ -183,7 +150,7 @@ PPO_RULES = (
         "high",
         advice="Lower ppo.kl.coefficient: the policy learns to stay at its start.",
     ),
-    Rule(CLIPPED, WARNING, updates.clip_fraction_high, explains=(KL_FAST, FLAT, COLLAPSE, REPEATS, CRITIC)).worded(
+    Rule(CLIPPED, WARNING, updates.clip_fraction_high, explains=(FLAT, COLLAPSE, REPEATS, CRITIC)).worded(
         when="policy/clip_fraction is above 0.3 in the last fifth (objective ppo)",
         advice="Updates are too large: lower the learning rate or the epochs per step, or use larger minibatches.",
     ),
@@ -197,15 +164,6 @@ PPO_RULES = (
         "the score is not high",
         advice="Raise the value model's learning rate, start it from the reward model, or let it train first "
         "(ppo.critic_warmup_steps).",
-    ),
-    Rule(KL_NEGATIVE, PROBLEM, updates.kl_negative).worded(
-        when="kl/sequence is below -0.5 nats in the last fifth",
-        advice="A mean below 0 means that the answers were not sampled from the distribution whose log-probs are "
-        "used: check top-k, top-p, min tokens, dropout, and the settings of the reference.",
-    ),
-    Rule(KL_FAST, WARNING, updates.kl_rises_fast, trend=True, explains=(COLLAPSE, REPEATS, CIRCLES)).worded(
-        when="kl/sequence is above 5 nats in the last fifth, and more than twice its value in the fifth before",
-        advice="Lower the learning rate or the epochs per step, or raise the KL coefficient.",
     ),
     Rule(COLLAPSE, WARNING, updates.entropy_collapses, trend=True, explains=(FLAT, REPEATS, GROUPS)).worded(
         when="policy/entropy in the last fifth is below a fifth of its value in the first, while the score is not "

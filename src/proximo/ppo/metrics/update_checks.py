@@ -19,8 +19,6 @@ MAX_KL_TO_ADVANTAGE = 1
 """Largest allowed ratio of a token's KL gradient factor to the size of its advantage."""
 MAX_MISMATCH = 0.1
 """KL of engine and learner in nats per token that no rounding explains."""
-LEAST_EFFECTIVE = 0.5
-"""Effective share of stale samples below which the alarm is raised."""
 GROWING_MISMATCH = 0.01
 MISMATCH_GROWTH = 5
 DIVERGED_LOSS_RATIO = 10
@@ -145,20 +143,6 @@ def _size_of_advantages(run: Run) -> float | None:
     return means[-1] if means else None
 
 
-def kl_rises_fast(run: Run) -> str | None:
-    """The KL in the last fifth is more than twice that of the fifth before."""
-    means = fifths(run.series("kl/sequence"))
-    if means is None or means[-1] <= 5 or means[-1] <= 2 * max(means[-2], 0):
-        return None
-    return f"{number(means[-1])} nats per answer in the last fifth, {number(means[-2])} in the one before."
-
-
-def kl_negative(run: Run) -> str | None:
-    """The mean KL of the last fifth is more negative than noise explains."""
-    means = fifths(run.series("kl/sequence"))
-    return f"Its mean is {number(means[-1])} nats in the last fifth." if means and means[-1] < -0.5 else None
-
-
 def entropy_collapses(run: Run) -> str | None:
     """Entropy fell to less than a fifth while the score is not high and no longer rises."""
     entropy, score = fifths(run.series("policy/entropy")), run.series("score/mean")
@@ -201,14 +185,6 @@ def engine_drifts(run: Run) -> str | None:
     if last > MAX_MISMATCH or (last > GROWING_MISMATCH and last > MISMATCH_GROWTH * first):
         return f"mismatch/k3 is {number(last)} nats per token in the last fifth and {number(first)} in the first."
     return None
-
-
-def samples_too_old(run: Run) -> str | None:
-    """Whether the weights moved so far during the allowed staleness that most samples say little about them."""
-    means = fifths(run.series("staleness/effective_fraction"))
-    if means is None or means[-1] >= LEAST_EFFECTIVE:
-        return None
-    return f"In the last fifth the samples are worth {means[-1]:.0%} of their number as samples of the policy."
 
 
 Line = Mapping[str, float]
