@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test soak test-vllm docs release-check clean
+.PHONY: demo test house soak test-vllm docs release-check clean
 
 demo:
 	@start=$$(date +%s); $(MAKE) --no-print-directory $(VENV)/.installed && \
@@ -21,6 +21,10 @@ test: $(VENV)/.installed-test
 
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m soak -s
+
+# The size of the project beside its limits: CONTRIBUTING.md. HOUSE_OPTIONS=--lower writes the limits that can be lowered.
+house: $(VENV)/.installed-test
+	$(BIN)/python tests/house/budgets.py $(HOUSE_OPTIONS)
 
 # The documentation as a site, in site/index.html. No page of it needs a network.
 docs: $(VENV)/.installed-docs

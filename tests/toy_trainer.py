@@ -17,12 +17,10 @@ from proximo.config.schema.base import Section
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
-from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.curves import Curve, Trace, held_out
-from proximo.metrics.declared.curves import SPEED
-from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
-from proximo.metrics.declared.rules import COMMON_RULES
-from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.declared import COMMON_RULES, HELD_OUT_LOSS, SPEED
+from proximo.metrics.definitions import DOWN, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.fake_tensor_profiler import building
@@ -109,10 +107,10 @@ class ToyTask(SupervisedTask[LanguageModel, TextExample, ToyConfig]):
 TOY_METRICS = TrainerMetrics(
     tables={
         "Toy": (
-            Metric(name="toy/loss", reduction=Mean, unit="nats", definition="The loss.", better=Better.DOWN),
-            Metric(name="toy/gradient_norm", reduction=Mean, unit="norm", definition="Before clipping."),
-            Metric(name="toy/learning_rate", reduction=Last, unit="per update", definition="Of the last update."),
-            Metric(name="toy/skipped_updates", reduction=Sum, unit="updates", definition="Updates left out."),
+            Metric("toy/loss", Mean, "nats", DOWN).means("The loss."),
+            Metric("toy/gradient_norm", Mean, "norm").means("Before clipping."),
+            Metric("toy/learning_rate", Last, "per update").means("Of the last update."),
+            Metric("toy/skipped_updates", Sum, "updates").means("Updates left out."),
         )
     },
     evaluation=(HELD_OUT_LOSS,),
@@ -120,21 +118,18 @@ TOY_METRICS = TrainerMetrics(
     before_after={"Toy loss": ("evaluation/loss", "toy/loss")},
     curves=(
         Curve(
-            key="loss",
-            title="Loss of the toy",
-            unit="nats",
-            traces=(Trace("toy/loss", "training"), held_out("evaluation/loss")),
-            healthy="Falls.",
-        ),
+            "loss", "Loss of the toy", "nats", (Trace("toy/loss", "training"), held_out("evaluation/loss"))
+        ).when_healthy("Falls."),
         *SPEED,
     ),
     rules=(
         Rule(
-            title="The toy is heavy",
+            "The toy is heavy",
+            WARNING,
+            lambda run: "It is above 1." if max(run.series("toy/loss").values, default=0) > 1 else None,
+        ).worded(
             when="toy/loss is above 1 in any step",
             advice="Lower toy.weight.",
-            severity=Severity.WARNING,
-            check=lambda run: "It is above 1." if max(run.series("toy/loss").values, default=0) > 1 else None,
         ),
         *COMMON_RULES,
     ),

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proximo.commands.pipeline.kind import PIPELINE
 from proximo.ppo.kind import PPO
-from proximo.supervised.dpo.kind import DPO
-from proximo.supervised.kto.kind import KTO
-from proximo.supervised.prm.kind import PRM
-from proximo.supervised.reward.kind import REWARD
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import DPO, KTO, PRM, REWARD, SFT
 from proximo.trainer_kinds import register
 
 for _kind in (SFT, REWARD, PRM, DPO, KTO, PPO, PIPELINE):

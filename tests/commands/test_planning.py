@@ -17,9 +17,9 @@ from proximo.plan.static_memory import optimizer_bytes
 from proximo.plan.text import advice, describe
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo import trainer as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto import build as kto
+from proximo.supervised.kto import trainer as kto
 from proximo.supervised.kto.recipe import KTORecipe
 from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe

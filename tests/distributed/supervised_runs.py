@@ -24,15 +24,15 @@ from proximo.models.sharing.shared_base import base_alone
 from proximo.run.build.sharding import shard_model
 from proximo.run.task import Record
 from proximo.supervised.dpo.recipe import DPOConfig
-from proximo.supervised.dpo.task import DPOTask
+from proximo.supervised.dpo.trainer import DPOTask
 from proximo.supervised.kto.recipe import KTOConfig
-from proximo.supervised.kto.task import KTOTask
+from proximo.supervised.kto.trainer import KTOTask
 from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.prm.task import PRMTask
+from proximo.supervised.prm.trainer import PRMTask
 from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.reward.task import RewardTask
+from proximo.supervised.reward.trainer import RewardTask
 from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.sft.trainer import SFTTask
 from proximo.supervised.task import SupervisedTask, TaskInputs
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, recipe_of

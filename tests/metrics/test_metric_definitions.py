@@ -10,10 +10,7 @@ from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
 from proximo.metrics.documentation import REDUCTIONS, metrics_page
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
-from proximo.supervised.dpo.kind import DPO
-from proximo.supervised.kto.kind import KTO
-from proximo.supervised.reward.kind import REWARD
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import DPO, KTO, REWARD, SFT
 from proximo.trainer_kinds import trainer_kinds
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -30,6 +27,12 @@ def test_every_metric_has_a_unit_and_a_definition_that_is_a_sentence():
     for metric in catalogue().metrics:
         assert metric.unit, metric.name
         assert metric.definition.endswith("."), metric.name
+
+
+def test_every_curve_and_every_rule_has_its_texts():
+    for trainer in trainer_kinds():
+        assert all(curve.healthy for curve in trainer.metrics.curves)
+        assert all(rule.when and rule.advice for rule in trainer.metrics.rules)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():

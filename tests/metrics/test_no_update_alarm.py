@@ -8,10 +8,10 @@ import pytest
 from made_up_runs import ppo_line
 
 from proximo.metrics.alarms import find_alarms
-from proximo.metrics.declared.rules import NO_UPDATE
+from proximo.metrics.declared import NO_UPDATE
 from proximo.metrics.run_files import Run
 from proximo.ppo.kind import PPO
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import SFT
 
 
 def found(run: Run, kind: Any = PPO) -> list[str]:

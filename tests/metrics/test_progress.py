@@ -10,7 +10,7 @@ from rich.console import Console
 from proximo.metrics.console import PlainProgress, ProgressInfo, QuietProgress, TerminalProgress, open_progress
 from proximo.metrics.formatting import format_change, format_duration, format_number
 from proximo.ppo.kind import PPO
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import SFT
 
 LINE = {
     "score/mean": 1.234,

@@ -8,10 +8,7 @@ import pytest
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.run_files import Run, read_run
 from proximo.ppo.kind import PPO
-from proximo.supervised.dpo.kind import DPO
-from proximo.supervised.kto.kind import KTO
-from proximo.supervised.reward.kind import REWARD
-from proximo.supervised.sft.kind import SFT
+from proximo.supervised.kinds import DPO, KTO, REWARD, SFT
 from proximo.trainer_kinds import TrainerKind
 
 GAP = "Accuracy is much higher in training than held out"

@@ -102,11 +102,6 @@ def test_it_explains_a_score_that_does_not_rise_and_is_silent_where_the_kl_is_in
     assert OUTPULLS not in titles({"kl": {"apply_to": "reward"}, "advantage": GAE}, **level)
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.5, []), (0.49, ["The samples are too old"])])
-def test_samples_of_weights_that_are_far_away_are_said(share, found):
-    assert titles({"rollout": {"staleness": 4}}, staleness__effective_fraction=share) == found
-
-
 DRIFTS = "The engine samples from another policy than the learner's"
 
 

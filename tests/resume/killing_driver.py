@@ -25,8 +25,8 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
 from proximo.ppo.task import PPOTask
 from proximo.run.reporting import journal
-from proximo.supervised.reward.task import RewardTask
-from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.reward.trainer import RewardTask
+from proximo.supervised.sft.trainer import SFTTask
 
 LONGEST_LIFE_SECONDS = 400
 

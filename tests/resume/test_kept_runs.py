@@ -14,7 +14,7 @@ from proximo.errors import CheckpointError
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.options import RunOptions
 from proximo.run.resolved_config import saved_recipe
-from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.sft.trainer import SFTTask
 from run_outcomes import read_lines
 from tiny_runs import Kind, run
 

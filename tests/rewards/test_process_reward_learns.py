@@ -26,9 +26,9 @@ from proximo.rewards.function import FunctionReward
 from proximo.rewards.prm import ProcessReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.prm.task import PRMTask
+from proximo.supervised.prm.trainer import PRMTask
 from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.sft.trainer import SFTTask
 from proximo.supervised.task import TaskInputs
 
 SUMS = {"num_terms": 3, "largest": 2}

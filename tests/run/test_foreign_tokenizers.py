@@ -18,13 +18,13 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
-from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo import trainer as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto import build as kto
+from proximo.supervised.kto import trainer as kto
 from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.reward import build as reward
+from proximo.supervised.reward import trainer as reward
 from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft import build as sft
+from proximo.supervised.sft import trainer as sft
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LLAMA, Kind, changed, make_inputs, recipe_of
 

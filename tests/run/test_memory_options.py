@@ -23,15 +23,15 @@ from proximo.ppo.roles import driver
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
-from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo import trainer as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto import build as kto
+from proximo.supervised.kto import trainer as kto
 from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.prm import build as prm
+from proximo.supervised.prm import trainer as prm
 from proximo.supervised.prm.recipe import PRMRecipe
-from proximo.supervised.reward import build as reward
+from proximo.supervised.reward import trainer as reward
 from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft import build as sft
+from proximo.supervised.sft import trainer as sft
 from proximo.supervised.sft.recipe import SFTRecipe
 from run_outcomes import outcome
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run

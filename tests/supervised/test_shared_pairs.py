@@ -14,12 +14,12 @@ from proximo.models import packing
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised import answers
+from proximo.supervised import reference
 from proximo.supervised.dpo.recipe import DPOConfig
-from proximo.supervised.dpo.task import DPOTask
-from proximo.supervised.reward import task as reward
+from proximo.supervised.dpo.trainer import DPOTask
+from proximo.supervised.reward import trainer as reward
 from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.reward.task import RewardTask, num_shared
+from proximo.supervised.reward.trainer import RewardTask, num_shared
 from supervised.test_supervised import gradients, task_inputs
 
 ANSWERS = [
@@ -70,7 +70,7 @@ def test_gradients_are_those_without_sharing(
 ) -> None:
     keep_float64(monkeypatch)
     found: dict[str, Tensor] = gradients(TASKS[kind](architecture, dtype))
-    for module in (packing, answers):
+    for module in (packing, reference):
         monkeypatch.setattr(module, "shareable_prefixes", lambda prompts: [()] * len(prompts))
     monkeypatch.setattr(reward, "num_shared", lambda *_: 0)
     expected: dict[str, Tensor] = gradients(TASKS[kind](architecture, dtype))

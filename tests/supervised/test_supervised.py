@@ -17,14 +17,14 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.reward.build import build_task as build_reward_task
 from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
-from proximo.supervised.reward.task import RewardTask, pair_sequences
+from proximo.supervised.reward.trainer import RewardTask, pair_sequences
+from proximo.supervised.reward.trainer import build_task as build_reward_task
 from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.sft.trainer import SFTTask
 from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
-from proximo.trainer_kinds import trainer_kinds
-from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
+from proximo.trainer_kinds import TrainerKind, recipe_kind, trainer_kinds
+from tiny_runs import KINDS, LLAMA, Kind, changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
 LORA = LoRAOptions(rank=2, seed=3)
@@ -276,3 +276,17 @@ def test_columns_that_are_not_used_are_named_for_all_sources(kind: Kind, tmp_pat
     named = [note for note in made.notes if unused in note]
     assert len(named) == (0 if kind == "ppo" else 2)
     assert any(note.startswith("evaluation rows: ") for note in made.notes)
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward", "prm"])
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_of_the_model_is_left_in_it_only_where_the_recipe_asks_for_it(
+    kind: Kind, dropout: bool, tmp_path: Path
+) -> None:
+    place = make_inputs(tmp_path)
+    config = LLAMA | {"attention_dropout": 0.5}
+    recipe = changed(recipe_of(kind, place), {"model.config": config, f"{kind}.dropout": dropout})
+    trainer = recipe_kind(kind)
+    assert isinstance(trainer, TrainerKind)
+    task: Any = trainer.build(trainer.schema.model_validate(recipe))
+    assert task.model.base.config.attention_dropout == (0.5 if dropout else 0)

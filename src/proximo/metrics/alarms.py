@@ -7,7 +7,7 @@ and these are shown under it.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -38,23 +38,33 @@ class Finding:
     advice: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+PROBLEM, WARNING = Severity.PROBLEM, Severity.WARNING
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One possible problem: when it is diagnosed, what to do, and the check.
+
+    Rule("The loss is 0", WARNING, check).worded(when="the loss is 0 in any step", advice="Check the labels.")
 
     `check` returns the figures as a sentence or a Finding, and None if all is well.
     """
 
     title: str
-    when: str
-    advice: str
     severity: Severity
     check: Callable[[Run], str | Finding | None]
+    _: KW_ONLY
+    when: str = ""
+    advice: str = ""
     trend: bool = False
     """True for a rule that compares the end of the run with its beginning. It applies after half of the steps, or after
     `PATIENCE_STEPS`."""
     explains: tuple[str, ...] = ()
     """Titles of the alarms that this problem causes."""
+
+    def worded(self, *, when: str, advice: str) -> "Rule":
+        """The rule with its texts: when it is raised, and what to do."""
+        return replace(self, when=when, advice=advice)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

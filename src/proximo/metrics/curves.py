@@ -1,6 +1,6 @@
 """Declares the curves of a report, with a description of a healthy run. Drawn by report/plots.py."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
 
@@ -33,15 +33,19 @@ class Trace:
     style: Style = Style.LINE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Curve:
-    """One plot of the report."""
+    """One plot of the report.
+
+    Curve("loss", "Loss", "nats", (Trace("sft/loss", "training"),)).when_healthy("Falls.")
+    """
 
     key: str
     title: str
     unit: str
     traces: tuple[Trace, ...]
-    healthy: str
+    _: KW_ONLY
+    healthy: str = ""
     """What the plot looks like in a healthy run, and what deviations mean."""
     section: Section = Section.MAIN
     view: tuple[float, float] | None = None
@@ -53,6 +57,10 @@ class Curve:
     guide: float | None = None
     """Height of a dotted reference line."""
     stacked: bool = False
+
+    def when_healthy(self, text: str) -> "Curve":
+        """The curve with the text about healthy runs."""
+        return replace(self, healthy=text)
 
 
 def held_out(name: str) -> Trace:

@@ -5,7 +5,7 @@ Recording an undeclared name is an error, so the documentation is always complet
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -23,9 +23,14 @@ class Better(StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+UP, DOWN = Better.UP, Better.DOWN
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One declared metric.
+
+    Metric("sft/loss", Mean, "nats per token", DOWN).means("Negative log-prob of the next token.")
 
     A name with `<component>` is a pattern, in which it stands for one segment of letters, digits, `_.-`.
     """
@@ -33,10 +38,14 @@ class Metric:
     name: str
     reduction: type[MetricValue]
     unit: str
-    definition: str
     better: Better | None = None
-    repeatable: bool = True
+    definition: str = ""
+    repeatable: bool = field(default=True, kw_only=True)
     """False for times and memory, which differ between two runs of the same recipe."""
+
+    def means(self, definition: str) -> "Metric":
+        """The metric with its definition, in sentences."""
+        return replace(self, definition=definition)
 
     @property
     def is_pattern(self) -> bool:

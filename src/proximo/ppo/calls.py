@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from proximo_verifiers.callables import calling_problem, deferral
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
 from proximo.rewards.dense import is_list
 from proximo.run.memory import memory_advice
 from proximo.run.user_code import user_errors_named
+from proximo_verifiers.callables import calling_problem, deferral
 
 Value = TypeVar("Value")
 LOG = logging.getLogger("proximo.ppo")

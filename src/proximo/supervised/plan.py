@@ -1,6 +1,7 @@
 """Plans the update of a supervised trainer: the cost of its passes, computed without weights."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -14,13 +15,13 @@ from proximo.plan.cost_model import (
     StepCost,
     TrainingPass,
     inference_cost,
+    likelihood_loss,
     sequential_cost,
     training_cost,
 )
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
 from proximo.plan.weightless_models import language_model, make_reference
-from proximo.supervised.reference_recipe import ReferenceRecipe
-from proximo.supervised.task import SupervisedConfig
+from proximo.supervised.recipes import ReferenceRecipe, SupervisedConfig, SupervisedRecipe
 
 
 def plan_update(
@@ -66,10 +67,8 @@ def plan_update(
     )
 
 
-def weightless_policy_and_reference(
-    recipe: ReferenceRecipe, context: StageContext
-) -> tuple[LanguageModel, dict[str, Model]]:
-    """The policy, and both models by role, as reference_models.py builds them, but without weights."""
+def _policy_and_reference(recipe: ReferenceRecipe, context: StageContext) -> tuple[LanguageModel, dict[str, Model]]:
+    """The policy, and both models by role, as reference.py builds them, but without weights."""
     configs = context.configs
     num_tokens = configs.num_tokens(recipe.tokenizer, recipe.model)
     with building():
@@ -77,3 +76,45 @@ def weightless_policy_and_reference(
         reference = make_reference(recipe.reference, policy, configs, num_tokens)
         narrow_frozen(reference, beside=[policy.model])
     return policy, {"policy": policy, "reference": reference}
+
+
+def plan_one_model(
+    recipe: SupervisedRecipe,
+    context: StageContext,
+    *,
+    role: str,
+    make: Callable[..., Any],
+    loss: Callable[[Any], Callable[[PassProfiler, PackedResponses], Tensor]],
+    dropout: bool,
+) -> StageCosts:
+    """Models and costs of a step that trains one model.
+
+    `make`: `language_model` or `scalar_model`. `loss`: makes the loss of that model.
+    """
+    config = context.configs.sized(recipe.model, context.configs.num_tokens(recipe.tokenizer, recipe.model))
+    with building():
+        model = make(config, recipe.model, precision=context.precision, dropout=dropout)
+    return plan_update(
+        {role: model},
+        recipe.training,
+        loss(model),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=recipe.sequences_per_row,
+        context=context,
+    )
+
+
+def plan_with_reference(
+    recipe: ReferenceRecipe, context: StageContext, *, readings: Mapping[str, int] | None = None
+) -> StageCosts:
+    """Models and costs of a step that trains a policy beside its reference. `readings`: see `plan_update`."""
+    policy, models = _policy_and_reference(recipe, context)
+    return plan_update(
+        models,
+        recipe.training,
+        likelihood_loss(policy),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=recipe.sequences_per_row,
+        context=context,
+        readings=readings,
+    )

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import RankWriter, Writer
-from proximo.config.run import OptimizerConfig
 from proximo.counts import count_of
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
@@ -25,6 +25,7 @@ from proximo.run.build.conversion import optimizer_options, schedule_notes
 from proximo.run.checkpointing import restore_models, update_counts, writers_for
 from proximo.run.memory import peak_memory_mib
 from proximo.run.task import Record
+from proximo.supervised.recipes import SupervisedConfig
 
 MAX_CONSECUTIVE_SKIPS = 8
 """The run stops after this many consecutive updates with a non-finite loss or gradient: the model has diverged."""
@@ -32,19 +33,6 @@ Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-
-
-class SupervisedConfig(Protocol):
-    """The settings that the recipe sections of all supervised trainers share."""
-
-    @property
-    def num_epochs(self) -> float: ...
-    @property
-    def rows_per_update(self) -> int: ...
-    @property
-    def tokens_per_microbatch(self) -> int: ...
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
 
 
 Config = TypeVar("Config", bound=SupervisedConfig)
@@ -162,6 +150,26 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         with backbone.at_work():
             results = [backbone.run_pass(partial(run, batch)) for batch in batches]
         return [result for part in current().gather(results, what=what) for result in part]
+
+    def losses_of(
+        self, batches: Sequence[tuple[list[int], Batch]], loss: Callable[[Batch], tuple[Tensor, Result]]
+    ) -> tuple[float, list[int], list[Result]]:
+        """The sum of the losses of numbered batches of all ranks, the numbers of their rows, and their measurements.
+
+        `loss`: the loss of a batch, and what was measured in it, as plain values.
+        """
+
+        def measured(numbered: tuple[list[int], Batch]) -> tuple[list[int], float, Result]:
+            indices, batch = numbered
+            value, part = loss(batch)
+            return indices, value.item(), part
+
+        total, order, parts = 0.0, [], []
+        for indices, value, part in self.results_of(batches, measured):
+            total += value
+            order += indices
+            parts.append(part)
+        return total, order, parts
 
     def _compare_ranks(self, step: int, result: UpdateResult) -> None:
         """Raises RankError if a rank has other numbers. Shards differ by their nature; replicas must not."""

@@ -11,7 +11,7 @@ from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.curves import Curve, Section
-from proximo.metrics.declared.rules import NO_UPDATE
+from proximo.metrics.declared import NO_UPDATE
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
 from proximo.metrics.report.head import facts

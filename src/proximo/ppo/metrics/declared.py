@@ -1,15 +1,11 @@
 """Metrics, curves and alarms of PPO, gathered."""
 
-from proximo.metrics.declared.curves import MEMORY
-from proximo.metrics.declared.rules import COMMON_RULES
+from proximo.metrics.declared import COMMON_RULES, MEMORY
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.ppo.metrics.alarms import PPO_RULES
 from proximo.ppo.metrics.curves import PPO_MAIN, PPO_MORE, PPO_SPEED
-from proximo.ppo.metrics.evaluation import GENERATED
-from proximo.ppo.metrics.experience import EXPERIENCE, ROLLOUT, SCORE
-from proximo.ppo.metrics.mismatch import MISMATCH, STALENESS
-from proximo.ppo.metrics.sources import SOURCES
-from proximo.ppo.metrics.updates import FIRST_MINIBATCH, PAIRS, POLICY, PTX, VALUE
+from proximo.ppo.metrics.experience import EXPERIENCE, GENERATED, ROLLOUT, SCORE, SOURCES
+from proximo.ppo.metrics.updates import FIRST_MINIBATCH, MISMATCH, PAIRS, POLICY, PTX, STALENESS, VALUE
 
 PPO_METRICS = TrainerMetrics(
     tables={

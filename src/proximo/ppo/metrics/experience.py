@@ -1,305 +1,226 @@
-"""Metrics of a PPO step before its updates: rollout, scores, experience.
+"""Metrics of a PPO step before its updates, and of answers to held-out prompts: rollout, scores, reward sources.
 
 Means over tokens are over the response mask: no prompts, no padding, no responses that an infrastructure fault left
 unscored.
 """
 
-from proximo.metrics.definitions import Better, Metric
-from proximo.metrics.values import Deviation, Last, Max, Mean, Sum
+from proximo.metrics.definitions import DOWN, UP, Metric
+from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Quantile, Sum
 
 ROLLOUT = (
-    Metric(
-        name="response/tokens_mean",
-        reduction=Mean,
-        unit="tokens",
-        definition="Mean number of tokens of a response, including its end-of-sequence token.",
+    Metric("response/tokens_mean", Mean, "tokens").means(
+        "Mean number of tokens of a response, including its end-of-sequence token."
     ),
-    Metric(
-        name="response/tokens_max",
-        reduction=Max,
-        unit="tokens",
-        definition="Number of tokens of the longest response.",
+    Metric("response/tokens_max", Max, "tokens").means("Number of tokens of the longest response."),
+    Metric("response/finished_fraction", Mean, "fraction", UP).means(
+        "Fraction of responses that ended with a stop token (`eos` or `stop`); the others were cut at the limit."
     ),
-    Metric(
-        name="response/finished_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of responses that ended with a stop token (`eos` or `stop`); the others were cut at the "
-        "limit.",
-        better=Better.UP,
+    Metric("response/repeat_4gram", Mean, "fraction", DOWN).means(
+        "Mean over responses of the fraction of 4-grams of tokens that occurred earlier in the same response. Near 1 "
+        "for a response that repeats one phrase."
     ),
-    Metric(
-        name="response/repeat_4gram",
-        reduction=Mean,
-        unit="fraction",
-        definition="Mean over responses of the fraction of 4-grams of tokens that occurred earlier in the same "
-        "response. Near 1 for a response that repeats one phrase.",
-        better=Better.DOWN,
+    Metric("response/distinct_2", Last, "fraction").means(
+        "Number of distinct token pairs (bigrams) divided by the number of all bigrams, over all responses of the "
+        "step. It falls when the policy repeats itself. Compare it only between steps with about the same number of "
+        "tokens."
     ),
-    Metric(
-        name="response/distinct_2",
-        reduction=Last,
-        unit="fraction",
-        definition="Number of distinct token pairs (bigrams) divided by the number of all bigrams, over all "
-        "responses of the step. It falls when the policy repeats itself. Compare it only between steps with "
-        "about the same number of tokens.",
+    Metric("response/unscored", Sum, "responses", DOWN).means(
+        "Responses excluded from loss, baseline and statistics, because the engine aborted them or a reward source "
+        "failed for a reason outside the response."
     ),
-    Metric(
-        name="response/unscored",
-        reduction=Sum,
-        unit="responses",
-        definition="Responses excluded from loss, baseline and statistics, because the engine aborted them or a "
-        "reward source failed for a reason outside the response.",
-        better=Better.DOWN,
+    Metric("response/sampled", Sum, "responses").means(
+        "Number of responses sampled in the step, before the best were selected; all other metrics of responses, "
+        "scores and rewards cover the selected ones. Only with `ppo.samples_per_prompt`."
     ),
-    Metric(
-        name="response/sampled",
-        reduction=Sum,
-        unit="responses",
-        definition="Number of responses sampled in the step, before the best were selected; all other metrics of "
-        "responses, scores and rewards cover the selected ones. Only with `ppo.samples_per_prompt`.",
-    ),
-    Metric(
-        name="response/sampled_unscored",
-        reduction=Sum,
-        unit="responses",
-        definition="Number of sampled responses without a score for a reason outside the response. Only with "
-        "`ppo.samples_per_prompt`.",
-        better=Better.DOWN,
+    Metric("response/sampled_unscored", Sum, "responses", DOWN).means(
+        "Number of sampled responses without a score for a reason outside the response. Only with "
+        "`ppo.samples_per_prompt`."
     ),
 )
 
 SCORE = (
-    Metric(
-        name="score/mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over responses of the raw score of the reward sources, before `ppo.score` and before any KL "
-        "penalty.",
-        better=Better.UP,
+    Metric("score/mean", Mean, "score", UP).means(
+        "Mean over responses of the raw score of the reward sources, before `ppo.score` and before any KL penalty."
     ),
-    Metric(
-        name="score/std",
-        reduction=Deviation,
-        unit="score",
-        definition="Population standard deviation of that score over responses.",
+    Metric("score/std", Deviation, "score").means("Population standard deviation of that score over responses."),
+    Metric("score/best_fraction", Mean, "fraction", UP).means(
+        "Fraction of responses whose score is the highest of the step. Near 1 little is left to learn."
     ),
-    Metric(
-        name="score/best_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of responses whose score is the highest of the step. Near 1 little is left to learn.",
-        better=Better.UP,
+    Metric("score/length_correlation", Last, "fraction").means(
+        "Pearson correlation of that score with the number of tokens, over responses: -1 if every token costs the "
+        "same, 1 if every token pays the same. Absent if all scores or all lengths are equal."
     ),
-    Metric(
-        name="score/length_correlation",
-        reduction=Last,
-        unit="fraction",
-        definition="Pearson correlation of that score with the number of tokens, over responses: -1 if every token "
-        "costs the same, 1 if every token pays the same. Absent if all scores or all lengths are equal.",
+    Metric("score/sampled_mean", Mean, "score", UP).means(
+        "Mean score of all samples, before the best are selected. Only with `ppo.samples_per_prompt`."
     ),
-    Metric(
-        name="score/sampled_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean score of all samples, before the best are selected. Only with `ppo.samples_per_prompt`.",
-        better=Better.UP,
+    Metric("score/sampled_std", Deviation, "score").means("Population standard deviation of those scores."),
+    Metric("score/<component>/mean", Mean, "score", UP).means("Mean over responses of one component of the score."),
+    Metric("score/task_reward_mean", Mean, "score", UP).means(
+        "Mean over responses of the component that `ppo.task_reward` names, as its source returned it: how much of the "
+        "task was solved. Only with `ppo.task_reward`."
     ),
-    Metric(
-        name="score/sampled_std",
-        reduction=Deviation,
-        unit="score",
-        definition="Population standard deviation of those scores.",
+    Metric("score/shaped_mean", Mean, "score").means(
+        "Mean over counted responses with a score of the score after `ppo.score`, before any KL penalty. Only if "
+        "`ppo.score` changes the score."
     ),
-    Metric(
-        name="score/<component>/mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over responses of one component of the score.",
-        better=Better.UP,
+    Metric("score/shaped_std", Deviation, "score").means(
+        "Standard deviation of the same score over the same responses."
     ),
-    Metric(
-        name="score/task_reward_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over responses of the component that `ppo.task_reward` names, as its source returned it: "
-        "how much of the task was solved. Only with `ppo.task_reward`.",
-        better=Better.UP,
+    Metric("score/penalised_fraction", Mean, "fraction", DOWN).means(
+        "Fraction of the same responses with a penalty of `ppo.score`. Only with a penalty."
     ),
-    Metric(
-        name="score/shaped_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over counted responses with a score of the score after `ppo.score`, before any KL penalty. "
-        "Only if `ppo.score` changes the score.",
+    Metric("score/answer_mean", Mean, "score").means(
+        "Mean over the prompts of the step of the score of the answers that responses are compared with: reference "
+        "answers with `ppo.score.minus_reference_answer`, greedy answers with the estimator `greedy_baseline`."
     ),
-    Metric(
-        name="score/shaped_std",
-        reduction=Deviation,
-        unit="score",
-        definition="Standard deviation of the same score over the same responses.",
+    Metric("score/running_mean", Last, "score").means(
+        "Mean of all scores of the run so far, including this step, after baseline, bias and scale. Only with "
+        "`ppo.score.normalise`."
     ),
-    Metric(
-        name="score/penalised_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of the same responses with a penalty of `ppo.score`. Only with a penalty.",
-        better=Better.DOWN,
+    Metric("score/running_std", Last, "score").means(
+        "Sample standard deviation of the same scores, by which the scores of this step were divided; 0 as long as "
+        "they do not differ, and then nothing is divided."
     ),
-    Metric(
-        name="score/answer_mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over the prompts of the step of the score of the answers that responses are compared with: "
-        "reference answers with `ppo.score.minus_reference_answer`, greedy answers with the estimator "
-        "`greedy_baseline`.",
-    ),
-    Metric(
-        name="score/running_mean",
-        reduction=Last,
-        unit="score",
-        definition="Mean of all scores of the run so far, including this step, after baseline, bias and scale. Only "
-        "with `ppo.score.normalise`.",
-    ),
-    Metric(
-        name="score/running_std",
-        reduction=Last,
-        unit="score",
-        definition="Sample standard deviation of the same scores, by which the scores of this step were divided; 0 "
-        "as long as they do not differ, and then nothing is divided.",
-    ),
-    Metric(
-        name="gold/mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over responses of the gold score, which is never used for training. Only in runs with a "
-        "gold source.",
-        better=Better.UP,
+    Metric("gold/mean", Mean, "score", UP).means(
+        "Mean over responses of the gold score, which is never used for training. Only in runs with a gold source."
     ),
 )
 
 EXPERIENCE = (
-    Metric(
-        name="reward/std",
-        reduction=Last,
-        unit="score",
-        definition="Standard deviation over responses of the return, discounted by `ppo.advantage.gamma`: the shaped "
-        "score minus the KL penalty, before any whitening.",
+    Metric("reward/std", Last, "score").means(
+        "Standard deviation over responses of the return, discounted by `ppo.advantage.gamma`: the shaped score minus "
+        "the KL penalty, before any whitening."
     ),
-    Metric(
-        name="reward/mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over responses of the sum of their token rewards: the shaped score minus the KL penalty; "
-        "whitened with `ppo.score.whiten_rewards`.",
-        better=Better.UP,
+    Metric("reward/mean", Mean, "score", UP).means(
+        "Mean over responses of the sum of their token rewards: the shaped score minus the KL penalty; whitened with "
+        "`ppo.score.whiten_rewards`."
     ),
-    Metric(
-        name="kl/sequence",
-        reduction=Mean,
-        unit="nats",
-        definition="Mean over responses of the sum over tokens of k1 = log policy - log reference: an unbiased "
-        "estimate of KL(policy || reference) of whole responses.",
+    Metric("kl/sequence", Mean, "nats").means(
+        "Mean over responses of the sum over tokens of k1 = log policy - log reference: an unbiased estimate of "
+        "KL(policy || reference) of whole responses."
     ),
-    Metric(
-        name="kl/per_token",
-        reduction=Mean,
-        unit="nats per token",
-        definition="The sum of the same k1 over all tokens, divided by the number of tokens.",
+    Metric("kl/per_token", Mean, "nats per token").means(
+        "The sum of the same k1 over all tokens, divided by the number of tokens."
     ),
-    Metric(
-        name="kl/k3_per_token",
-        reduction=Mean,
-        unit="nats per token",
-        definition="Mean over tokens of k3 = exp(-k1) - 1 + k1: never negative, and less noisy than k1.",
+    Metric("kl/k3_per_token", Mean, "nats per token").means(
+        "Mean over tokens of k3 = exp(-k1) - 1 + k1: never negative, and less noisy than k1."
     ),
-    Metric(
-        name="kl/full_per_token",
-        reduction=Mean,
-        unit="nats per token",
-        definition="The KL of the policy from the reference over the whole vocabulary, mean over the tokens of all "
-        "updates: no estimate. Only with `kl.apply_to: loss` and `kl.estimator: full`.",
-        better=Better.DOWN,
+    Metric("kl/full_per_token", Mean, "nats per token", DOWN).means(
+        "The KL of the policy from the reference over the whole vocabulary, mean over the tokens of all updates: no "
+        "estimate. Only with `kl.apply_to: loss` and `kl.estimator: full`."
     ),
-    Metric(
-        name="kl/same_top_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of the same tokens at whose position the most likely token of policy and reference is the "
-        "same.",
-        better=Better.UP,
+    Metric("kl/same_top_fraction", Mean, "fraction", UP).means(
+        "Fraction of the same tokens at whose position the most likely token of policy and reference is the same."
     ),
-    Metric(
-        name="kl/coefficient",
-        reduction=Last,
-        unit="score per nat",
-        definition="The cost of one nat of KL in this step. An adaptive coefficient changes after the step.",
+    Metric("kl/coefficient", Last, "score per nat").means(
+        "The cost of one nat of KL in this step. An adaptive coefficient changes after the step."
     ),
-    Metric(
-        name="advantage/mean",
-        reduction=Mean,
-        unit="score",
-        definition="Mean over tokens of the advantages, before standardising.",
+    Metric("advantage/mean", Mean, "score").means("Mean over tokens of the advantages, before standardising."),
+    Metric("advantage/std", Deviation, "score").means(
+        "Standard deviation over tokens of the advantages, before standardising."
     ),
-    Metric(
-        name="advantage/std",
-        reduction=Deviation,
-        unit="score",
-        definition="Standard deviation over tokens of the advantages, before standardising.",
+    Metric("advantage/flat", Last, "fraction").means(
+        "1 if the returns of the step are nearly equal compared with those of the run (`ppo.advantage.least_spread`), "
+        "so that all advantages are 0 and the policy is not updated; otherwise 0. Only in runs with a value model."
     ),
-    Metric(
-        name="advantage/flat",
-        reduction=Last,
-        unit="fraction",
-        definition="1 if the returns of the step are nearly equal compared with those of the run "
-        "(`ppo.advantage.least_spread`), so that all advantages are 0 and the policy is not updated; otherwise "
-        "0. Only in runs with a value model.",
+    Metric("group/rollouts", Last, "rollouts", DOWN).means(
+        "Rollouts of the step, each of `ppo.prompts_per_step` prompts, with `zero_variance_groups: resample`. At "
+        "`resample_rounds` the step may lack groups to learn from."
     ),
-    Metric(
-        name="group/rollouts",
-        reduction=Last,
-        unit="rollouts",
-        definition="Rollouts of the step, each of `ppo.prompts_per_step` prompts, with `zero_variance_groups: "
-        "resample`. At `resample_rounds` the step may lack groups to learn from.",
-        better=Better.DOWN,
+    Metric("group/effective_fraction", Mean, "fraction", UP).means(
+        "The effective sample fraction: fraction of the counted responses whose group has different task rewards "
+        "(`ppo.task_reward`, before any shaping). The other responses teach nothing about the task. Only in runs with "
+        "a group baseline."
     ),
-    Metric(
-        name="group/effective_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="The effective sample fraction: fraction of the counted responses whose group has different task "
-        "rewards (`ppo.task_reward`, before any shaping). The other responses teach nothing about the task. Only "
-        "in runs with a group baseline.",
-        better=Better.UP,
+    Metric("group/zero_variance_fraction", Mean, "fraction", DOWN).means(
+        "Fraction of prompts whose responses all have the same task reward: all right, or all wrong. Only in runs with "
+        "a group baseline."
     ),
-    Metric(
-        name="group/zero_variance_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of prompts whose responses all have the same task reward: all right, or all wrong. Only "
-        "in runs with a group baseline.",
-        better=Better.DOWN,
+    Metric("group/zero_advantage_fraction", Mean, "fraction", DOWN).means(
+        "Fraction of prompts without any advantage: all their responses have the same return, with the KL, or "
+        "`ppo.advantage.zero_variance_groups` excludes them. Only in runs with a group baseline."
     ),
-    Metric(
-        name="group/zero_advantage_fraction",
-        reduction=Mean,
-        unit="fraction",
-        definition="Fraction of prompts without any advantage: all their responses have the same return, with the "
-        "KL, or `ppo.advantage.zero_variance_groups` excludes them. Only in runs with a group baseline.",
-        better=Better.DOWN,
+    Metric("value/explained_variance", Last, "fraction", UP).means(
+        "1 - Var(returns - values) / Var(returns) over the tokens of the step, with the values before the updates: 1 "
+        "is a perfect critic, 0 a critic no better than a constant. Also 0 if all returns are equal."
     ),
-    Metric(
-        name="value/explained_variance",
-        reduction=Last,
-        unit="fraction",
-        definition="1 - Var(returns - values) / Var(returns) over the tokens of the step, with the values before the "
-        "updates: 1 is a perfect critic, 0 a critic no better than a constant. Also 0 if all returns are equal.",
-        better=Better.UP,
+    Metric("extra/<component>", Last, "that of the call").means(
+        "A number that a user-defined call wrote in this step (docs/dataflow.md)."
     ),
-    Metric(
-        name="extra/<component>",
-        reduction=Last,
-        unit="that of the call",
-        definition="A number that a user-defined call wrote in this step (docs/dataflow.md).",
+)
+
+
+def _source(name: str, reduction: type[MetricValue], unit: str) -> Metric:
+    """A metric of a reward source. It is not repeatable: it depends on timing, and a resumed run has an empty cache."""
+    return Metric(f"source/<component>/{name}", reduction, unit, DOWN, repeatable=False)
+
+
+SOURCES = (
+    _source("seconds_p50", Quantile, "seconds").means(
+        "Wall-clock time to grade one answer, or one batch for a function or a reward model: half took no longer."
     ),
+    _source("seconds_p95", Quantile, "seconds").means("Wall-clock time that 95% of the graded answers did not exceed."),
+    _source("seconds_p99", Quantile, "seconds").means("Wall-clock time that 99% of the graded answers did not exceed."),
+    _source("timeout_fraction", Mean, "fraction").means(
+        "Fraction of the responses whose grading exceeded its limit: twice, or for a remote service in the last "
+        "attempt."
+    ),
+    _source("failure_fraction", Mean, "fraction").means(
+        "Fraction of the responses that this source could not score for a reason outside the response."
+    ),
+    _source("model_fault_fraction", Mean, "fraction").means(
+        "Fraction of the responses that this source marks as faulty, with a real low score; including time-outs."
+    ),
+    _source("retries", Sum, "tries").means(
+        "Retries after a worker died, a verifier failed, a limit was exceeded or a request failed."
+    ),
+    _source("worker_restarts", Sum, "workers").means("Workers that replaced one that ended or was killed."),
+    Metric("source/<component>/cache_hit_fraction", Mean, "fraction", repeatable=False).means(
+        "Fraction of the responses whose grade came from the cache."
+    ),
+)
+
+
+GENERATED = (
+    Metric("evaluation/score", Mean, "score", UP).means("Mean score of the answers to the held-out prompts."),
+    Metric("evaluation/score_std", Deviation, "score").means("Population standard deviation of those scores."),
+    Metric("evaluation/score/<component>", Mean, "score", UP).means(
+        "Mean over those answers of one component of the score."
+    ),
+    Metric("evaluation/task_reward", Mean, "score", UP).means(
+        "Mean over those answers of the component that `ppo.task_reward` names. Only with that key."
+    ),
+    Metric("evaluation/gold", Mean, "score", UP).means(
+        "Mean over those answers of the gold score. Only in runs with a gold source."
+    ),
+    Metric("evaluation/pass_at_<component>", Mean, "fraction", UP).means(
+        "Mean over held-out prompts of the probability that one of k answers has a `ppo.task_reward` of at least "
+        "`ppo.solved_score`. The estimate from all scored answers to the prompt is unbiased: 1 - C(n - c, k) / C(n, "
+        "k). For k = 1, 2, 4 and so on up to `ppo.evaluation_samples_per_prompt`."
+    ),
+    Metric("evaluation/reference_score", Mean, "score").means(
+        "Mean score of the reference's answers to the same prompts. Only with `ppo.evaluate_reference`."
+    ),
+    Metric("evaluation/win_rate", Mean, "fraction", UP).means(
+        "Fraction of held-out answers with a higher score than the reference's answer to the same prompt, sampled with "
+        "the same random numbers; a tie counts half. Only with `ppo.evaluate_reference`."
+    ),
+    Metric("evaluation/kl", Mean, "nats").means(
+        "Mean over those answers of the sum of k1 over tokens, as in kl/sequence."
+    ),
+    Metric("evaluation/k3_per_token", Mean, "nats per token", DOWN).means(
+        "k3 of the policy from the reference, mean over the tokens of the responses: an estimate of the KL that is "
+        "never negative. Only in runs without a reward, whose best checkpoint has the lowest."
+    ),
+    Metric("evaluation/tokens", Mean, "tokens").means("Mean number of tokens of those answers."),
+    Metric("evaluation/finished_fraction", Mean, "fraction", UP).means(
+        "Fraction of those answers that ended with a stop token."
+    ),
+    Metric("evaluation/distinct_2", Last, "fraction").means(
+        "Number of distinct token bigrams divided by the number of all bigrams, over all those answers."
+    ),
+    Metric("evaluation/unscored", Sum, "responses", DOWN).means(
+        "Answers excluded from these metrics because of a fault outside the answer."
+    ),
+    Metric("evaluation/responses", Sum, "responses").means("Number of answers in these means."),
 )

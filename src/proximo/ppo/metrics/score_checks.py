@@ -215,24 +215,6 @@ def groups_dead(run: Run) -> str | None:
     return f"{means[-1]:.0%} of prompts in the last fifth." if means and means[-1] > 0.5 and not succeeds(run) else None
 
 
-def form_saturates(run: Run) -> str | None:
-    """A score component has risen and levelled off while the task reward is flat. Needs `ppo.task_reward`."""
-    task_reward = run.series("score/task_reward_mean")
-    if len(task_reward) < MIN_STEPS or not is_flat(task_reward):
-        return None
-    for name in run.names:
-        part = run.series(name)
-        means = fifths(part) if name.startswith("score/") and name.count("/") == 2 else None
-        if means is None or not rises(part):
-            continue
-        if abs(means[-1] - means[-2]) <= 0.1 * (means[-1] - means[0]):
-            return (
-                f"{name} rose from {number(means[0])} to {number(means[-1])} and has levelled off, while the task "
-                f"reward was {number(ends(task_reward)[0])} and is {number(ends(task_reward)[1])}."
-            )
-    return None
-
-
 def repeats_itself(run: Run) -> str | None:
     """Distinct-2 fell by half or more. Not raised if the run succeeds, since few answers may be correct."""
     means = fifths(run.series("response/distinct_2"))

@@ -1,8 +1,10 @@
 """Checks of PPO's alarms on policy updates, critic and KL. Checks on scores: score_checks.py."""
 
 import math
+from collections.abc import Callable, Mapping
 
 from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
+from proximo.metrics.declared import SKIPPED_CAUSE, idle_lines, no_update_detail
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.ppo.metrics.signs import destructive_step, has_one_update, succeeds, where_scores_differ
@@ -17,8 +19,6 @@ MAX_KL_TO_ADVANTAGE = 1
 """Largest allowed ratio of a token's KL gradient factor to the size of its advantage."""
 MAX_MISMATCH = 0.1
 """KL of engine and learner in nats per token that no rounding explains."""
-LEAST_EFFECTIVE = 0.5
-"""Effective share of stale samples below which the alarm is raised."""
 GROWING_MISMATCH = 0.01
 MISMATCH_GROWTH = 5
 DIVERGED_LOSS_RATIO = 10
@@ -143,20 +143,6 @@ def _size_of_advantages(run: Run) -> float | None:
     return means[-1] if means else None
 
 
-def kl_rises_fast(run: Run) -> str | None:
-    """The KL in the last fifth is more than twice that of the fifth before."""
-    means = fifths(run.series("kl/sequence"))
-    if means is None or means[-1] <= 5 or means[-1] <= 2 * max(means[-2], 0):
-        return None
-    return f"{number(means[-1])} nats per answer in the last fifth, {number(means[-2])} in the one before."
-
-
-def kl_negative(run: Run) -> str | None:
-    """The mean KL of the last fifth is more negative than noise explains."""
-    means = fifths(run.series("kl/sequence"))
-    return f"Its mean is {number(means[-1])} nats in the last fifth." if means and means[-1] < -0.5 else None
-
-
 def entropy_collapses(run: Run) -> str | None:
     """Entropy fell to less than a fifth while the score is not high and no longer rises."""
     entropy, score = fifths(run.series("policy/entropy")), run.series("score/mean")
@@ -201,9 +187,40 @@ def engine_drifts(run: Run) -> str | None:
     return None
 
 
-def samples_too_old(run: Run) -> str | None:
-    """Whether the weights moved so far during the allowed staleness that most samples say little about them."""
-    means = fifths(run.series("staleness/effective_fraction"))
-    if means is None or means[-1] >= LEAST_EFFECTIVE:
+Line = Mapping[str, float]
+
+
+def no_update(run: Run) -> str | None:
+    """The last steps without an update, with their cause.
+
+    Steps of the critic's warm-up are to take none. A run that succeeds may end with steps that have nothing to teach,
+    but not consist of them.
+    """
+    first_step = 1 + (setting(run.config, "ppo", "critic_warmup_steps") or 0)
+    idle = idle_lines(run, first_step=first_step)
+    if not idle or (idle[-1]["progress/updates"] > 0 and succeeds(run)):
         return None
-    return f"In the last fifth the samples are worth {means[-1]:.0%} of their number as samples of the policy."
+    return no_update_detail(run, idle, _causes(run))
+
+
+def _causes(run: Run) -> dict[str, Callable[[Line], bool]]:
+    task_reward = setting(run.config, "ppo", "task_reward")
+    compared = f"{task_reward} (ppo.task_reward)" if task_reward else "the score"
+    masks = setting(run.config, "ppo", "truncation_value") == "mask"
+    return {
+        "no response was scored": lambda line: line.get("response/unscored", 0) > 0 and "score/mean" not in line,
+        **SKIPPED_CAUSE,
+        "ppo.guards.target_kl ended the step before its first update": lambda line: (
+            line.get("policy/stopped_updates", 0) > 0
+        ),
+        f"all groups were excluded, because in each of them {compared} is the same number "
+        "(ppo.advantage.zero_variance_groups)": lambda line: line.get("group/effective_fraction") == 0,
+        "all returns were nearly one number (ppo.advantage.least_spread)": lambda line: (
+            line.get("advantage/flat", 0) > 0
+        ),
+        "all tokens were rejected (ppo.policy_loss.rejection)": lambda line: line.get("policy/rejected_fraction") == 1,
+        "all responses were cut at the limit, which leaves them out (ppo.truncation_value: mask)": lambda line: (
+            masks and line.get("response/finished_fraction") == 0
+        ),
+        "no response had a token": lambda line: line.get("response/tokens_max") == 0,
+    }

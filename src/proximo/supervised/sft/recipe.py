@@ -1,17 +1,25 @@
-"""The recipe schema of `proximo sft`."""
+"""The recipe of supervised fine-tuning, its metrics, curves and alarms. Without torch."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.data import TextDataConfig
-from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_tokenizer
-from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
-from proximo.config.schema.base import Section
+from proximo.config.recipe import check_quantisation, check_tokenizer
+from proximo.config.run import ModelConfig, OptimizerConfig
+from proximo.metrics.curves import Curve, Trace, held_out
+from proximo.metrics.declared import HELD_OUT_LOSS
+from proximo.metrics.definitions import DOWN, Metric
+from proximo.metrics.values import ExponentialMean, Mean, Sum
+from proximo.supervised import alarm_checks as checks
+from proximo.supervised.metrics import OVERFITTING_RULE, flat_loss_rule, spike_rule, supervised_metrics
+from proximo.supervised.recipes import SupervisedRecipe, UpdateSection
 
 
-class SFTConfig(Section):
+class SFTConfig(UpdateSection):
     """How often and in which portions supervised fine-tuning goes through the examples."""
+
+    rows_key: ClassVar[str] = "examples_per_step"
 
     num_epochs: float = Field(1.0, gt=0)
     """Epochs over the data; may be fractional."""
@@ -24,28 +32,21 @@ class SFTConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="cosine")
     """Optimizer of the model."""
 
-    @property
-    def rows_per_update(self) -> int:
-        """Examples that each update learns from, over all micro-batches and ranks."""
-        return self.examples_per_step
 
-
-class SFTRecipe(TrainerRecipe):
+class SFTRecipe(SupervisedRecipe):
     """What `proximo sft` reads: the model, the examples, and how it trains on them."""
 
+    section: ClassVar[str] = "sft"
     memory_settings: ClassVar[str] = "lower sft.tokens_per_microbatch, or set model.activation_checkpointing"
 
     model: ModelConfig
     """The model to train."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    """Its tokenizer."""
     data: TextDataConfig
     """Training data."""
     sft: SFTConfig = SFTConfig()
     """Training settings."""
 
-    @model_validator(mode="after")
-    def _has_tokenizer(self) -> Self:
+    def check_models(self) -> None:
         check_quantisation(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
             check_tokenizer(self.model, "model", self.tokenizer)
@@ -54,13 +55,64 @@ class SFTRecipe(TrainerRecipe):
                 "tokenizer.train_vocab_size makes a new tokenizer, whose ids do not fit trained weights: set "
                 "model.config, or remove it"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _one_pass_in_backward(self) -> Self:
-        longest, budget = self.sft.examples_per_step * self.data.max_tokens, self.sft.tokens_per_microbatch
-        check_one_pass(self.sft.optimizer, longest=longest, budget=budget, section="sft", rows="sft.examples_per_step")
-        return self
 
-    def longest_sequence(self) -> dict[str, int]:
-        return {"data.max_tokens": self.data.max_tokens}
+TRAINING = (
+    Metric("sft/loss", Mean, "nats per token", DOWN).means(
+        "Negative log-prob of the next token, mean over the tokens in the loss mask of the step."
+    ),
+    Metric("sft/perplexity", ExponentialMean, "perplexity", DOWN).means(
+        "exp of sft/loss. It depends on the tokenizer; use bits per character to compare tokenizers."
+    ),
+    Metric("sft/tokens", Sum, "tokens").means("Number of tokens in the loss mask of the step."),
+)
+
+EVALUATION = (
+    HELD_OUT_LOSS,
+    Metric("evaluation/perplexity", ExponentialMean, "perplexity", DOWN).means(
+        "exp of the mean nats per held-out token."
+    ),
+    Metric("evaluation/bits_per_character", Mean, "bits", DOWN).means(
+        "Bits of all held-out tokens divided by the number of characters of their text: comparable between tokenizers."
+    ),
+)
+
+CURVES = (
+    Curve("loss", "Loss", "nats per token", (Trace("sft/loss", "training"), held_out("evaluation/loss"))).when_healthy(
+        "Both curves fall and stay together. Held-out loss rising while the training loss falls: the model overfits, "
+        "so use the lowest point."
+    ),
+    Curve("bits", "Bits per character", "bits", (held_out("evaluation/bits_per_character"),)).when_healthy(
+        "Falls. Use this value to compare models: it does not depend on the tokenizer."
+    ),
+)
+
+RULES = (
+    spike_rule("sft/loss", "sft.optimizer"),
+    OVERFITTING_RULE,
+    flat_loss_rule("sft/loss", "sft.optimizer", checks.FLAT_LOSS),
+)
+
+METRICS = supervised_metrics(
+    "sft",
+    "Supervised fine-tuning",
+    TRAINING,
+    evaluation=EVALUATION,
+    watched={
+        "sft/loss": "loss",
+        "evaluation/loss": "held-out loss",
+        "evaluation/bits_per_character": "bits/char",
+        "sft/learning_rate": "lr",
+    },
+    before_after={
+        "Loss": ("evaluation/loss", "sft/loss"),
+        "Bits per character": ("evaluation/bits_per_character",),
+        "Perplexity": ("evaluation/perplexity", "sft/perplexity"),
+    },
+    curves=CURVES,
+    gradients="Falls from a high start, then steady.",
+    rules=RULES,
+)
+
+
+SCHEMA = SFTRecipe

@@ -1,20 +1,28 @@
-"""The training task of supervised fine-tuning. The loop that drives it: run/loop.py."""
+"""Supervised fine-tuning: its task, how it is built from a recipe, and its plan."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from proximo.data.examples import TextExample
+from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.rows import Row
 from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
+from proximo.plan.cost_model import likelihood_loss
+from proximo.plan.stages import StageContext, StageCosts
+from proximo.plan.weightless_models import language_model
+from proximo.run.build.conversion import example_options
+from proximo.run.build.models import build_language_model
 from proximo.run.task import Record
-from proximo.supervised.sft.recipe import SFTConfig
+from proximo.supervised.building import load_split, prepare_model, start, task_inputs
+from proximo.supervised.plan import plan_one_model
+from proximo.supervised.sft.recipe import SFTConfig, SFTRecipe
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 
 
@@ -77,3 +85,37 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
 
     def _nats(self, batch: PackedResponses) -> tuple[float]:
         return (text_nats(self.model, batch).item(),)
+
+
+def build_task(recipe: SFTRecipe) -> SFTTask:
+    """Load data, then the model, so that a bad data file fails before any weights are loaded."""
+    begun = start(recipe, {"policy": recipe.model}, texts_of=texts_of)
+    split = load_split(load_text_examples, begun, example_options(recipe.data))
+    model = build_language_model(recipe.model, begun.tokenizer, device_spec=begun.device_spec)
+    longest = max(len(example.token_ids) for example in split)
+    fingerprint = prepare_model(recipe, model, begun, role="policy", longest=longest, dropout=recipe.sft.dropout)
+    inputs = task_inputs(recipe, model, begun, split, fingerprint=fingerprint, rows="examples")
+    return SFTTask(inputs, held_out_characters=split.held_out_report.num_characters if split.held_out_report else 0)
+
+
+def texts_of(rows: Sequence[Row]) -> Iterator[str]:
+    """All text of the rows, for training a tokenizer."""
+    for row in rows:
+        for value in row.values.values():
+            yield from _texts(value)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.values() for text in _texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _texts(item))
+
+
+def plan(recipe: SFTRecipe, context: StageContext) -> StageCosts:
+    """Models and costs of a step: one model, trained on single examples."""
+    return plan_one_model(
+        recipe, context, role="policy", make=language_model, loss=likelihood_loss, dropout=recipe.sft.dropout
+    )

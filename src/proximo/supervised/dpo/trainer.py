@@ -1,4 +1,4 @@
-"""The training task of direct preference optimisation (DPO). The loop that drives it: run/loop.py."""
+"""Direct preference optimisation (DPO): its task, how it is built from a recipe, and its plan."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,10 +9,18 @@ from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel
-from proximo.supervised.answers import AnswerBatch, answer_batches, answer_logprobs
-from proximo.supervised.dpo.recipe import DPOConfig
-from proximo.supervised.pair_scores import PairMeasures, pair_scores
-from proximo.supervised.pair_task import PairTask
+from proximo.plan.stages import StageContext, StageCosts
+from proximo.supervised.building import start, task_inputs
+from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
+from proximo.supervised.pairs import PairMeasures, PairTask, load_pairs, longest_pair, pair_scores, unused_margins
+from proximo.supervised.plan import plan_with_reference
+from proximo.supervised.reference import (
+    AnswerBatch,
+    answer_batches,
+    answer_logprobs,
+    build_policy_and_reference,
+    check_prompts,
+)
 from proximo.supervised.task import TaskInputs
 
 
@@ -71,3 +79,26 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, AnswerBatch]):
         rewards = [implicit_rewards(half.detach(), beta=beta) for half in ratios]
         measures = PairMeasures(scores=pair_scores(*rewards), logprobs=pair_scores(*logprobs.detach().tensor_split(2)))
         return per_pair.sum() / num_pairs, measures
+
+
+def build_task(recipe: DPORecipe) -> DPOTask:
+    """Load data, then models, so that a bad data file fails before any weights are loaded."""
+    begun = start(recipe, {"policy": recipe.model, "reference": recipe.reference})
+    pairs = load_pairs(recipe.data, begun, learned="responses")
+    check_prompts(pairs, "pairs")
+    models = build_policy_and_reference(recipe, begun, longest=longest_pair(pairs))
+    inputs = task_inputs(
+        recipe,
+        models.policy,
+        begun,
+        pairs,
+        fingerprint=models.fingerprint,
+        rows="pairs",
+        notes=unused_margins(pairs.training, "DPO's loss has no place for them"),
+    )
+    return DPOTask(inputs, reference=models.reference)
+
+
+def plan(recipe: DPORecipe, context: StageContext) -> StageCosts:
+    """Models and costs of a step. The reference computes log-probs of all pairs before the policy is updated."""
+    return plan_with_reference(recipe, context)

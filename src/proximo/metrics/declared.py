@@ -1,11 +1,18 @@
-"""The alarm rules of every run. Rules of one trainer are declared beside it."""
+"""What several trainers declare alike: alarm rules, curves, and metrics on held-out data.
+
+Metrics, curves and rules of one trainer are declared beside it. Evaluation draws its random numbers from a purpose of
+its own that knows no step, so two steps answer the same prompts with the same numbers and differ by the policy alone.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from proximo.counts import count_of
-from proximo.metrics.alarms import Rule, Severity, counted
+from proximo.metrics.alarms import PROBLEM, WARNING, Rule, counted
+from proximo.metrics.curves import Curve, Section, Trace
+from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.run_files import Run, setting
+from proximo.metrics.values import Last, Mean, Sum
 
 NO_UPDATE, SKIPPED, NOT_FINITE = "No update was taken", "Updates were skipped", "Some metrics were not finite"
 TOO_FAST = "The learning rate is far too high"
@@ -83,45 +90,96 @@ def _too_fast(run: Run) -> str | None:
 
 def rate_rule(explains: tuple[str, ...]) -> Rule:
     """The rule for learning rates that destroy any model. `explains`: alarms of the trainer."""
-    return Rule(
-        title=TOO_FAST,
+    return Rule(TOO_FAST, PROBLEM, _too_fast, explains=explains).worded(
         when=f"the learning_rate of the trained model's optimizer is above {MAX_LEARNING_RATE}",
         advice="An update moves each weight by about so much, and most weights are below 0.1: nothing is left of the "
         "model. Start another run with the learning rate of a recipe of `proximo recipes`: --resume keeps it.",
-        severity=Severity.PROBLEM,
-        check=_too_fast,
-        explains=explains,
     )
 
 
 def no_update_rule(check: Callable[[Run], str | None] = _no_update, *, explains: Sequence[str] = ()) -> Rule:
     """The rule for steps without an update. `check`: with the causes of a trainer. `explains`: alarms of its own."""
-    return Rule(
-        title=NO_UPDATE,
+    return Rule(NO_UPDATE, PROBLEM, check, explains=(*explains, SKIPPED, NOT_FINITE)).worded(
         when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three "
         f"steps, or in {IDLE_STEPS} steps in a row",
         advice="What the run saves is the model of the last update. Remove the cause, and start another run: --resume "
         "keeps the settings of this one.",
-        severity=Severity.PROBLEM,
-        check=check,
-        explains=(*explains, SKIPPED, NOT_FINITE),
     )
 
 
 COMMON_RULES = (
-    Rule(
-        title=SKIPPED,
+    Rule(SKIPPED, WARNING, _skipped).worded(
         when="a count of skipped updates is above 0 in any step",
         advice="A few are harmless. If there are many, lower the learning rate; gradients that are not finite "
         "indicate a problem of the data or the precision.",
-        severity=Severity.WARNING,
-        check=_skipped,
     ),
-    Rule(
-        title=NOT_FINITE,
+    Rule(NOT_FINITE, WARNING, lambda run: counted(run, "Metrics", "progress/non_finite_metrics")).worded(
         when="progress/non_finite_metrics is above 0 in any step",
         advice="NaN or infinity in a statistic is often the first sign of divergence: log.txt names the metrics.",
-        severity=Severity.WARNING,
-        check=lambda run: counted(run, "Metrics", "progress/non_finite_metrics"),
     ),
 )
+
+
+MEMORY = Curve(
+    "memory", "Peak memory", "MiB", (Trace("memory/peak_mib", "peak"),), section=Section.SPEED, from_zero=True
+).when_healthy("Constant after the first steps. A steady rise indicates a memory leak.")
+
+SPEED = (
+    Curve(
+        "throughput",
+        "Throughput",
+        "tokens per second",
+        (Trace("throughput/train_tokens_per_second", "training"),),
+        section=Section.SPEED,
+        from_zero=True,
+    ).when_healthy(
+        "Constant, except for changes of the sequence lengths. Falling: another process uses the machine, or memory is "
+        "short."
+    ),
+    Curve(
+        "time",
+        "Time of a step",
+        "seconds",
+        (Trace("time/step_seconds", "step"),),
+        section=Section.SPEED,
+        from_zero=True,
+    ).when_healthy("Constant. Evaluation and saving are not included."),
+    MEMORY,
+)
+
+
+HELD_OUT_LOSS = Metric("evaluation/loss", Mean, "nats", DOWN).means(
+    "The training loss on held-out data: nats per token, or per pair when training on pairs; with KTO the weight lost "
+    "per answer."
+)
+
+PAIRS = (
+    Metric("evaluation/pairs", Sum, "pairs").means("Number of held-out pairs in these means."),
+    Metric("evaluation/pair_accuracy", Mean, "fraction", UP).means(
+        "Fraction of held-out pairs whose chosen answer scores higher; a tie counts half."
+    ),
+    Metric("evaluation/margin_mean", Mean, "score", UP).means(
+        "Mean over held-out pairs of chosen score minus rejected score."
+    ),
+    Metric("evaluation/score_chosen_mean", Mean, "score").means(
+        "Mean score of the chosen answers of the held-out pairs."
+    ),
+    Metric("evaluation/score_rejected_mean", Mean, "score").means(
+        "Mean score of the rejected answers of the held-out pairs."
+    ),
+)
+
+CALIBRATION = Metric("evaluation/calibration_error", Last, "fraction", DOWN).means(
+    "Expected calibration error over held-out pairs: the difference between the confidence in the preferred answer, "
+    "sigmoid(|margin|), and the fraction of pairs in which that answer was the chosen one; mean over ten bins of "
+    "confidence, weighted by their pairs."
+)
+
+
+def balancing_metric(group: str) -> Metric:
+    """`group`: the first part of the name."""
+    return Metric(f"{group}/balancing_loss", Mean, "experts per token", DOWN).means(
+        "Load-balancing loss of a mixture of experts before its coefficient, mean over updates: the number of experts "
+        "times the sum over experts of share of tokens times mean probability. It is the number of experts per token "
+        "where all get alike, and the number of experts where one gets all. Only for a model that is balanced."
+    )

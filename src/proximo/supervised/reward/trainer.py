@@ -1,4 +1,4 @@
-"""The training task of a reward model on preference pairs. The loop that drives it: run/loop.py."""
+"""Reward model training on preference pairs: its task, how it is built from a recipe, and its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,27 @@ from torch import Tensor
 
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.data.preferences import PreferencePair
+from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_own_share
 from proximo.models.packing import Packed, pack, pack_nothing
-from proximo.models.scalar import ScalarModel
-from proximo.supervised.pair_scores import PairMeasures, pair_metrics, pair_scores
-from proximo.supervised.pair_task import PairTask
-from proximo.supervised.reward.recipe import RewardTrainingConfig
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.plan.cost_model import score_loss
+from proximo.plan.stages import StageContext, StageCosts
+from proximo.plan.weightless_models import scalar_model
+from proximo.run.build.models import build_scalar_model
+from proximo.supervised.building import prepare_model, start, task_inputs
+from proximo.supervised.pairs import (
+    PairMeasures,
+    PairTask,
+    load_pairs,
+    longest_pair,
+    pair_metrics,
+    pair_scores,
+    unused_margins,
+)
+from proximo.supervised.plan import plan_one_model
+from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,4 +141,31 @@ def _token_scores(batch: PairBatch, scores: Tensor) -> tuple[TokenScores, TokenS
     return (
         TokenScores(token_ids=ids[:cut], scores=scores[:cut], lengths=halves[0]),
         TokenScores(token_ids=ids[cut:], scores=scores[cut:], lengths=halves[1]),
+    )
+
+
+def build_task(recipe: RewardRecipe) -> RewardTask:
+    """Load data, then the model, so that a bad data file fails before any weights are loaded."""
+    if recipe.model.init_from != "path":
+        raise ConfigError(
+            f"model.init_from is {recipe.model.init_from}, but a reward model starts from a path or a config"
+        )
+    begun = start(recipe, {"reward": recipe.model})
+    pairs = load_pairs(recipe.data, begun, learned="last")
+    model = build_scalar_model(
+        recipe.model, begun.tokenizer, fresh_head=HeadStart.NORMAL, device_spec=begun.device_spec
+    )
+    fingerprint = prepare_model(
+        recipe, model, begun, role="reward", longest=longest_pair(pairs), dropout=recipe.reward.dropout
+    )
+    notes: list[str] = []
+    if recipe.reward.loss != "bradley_terry":
+        notes = unused_margins(pairs.training, "only loss bradley_terry has a place for them")
+    return RewardTask(task_inputs(recipe, model, begun, pairs, fingerprint=fingerprint, rows="pairs", notes=notes))
+
+
+def plan(recipe: RewardRecipe, context: StageContext) -> StageCosts:
+    """Models and costs of a step: one model, trained on pairs."""
+    return plan_one_model(
+        recipe, context, role="reward", make=scalar_model, loss=score_loss, dropout=recipe.reward.dropout
     )

@@ -1,26 +1,105 @@
-"""The training task of Kahneman-Tversky optimisation (KTO). The loop that drives it: run/loop.py."""
+"""Kahneman-Tversky optimisation (KTO): its task, how it is built from a recipe, and its plan."""
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import ClassVar
+from statistics import fmean
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.direct_preference import implicit_rewards
 from proximo.algorithms.unpaired_preference import kto_loss, reference_point
-from proximo.data.labelled import LabelledResponse
+from proximo.config.data import LabelledDataConfig
+from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
+from proximo.data.parts.decoding import decode, response_text
+from proximo.errors import DataError
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.run.task import Record
-from proximo.supervised.answers import AnswerBatch, answer_batches, answer_logprobs
-from proximo.supervised.kto.label_scores import LabelScores, label_metrics, label_sample
-from proximo.supervised.kto.recipe import KTOConfig
+from proximo.supervised.building import load_split, start, task_inputs
+from proximo.supervised.kto.recipe import ADVISED, KTOConfig, KTORecipe, label_balance
+from proximo.supervised.plan import plan_with_reference
+from proximo.supervised.reference import (
+    AnswerBatch,
+    answer_batches,
+    answer_logprobs,
+    build_policy_and_reference,
+    check_prompts,
+)
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelScores:
+    """Measurements of labelled answers, in one order. The sum of two holds the answers of both."""
+
+    rewards: tuple[float, ...]
+    """Implicit rewards, beta times the log-ratio."""
+    logprobs: tuple[float, ...]
+    """Log-probs of whole answers under the policy, in nats."""
+    desirable: tuple[bool, ...]
+
+    def __add__(self, other: "LabelScores") -> "LabelScores":
+        return LabelScores(
+            rewards=self.rewards + other.rewards,
+            logprobs=self.logprobs + other.logprobs,
+            desirable=self.desirable + other.desirable,
+        )
+
+    def of(self, values: Sequence[float], *, desirable: bool) -> list[float]:
+        """Those of the `values` whose answer has this label."""
+        return [value for value, label in zip(values, self.desirable, strict=True) if label == desirable]
+
+
+def label_metrics(group: str, total: LabelScores, *, point: float) -> dict[str, MetricValue]:
+    """Rewards and log-probs by label, how well they tell the labels apart, and the reference point `point` in nats."""
+    desirable, undesirable = (total.of(total.rewards, desirable=label) for label in (True, False))
+    auc = margin = Mean(0, 0)
+    if desirable and undesirable:
+        auc = Mean(area_under_curve(desirable, undesirable), 1)
+        margin = Mean(fmean(desirable) - fmean(undesirable), 1)
+    return {
+        f"{group}/reference_point": Mean(point, 1),
+        f"{group}/auc": auc,
+        f"{group}/margin": margin,
+        f"{group}/reward_desirable": Mean.of(desirable),
+        f"{group}/reward_undesirable": Mean.of(undesirable),
+        f"{group}/logprob_desirable": Mean.of(total.of(total.logprobs, desirable=True)),
+        f"{group}/logprob_undesirable": Mean.of(total.of(total.logprobs, desirable=False)),
+    }
+
+
+def area_under_curve(higher: Sequence[float], lower: Sequence[float]) -> float:
+    """The fraction of pairs of one number of each in which the first is the higher one; a tie counts half.
+
+    NaN if one of them is NaN. Neither may be empty.
+    """
+    if any(map(math.isnan, (*higher, *lower))):
+        return math.nan
+    ordered = sorted(lower)
+    below = sum(bisect_left(ordered, number) + bisect_right(ordered, number) for number in higher)
+    return below / (2 * len(higher) * len(lower))
+
+
+def label_sample(tokenizer: PreTrainedTokenizerBase, example: LabelledResponse, reward: float) -> dict[str, Any]:
+    """A row of samples.jsonl: a labelled answer with its implicit reward."""
+    return {
+        "kind": "labelled",
+        "prompt_id": example.id,
+        "prompt": decode(tokenizer, example.prompt_token_ids),
+        "response": response_text(tokenizer, example.prompt_token_ids, example.response_token_ids),
+        "desirable": example.desirable,
+        "score": reward,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,17 +161,9 @@ class KTOTask(SupervisedTask[LanguageModel, LabelledResponse, KTOConfig]):
         if not held_out:
             return None
         point = self.reference_point(held_out)
-
-        def measured(numbered: tuple[list[int], LabelledBatch]) -> tuple[list[int], float, LabelScores]:
-            indices, batch = numbered
-            value, part = self.loss(batch, point=point, num_examples=len(held_out))
-            return indices, value.item(), part
-
-        loss, order, parts = 0.0, [], []
-        for indices, value, part in self.results_of(self.batches(held_out), measured):
-            loss += value
-            order += indices
-            parts.append(part)
+        loss, order, parts = self.losses_of(
+            self.batches(held_out), lambda batch: self.loss(batch, point=point, num_examples=len(held_out))
+        )
         total = reduce(add, parts)
         metrics = label_metrics("evaluation", total, point=point) | {
             "evaluation/examples": Sum(len(held_out)),
@@ -198,3 +269,68 @@ def _first_tokens(example: LabelledResponse, count: int) -> LabelledResponse:
 
 def _flags(values: Sequence[bool], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.bool, device=device)
+
+
+def build_task(recipe: KTORecipe) -> KTOTask:
+    """Load data, then models, so that a bad data file fails before any weights are loaded."""
+    begun = start(recipe, {"policy": recipe.model, "reference": recipe.reference})
+    split = load_split(load_labelled_responses, begun, labelled_options(recipe.data))
+    check_prompts(split, "answers")
+    balance = _balance_note(split.training, recipe.kto)
+    longest = max(row.num_tokens for row in split)
+    if recipe.kto.reference_point == "kl":  # a prompt also meets the answer to another one
+        prompt = max(len(row.prompt_token_ids) for row in split)
+        answer = max(len(row.response_token_ids) for row in split)
+        longest = min(recipe.data.max_tokens, prompt + answer)
+    models = build_policy_and_reference(recipe, begun, longest=longest)
+    inputs = task_inputs(
+        recipe, models.policy, begun, split, fingerprint=models.fingerprint, rows="answers", notes=[balance]
+    )
+    return KTOTask(inputs, reference=models.reference, max_tokens=recipe.data.max_tokens)
+
+
+def labelled_options(data: LabelledDataConfig) -> LabelledOptions:
+    """How rows become labelled answers."""
+    return LabelledOptions(
+        form=data.form,
+        max_tokens=data.max_tokens,
+        too_long=data.too_long,
+        as_messages=data.as_messages,
+        system=data.system,
+    )
+
+
+def _balance_note(training: Sequence[LabelledResponse], config: KTOConfig) -> str:
+    """How many answers have which label, and advice if one weighs too much.
+
+    Raises DataError if all have the same label.
+    """
+    num_desirable = sum(example.desirable for example in training)
+    num_undesirable = len(training) - num_desirable
+    if not num_desirable or not num_undesirable:
+        label, other = ("true", "false") if num_desirable else ("false", "true")
+        raise DataError(
+            f"all {len(training):,} training answers are labelled {label}, and KTO learns from both labels: add "
+            f"answers labelled {other}, or fine-tune on good answers with `proximo sft`"
+        )
+    ratio = label_balance(num_desirable, num_undesirable, config.desirable_weight, config.undesirable_weight)
+    note = f"labels: {num_desirable:,} desirable, {num_undesirable:,} undesirable; by weight {ratio:.3g} to 1"
+    low, high = ADVISED
+    if low <= ratio <= high:
+        return note
+    weight = "undesirable_weight" if ratio > high else "desirable_weight"
+    factor = ratio / high if ratio > high else low / ratio
+    return (
+        f"{note}. {low:g} to {high:.2f} is advised: set kto.{weight} to "
+        f"{getattr(config, weight) * factor:.3g} or so (docs/kto.md)"
+    )
+
+
+def plan(recipe: KTORecipe, context: StageContext) -> StageCosts:
+    """Models and costs of a step.
+
+    Before the update the reference reads all answers. With `reference_point: kl`, both models also read every prompt
+    with the answer to another one.
+    """
+    readings = {"reference": 2, "policy": 1} if recipe.kto.reference_point == "kl" else {"reference": 1}
+    return plan_with_reference(recipe, context, readings=readings)

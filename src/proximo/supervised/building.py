@@ -1,0 +1,135 @@
+"""What all supervised trainers build alike: data and tokenizer, before any weights are loaded, then a task's inputs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.data.load_report import LoadReport
+from proximo.data.rows import Row
+from proximo.data.token_cache import TokenCache
+from proximo.models.context_length import check_lengths
+from proximo.models.dropout import disable_dropout
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.run.build.conversion import check_optimizer
+from proximo.run.build.data import SplitRows, evaluation_notes, read_split, token_cache
+from proximo.run.build.models import DeviceSpec, build_tokenizer, check_readers, prepare_device
+from proximo.run.build.sharding import shard_model
+from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.supervised.recipes import SupervisedRecipe
+from proximo.supervised.task import TaskInputs
+
+Example = TypeVar("Example")
+Model = TypeVar("Model", LanguageModel, ScalarModel)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a run has before any weights are loaded, so that a bad data file fails early."""
+
+    device_spec: DeviceSpec
+    cache: TokenCache
+    rows: SplitRows
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split(Generic[Example]):
+    """Training examples and held-out examples."""
+
+    training: Sequence[Example]
+    held_out: Sequence[Example]
+    report: LoadReport
+    """What was loaded and dropped among the training rows."""
+    held_out_report: LoadReport | None = None
+    """The same of the held-out rows; None without any."""
+
+    def __iter__(self) -> Iterator[Example]:
+        return chain(self.training, self.held_out)
+
+
+def start(
+    recipe: SupervisedRecipe,
+    readers: Mapping[str, ModelConfig | ScalarModelConfig | None],
+    *,
+    texts_of: Callable[[Sequence[Row]], Iterable[str]] | None = None,
+) -> Start:
+    """Read the rows, and load or train the tokenizer.
+
+    `readers`: role -> section of a model that reads its tokens. `texts_of`: the texts of rows that a tokenizer may be
+    trained on. Raises DataError for malformed rows, and ModelError if a model does not use the tokenizer's ids.
+    """
+    device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.training.optimizer, device_spec.device)
+    rows = read_split(recipe.data, seed=recipe.run.seed)
+    tokenizer = build_tokenizer(
+        recipe.tokenizer,
+        model_path=recipe.model.path,
+        revision=recipe.model.revision,
+        texts=None if texts_of is None else texts_of(rows.training),
+    )
+    check_readers(recipe.tokenizer, tokenizer, readers)
+    return Start(device_spec=device_spec, cache=cache, rows=rows, tokenizer=tokenizer)
+
+
+def load_split(load: Callable[..., tuple[Sequence[Example], LoadReport]], begun: Start, options: Any) -> Split[Example]:
+    """Tokenise the rows. Raises DataError for a malformed row, and if no example is left.
+
+    `load`: of `data/`, called with rows, tokenizer, `options` and the cache.
+    """
+    training, report = load(begun.rows.training, begun.tokenizer, options, cache=begun.cache)
+    if not begun.rows.held_out:
+        return Split(training=training, held_out=[], report=report)
+    held_out, held_out_report = load(begun.rows.held_out, begun.tokenizer, options, cache=begun.cache)
+    return Split(training=training, held_out=held_out, report=report, held_out_report=held_out_report)
+
+
+def prepare_model(
+    recipe: SupervisedRecipe,
+    model: LanguageModel | ScalarModel,
+    begun: Start,
+    *,
+    role: str,
+    longest: int,
+    dropout: bool,
+) -> Mapping[str, Any]:
+    """Check that a task's only model can read `longest` tokens, and place it on this rank; returns the fingerprint.
+
+    `dropout`: whether it trains with its own. Raises ConfigError for a model that cannot read so many tokens.
+    """
+    check_lengths(model.base.config, role=role, max_prompt_tokens=longest, max_response_tokens=0)
+    if not dropout:
+        disable_dropout(model.model)
+    fingerprint = inputs_fingerprint(begun.rows, begun.tokenizer, {"base": model.model} if model.has_adapter else {})
+    shard_model(model, recipe.devices, role="model")
+    return fingerprint
+
+
+def task_inputs(
+    recipe: SupervisedRecipe,
+    model: Model,
+    begun: Start,
+    split: Split[Example],
+    *,
+    fingerprint: Mapping[str, Any],
+    rows: str,
+    notes: Sequence[str] = (),
+) -> TaskInputs[Model, Example, Any]:
+    """What a task is given. `rows`: the word for its rows in the notes, `pairs`. `notes`: further lines for the log."""
+    return TaskInputs(
+        model=model,
+        tokenizer=begun.tokenizer,
+        examples=split.training,
+        held_out=split.held_out,
+        config=recipe.training,
+        seed=recipe.run.seed,
+        fingerprint=fingerprint,
+        notes=(
+            *(f"data: {begun.rows.description}", f"training {rows}: {split.report}", *notes),
+            *(*evaluation_notes(recipe.data, split.held_out_report), *begun.cache.notes),
+        ),
+    )

@@ -1,0 +1,115 @@
+"""What the recipes of supervised trainers have alike: of all, of those with a score head, of those with a reference."""
+
+from abc import abstractmethod
+from typing import ClassVar, Protocol, Self
+
+from pydantic import model_validator
+
+from proximo.config.data import LabelledDataConfig, PreferenceDataConfig, StepDataConfig, TextDataConfig
+from proximo.config.placed_roles import PlacedRole
+from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_reference, check_tokenizer
+from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.schema.base import Section
+
+
+class SupervisedConfig(Protocol):
+    """The training settings that all supervised trainers have."""
+
+    @property
+    def num_epochs(self) -> float: ...
+    @property
+    def rows_per_update(self) -> int: ...
+    @property
+    def tokens_per_microbatch(self) -> int: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+
+
+class UpdateSection(Section):
+    """A section with the training settings of a supervised trainer."""
+
+    rows_key: ClassVar[str]
+    """Its key with the number of rows of an update: examples, pairs or solutions."""
+
+    @property
+    def rows_per_update(self) -> int:
+        """Rows that each update learns from, over all micro-batches and ranks."""
+        return getattr(self, self.rows_key)
+
+
+class SupervisedRecipe(TrainerRecipe):
+    """A recipe whose updates are over rows of data."""
+
+    section: ClassVar[str]
+    """The key of its training settings."""
+    sequences_per_row: ClassVar[int] = 1
+    """Sequences that the trained model reads for a row: 2 for a pair."""
+
+    model: ModelConfig | ScalarModelConfig
+    """The model to train."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Its tokenizer."""
+    data: TextDataConfig | PreferenceDataConfig | StepDataConfig | LabelledDataConfig
+    """Training data."""
+
+    @property
+    def training(self) -> SupervisedConfig:
+        """The training settings."""
+        return getattr(self, self.section)
+
+    @abstractmethod
+    def check_models(self) -> None:
+        """Raises ValueError if models and tokenizer cannot be used together."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.check_models()
+        config, section = getattr(self, self.section), self.section
+        longest = self.sequences_per_row * config.rows_per_update * self.data.max_tokens
+        rows, budget = f"{section}.{config.rows_key}", config.tokens_per_microbatch
+        check_one_pass(config.optimizer, longest=longest, budget=budget, section=section, rows=rows)
+        return self
+
+    def longest_sequence(self) -> dict[str, int]:
+        return {"data.max_tokens": self.data.max_tokens}
+
+
+class ScalarRecipe(SupervisedRecipe):
+    """A recipe that trains a model with a scalar head. Its base comes from a folder, the Hub or a configuration."""
+
+    model: ScalarModelConfig
+    """The model that it starts from."""
+
+    def check_models(self) -> None:
+        if self.model.init_from != "path":
+            raise ValueError("model needs path (trained weights) or config (random weights)")
+        check_quantisation(self.model, "model", self.run)
+        check_tokenizer(self.model, "model", self.tokenizer)
+
+
+class ReferenceRecipe(SupervisedRecipe):
+    """A recipe that trains a policy and compares it with a frozen reference."""
+
+    model: ModelConfig
+    """The policy to train, preferably a fine-tuned model. The reference is a frozen copy of it, or its base with
+    LoRA."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must have the policy's vocabulary."""
+
+    def check_models(self) -> None:
+        check_tokenizer(self.model, "model", self.tokenizer)
+        if self.model.lora is not None and self.reference is not None:
+            raise ValueError("with model.lora the base is the reference: remove reference, or train without LoRA")
+        check_reference(self.reference, self.run)
+        check_quantisation(self.model, "model", self.run)
+
+    def placed_roles(self) -> tuple[PlacedRole, ...]:
+        trained, *_ = super().placed_roles()
+        base = "model" if self.model.lora is not None else None
+        common = self.reference is None and (base is not None or self.model.frozen_layers > 0)
+        reference = PlacedRole(
+            role="reference", key="reference", model=self.reference, shares=base, has_common_tensors=common
+        )
+        return trained, reference
