@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.collection import loading
 from proximo.cli.configuration import KindOption, kind_of
+from proximo.cli.loading import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError

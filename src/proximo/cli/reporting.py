@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import completion
-from proximo.cli.collection import loading
+from proximo.cli.loading import loading
 from proximo.cli.using import check_run_folder
 
 
@@ -23,7 +22,6 @@ def report(
         typer.Argument(
             metavar="RUN...",
             help="A run folder, or a pipeline's; several are compared.",
-            autocompletion=completion.run_folders,
         ),
     ],
     *,
@@ -60,7 +58,6 @@ def watch(
         typer.Argument(
             metavar="RUN",
             help="A run folder, or a pipeline's; it may come later.",
-            autocompletion=completion.run_folders,
         ),
     ],
     *,
