@@ -93,7 +93,6 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is not supported", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
-    _override("estimator by the name of other tools", "ppo.advantage=grpo", "did you mean group_standardised?"),
     _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator or ppo.advantage.estimator?"),
     _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
     _override("rewards that weigh nothing", "reward.0.weight=0", "every reward source has weight 0"),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from proximo.checkpoint import atomic
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.writers import Writer
 from proximo.config.run import RunConfig
-from proximo.config.schema.base import AbsentMeans
 from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.report.page import write_report
@@ -244,10 +243,9 @@ def test_settings_that_choose_the_environment_may_differ_with_the_same_permissio
 
 
 class LaterRun(RunConfig):
-    """Of a later version, which has settings more."""
+    """Of another version, which has one setting more."""
 
     new_key: int = 3
-    floor: Annotated[float, AbsentMeans(0.0)] = 0.1
 
 
 class LaterRecipe(SFTRecipe):
@@ -259,25 +257,12 @@ def start_later(folder: Path, **run: Any) -> int:
     return run_task(Counting, made, RunOptions(quiet=True, resume="must"))
 
 
-def test_a_run_survives_an_upgrade_that_adds_settings(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", Counting(fail_at=4))
-    with pytest.raises(
-        RunFolderError, match=r"settings .saved -> now.:\n  run.floor: 0.0 -> 0.1\n  give them the saved"
-    ):
-        start_later(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"\n  run.new_key: 3 -> 4\n  give"):
-        start_later(tmp_path / "run", floor=0, new_key=4)
-    assert start_later(tmp_path / "run", floor=0) == 0
-    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
-
-
 def test_a_setting_that_is_gone_is_refused_with_the_version_that_has_it(tmp_path: Path) -> None:
     start(tmp_path / "run", run={"keep_last": 5})
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
-    assert start_later(tmp_path / "run", floor=0, keep_last=5) == 0
+    assert start_later(tmp_path / "run", keep_last=5) == 0
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000005\n")
-    with pytest.raises(RunFolderError, match=r"(?s)run.floor \(saved as 0.0\): there is no such setting.*proximo \d"):
+    with pytest.raises(RunFolderError, match=r"(?s)run.new_key \(saved as 3\): there is no such setting.*proximo \d"):
         start(tmp_path / "run", resume="must")
 
 
