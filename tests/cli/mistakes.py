@@ -472,7 +472,7 @@ COMMANDS = (
     _use(
         "start from the run that is replaced",
         "ppo r.yaml model.path=runs/x/checkpoints/step-000001/policy --overwrite",
-        "belongs to the run in runs/x",
+        "in the folder runs/x that --overwrite would move aside",
         "run.folder",
         files={**HELD}
         | {f"runs/x/checkpoints/step-000001/policy/{name}.json": "{}" for name in ("config", "tokenizer")},

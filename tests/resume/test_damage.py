@@ -81,7 +81,7 @@ def check_every_file(place: Path, *, num_flips: int) -> int:
                     if not needs and what.startswith("bit"):
                         read(place / "run")
                         continue
-                    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}.*step-000004 is complete"):
+                    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}.*The others are step-000004:"):
                         read(place / "run")
     return readings
 
@@ -115,9 +115,11 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         said = capsys.readouterr()
         assert not said.out
         assert not (tmp_path / "out").exists()
-        with pytest.raises(CheckpointError, match=r"step-000004 is complete: write step-000004 into") as refused:
+        with pytest.raises(
+            CheckpointError, match=r"The others are step-000004: write one of these names into"
+        ) as refused:
             run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))
-        advice = re.search(r"write (\S+) into (\S+) to resume", str(refused.value))
+        advice = re.search(r"The others are (\S+): write one of these names into (\S+) to resume", str(refused.value))
         assert advice is not None
         Path(advice[2]).write_text(f"{advice[1]}\n")
         assert main(["generate", str(folder), "abc", "--max-new-tokens", "2"]) == 0

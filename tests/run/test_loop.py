@@ -1,6 +1,7 @@
 """The loop around a trainer: one line per step, saves, resumes with the same bits, whatever interrupts it."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -437,30 +438,28 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert kept == ["step-000002", "step-000007", "step-000008"]
 
 
-def kept(folder: Path) -> dict[str, bytes]:
-    """What lies in a run folder, but for its lock and what a failed start left."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {
-        name: path.read_bytes()
-        for name, path in files.items()
-        if name != ".proximo-run" and not name.startswith("failed-start/")
-    }
-
-
-@pytest.mark.parametrize("fails", [RuntimeError("the reward function"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
-def test_a_run_that_ends_before_its_first_step_replaces_nothing(tmp_path: Path, fails: BaseException) -> None:
+def test_overwriting_moves_the_earlier_run_aside_and_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     start(tmp_path / "run")
-    before = kept(tmp_path / "run")
-    with pytest.raises(type(fails)):
-        start(tmp_path / "run", Counting(fails=fails), overwrite=True)
-    assert kept(tmp_path / "run") == before
-    assert "step 0/5" in (tmp_path / "run" / "failed-start" / "log.txt").read_text()
-
-
-def test_a_run_that_takes_a_step_replaces_the_earlier_one(tmp_path: Path) -> None:
-    start(tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    earlier = contents(tmp_path / "run")
+    aside = tmp_path / "run.replaced-1"
+    with pytest.raises(RuntimeError, match="the reward function"):
+        start(tmp_path / "run", Counting(fails=RuntimeError("the reward function")), overwrite=True, quiet=False)
+    assert f"the run that was in {tmp_path / 'run'} is now in {aside}\n" in capsys.readouterr().err
+    assert contents(aside) == earlier
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", Counting(fail_at=2), overwrite=True)
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 2
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert not list((tmp_path / "run").glob(".[!p]*"))
+    shutil.move(tmp_path / "run", tmp_path / "other")
+    shutil.move(aside, tmp_path / "run")
+    assert start(tmp_path / "run", resume="auto") == 0
+    assert contents(aside.with_name("run")) == earlier
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a run folder, but for its lock."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name != ".proximo-run"}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,6 @@ def open_checkpoint(checkpoints: Path, step: int, *, parts: Collection[str] | No
         raise DamagedError(f"{folder} holds the checkpoint of step {manifest.step}: it was renamed")
     state = json.loads((folder / STATE).read_bytes(), object_hook=SavedState)
     return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
-
-
-def first_complete(checkpoints: Path, steps: Iterable[int]) -> str | None:
-    """The name of the first checkpoint that is whole, every hash compared."""
-    for step in steps:
-        try:
-            return open_checkpoint(checkpoints, step, parts=None).folder.name
-        except DamagedError:  # look further
-            continue
-    return None
 
 
 def left_by_failed_save(checkpoints: Path) -> str:

@@ -1,8 +1,4 @@
-"""State of a checkpoint as it is read back, perhaps by a later version. Not what a trainer keeps in it.
-
-What a later version adds to its state needs a default: `state.get(name, default)`, or a field of a record with one.
-What it cannot do without, and does not find, is refused with the reason.
-"""
+"""Reads and writes the state of a checkpoint. A missing entry is refused with the reason."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,7 +22,7 @@ class SavedState(dict[str, Any]):
 
 
 def as_record(record_type: Callable[..., Record], saved: Mapping[str, Any]) -> Record:
-    """A dataclass whose fields were saved by name; a field that was not yet there has its default.
+    """A dataclass whose fields were saved by name.
 
     Raises CheckpointError for a value that it has no field for, and for a field without value or default.
     """

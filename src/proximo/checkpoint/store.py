@@ -26,7 +26,6 @@ from proximo.checkpoint.ranks_files import check_all_seen, written_by_ranks
 from proximo.checkpoint.reading import (
     STEP_NAME,
     Checkpoint,
-    first_complete,
     folder_of,
     left_by_failed_save,
     open_checkpoint,
@@ -135,7 +134,7 @@ class CheckpointStore:
         """The checkpoint of a step, by default that of `latest`, with every file's hash compared.
 
         parts: the names of writers whose files alone are hashed; None all. The rest must be there in the right size.
-        Raises CheckpointError that names the damaged file and the newest other checkpoint that is complete.
+        Raises CheckpointError that names the damaged file and the other checkpoints.
         """
         wanted = self._latest_step() if step is None else step
         if wanted is None:
@@ -281,19 +280,11 @@ class CheckpointStore:
             ) from damage
 
     def _advice(self, damaged: int | None) -> str:
-        """What to do: the newest older one that is complete can be gone on from, a newer one only used."""
-        steps = self.steps()[::-1]
-        older = first_complete(self.folder, (step for step in steps if damaged is None or step < damaged))
-        if older is not None:
-            return (
-                f"{older} is complete: write {older} into {self.folder / LATEST} to resume from there, or give "
-                f"--checkpoint {older} to a command that only reads the run"
-            )
-        latest = self._latest_step()
-        if latest is not None and latest != damaged and first_complete(self.folder, [latest]) is not None:
-            return (
-                f"The latest, of step {latest}, is complete: --resume goes on from it, and --checkpoint latest reads it"
-            )
-        again = "No older checkpoint is complete: the run can only start again, with --overwrite"
-        newer = first_complete(self.folder, (step for step in steps if damaged is not None and step > damaged))
-        return again if newer is None else f"{again}; {newer} is complete, and --checkpoint {newer} reads it"
+        """What to do: resume from another checkpoint, or read one; the newest comes first."""
+        others = ", ".join(self._folder_of(step).name for step in self.steps()[::-1] if step != damaged)
+        if not others:
+            return "There is no other checkpoint: the run can only start again, with --overwrite"
+        return (
+            f"The others are {others}: write one of these names into {self.folder / LATEST} to resume from it, or give "
+            "it as --checkpoint to a command that reads the run"
+        )

@@ -41,7 +41,9 @@ Resume = Annotated[
         help="Resume the run in the folder; =auto also starts a new run, and does nothing if the run is finished.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Start in a folder that holds a run, which is moved aside.")
+]
 OtherEnvironment = Annotated[
     bool,
     typer.Option(

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proximo.checkpoint.run_folder import settle_run
 from proximo.errors import RunFolderError, UserError
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.comparison import NamedRun, comparison_page
@@ -106,8 +105,6 @@ def _stages(run: Path) -> list[Path]:
     if not run.is_dir():
         raise RunFolderError(f"there is no run folder {run}")
     stages = stage_folders(run)
-    for folder in (run, *stages):
-        settle_run(folder)
     if (run / "metrics.jsonl").is_file():
         return [run]
     if begun := [stage for stage in stages if (stage / "metrics.jsonl").is_file()]:

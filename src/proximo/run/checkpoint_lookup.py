@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder, settle_run
+from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
@@ -24,7 +24,6 @@ def find_run(folder: Path) -> Path:
         raise RunFolderError(f"there is no run folder {folder} (seen from {Path.cwd()})")
     for candidate in _candidates(folder):
         if is_run_folder(candidate):
-            settle_run(candidate)
             return candidate
     raise RunFolderError(
         f"{folder} holds no run, nor does a stage of a pipeline in it: no checkpoints and no config.resolved.json"
