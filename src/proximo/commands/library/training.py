@@ -22,7 +22,7 @@ from proximo.working_directory import functions_of_the_working_directory
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
-    from proximo.plan.record import Plans
+    from proximo.plan.text import Plans
     from proximo.ppo.recipe import PPORecipe
 
 
@@ -127,14 +127,13 @@ class Training:
         return SavedRun(self.recipe.run.folder, functions=self._objects.functions)
 
     def plan(self) -> "Plans":
-        """Memory and compute of a step of each stage, on this kind of device, as a list; a notebook shows them."""
-        from proximo.plan.machine import MACHINES, device_kind
+        """Memory and compute of a step of each stage, on this kind of device, as a list that prints as a table."""
+        from proximo.plan.machine import device_kind
         from proximo.plan.profiling import make_plans
-        from proximo.plan.record import Plans
+        from proximo.plan.text import Plans
 
         device = device_kind(self.recipe.run)
-        num_ranks = self._num_ranks()
-        return Plans(make_plans(self.recipe, device=device, num_ranks=num_ranks, machine=MACHINES[device]))
+        return Plans(make_plans(self.recipe, device=device, num_ranks=self._num_ranks()))
 
     def dry_run(self) -> str:
         """What `--dry-run` prints: what would be loaded, created and counted."""
