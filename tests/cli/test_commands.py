@@ -26,7 +26,7 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
     *("sft", "reward", "dpo", "kto", "ppo", "pipeline", "generate", "chat"),
-    *("evaluate", "export", "report", "watch", "recipes", "config", "serve-reward", "pass-rate", "doctor"),
+    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "pass-rate", "doctor"),
 )
 STARTS_QUICKLY = """
 import sys

@@ -196,8 +196,8 @@ def _program(
     proximo pass-rate my.yaml rated.jsonl     how hard its prompts are for the policy it starts from
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo ppo my.yaml devices.num=8         on 8 GPUs; several machines, Slurm: docs/scale.md
-    proximo watch runs/ppo                    curves and samples in a browser while it goes on
-    proximo report runs/ppo                   the same as one HTML file; of several runs side by side
+    proximo report runs/ppo                   curves and samples as one HTML file; of several runs side by side
+    proximo report runs/ppo --follow          the same, while it goes on
     proximo generate runs/ppo "Once upon"     try the result
     proximo chat runs/ppo                     talk to it
     proximo serve-reward my.yaml              its reward sources for other machines
