@@ -43,12 +43,6 @@ class SavedRun:
     def __repr__(self) -> str:
         return f"SavedRun({str(self.folder)!r}, {self.progress})"
 
-    def _repr_html_(self) -> str:
-        from proximo.metrics.notebook.html import card_html
-        from proximo.metrics.report.cells import run_card
-
-        return card_html(run_card(self.read(), folder=str(self.folder)))
-
     def __fspath__(self) -> str:
         """The folder that was given, so that a run may stand where a folder is wanted: `compare([one, other])`."""
         return str(self._whole)

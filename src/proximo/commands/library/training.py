@@ -14,7 +14,7 @@ from proximo.callables import calling_problem
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
-from proximo.errors import ConfigError, RunFolderError
+from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds, recognise
 from proximo.working_directory import functions_of_the_working_directory
@@ -64,16 +64,6 @@ class Training:
     def __repr__(self) -> str:
         kind = next((each.name for each in recipe_kinds() if each.schema is type(self.recipe)), "own")
         return f"Training({kind}, run.folder={self.recipe.run.folder!r})"
-
-    def _repr_html_(self) -> str:
-        from proximo.commands.library.recipe_card import recipe_card
-        from proximo.metrics.notebook.html import card_html
-
-        try:
-            state = self.run.progress
-        except RunFolderError:
-            state = "not started"
-        return card_html(recipe_card(self.recipe, state=state))
 
     def fit(
         self,

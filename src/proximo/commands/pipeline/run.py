@@ -67,9 +67,8 @@ def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
     report = write_pipeline_report(folder)
     if not quiet:
         console = Console()
-        if not console.is_jupyter:  # there the run itself shows these tables
-            print_before_after(Path(last.run.folder), console=console)
-            print_samples(Path(last.run.folder), console=console)
+        print_before_after(Path(last.run.folder), console=console)
+        print_samples(Path(last.run.folder), console=console)
         console.print(f"report: {report}", soft_wrap=True)
 
 
