@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from builders import real_data, tiny_tokenizer
-from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
+from chat_families import PLAIN_CHAT_TEMPLATE
 
 
 @pytest.fixture(scope="session")
