@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.checkpoint.run_folder import WRITTEN, is_run_folder, open_run
+from proximo.checkpoint.run_folder import WRITTEN, check_run, is_run_folder, open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 
@@ -140,6 +140,17 @@ def test_a_link_keeps_its_place_and_what_it_names_is_moved_aside(tmp_path):
         assert (tmp_path / "run").is_symlink()
         assert is_run_folder(tmp_path / "disk" / "big")
     assert (tmp_path / "disk" / "big.replaced-1" / "notes.txt").read_text() == "the user's own"
+
+
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": "auto"}])
+def test_a_folder_that_may_not_be_renamed_is_refused_before_anything_is_loaded(options, tmp_path, monkeypatch):
+    """The tests may run as root, whom no mode refuses."""
+    make_logged(tmp_path / "run")
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(RunFolderError, match="cannot be moved aside: the permissions of .* refuse it"):
+        check_run(tmp_path / "run", **{"resume": "never", "overwrite": False} | options)
+    assert snapshot(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_renamed_is_left_as_it_is(tmp_path, monkeypatch):

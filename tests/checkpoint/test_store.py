@@ -9,7 +9,7 @@ from checkpoint_faults import FaultyDisk, is_whole, save
 
 from proximo.algorithms.scores import RunningMoments
 from proximo.checkpoint.manifest import FORMAT, DamagedError, read_manifest
-from proximo.checkpoint.state import as_record
+from proximo.checkpoint.reading import as_record
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import CheckpointError
 

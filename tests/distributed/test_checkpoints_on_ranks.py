@@ -14,8 +14,8 @@ from architectures import build_architecture
 from builders import tiny_tokenizer
 from distributed.ranks import Ranks
 from proximo.checkpoint.manifest import read_manifest
+from proximo.checkpoint.ranks import Captured, RankWriter
 from proximo.checkpoint.store import CheckpointStore
-from proximo.checkpoint.writers import Captured, RankWriter
 from proximo.commands.export import export_model
 from proximo.config.devices import DevicesConfig
 from proximo.distributed.shard_files import SavedShards

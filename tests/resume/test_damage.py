@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from proximo.checkpoint.manifest import MANIFEST, read_manifest
+from proximo.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
-from proximo.checkpoint.writers import STATE
 from proximo.cli import main
 from proximo.errors import CheckpointError
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path

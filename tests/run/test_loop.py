@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.ranks import Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import Writer
 from proximo.config.run import RunConfig
 from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError

@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files with sizes and hashes: what "complete" means. Not which checkpoints to keep."""
+"""The manifest: the list of a checkpoint's files with sizes and hashes, by which it is complete or damaged."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from typing import Any
 from proximo.checkpoint.versions import installed_version
 
 MANIFEST = "manifest.json"
+STATE = "state.json"
 FORMAT = 7
 """Of a whole checkpoint: the manifest, `state.json` and what the other files mean. It is the only one that is read:
 raise it whenever a checkpoint of this one could not be resumed."""

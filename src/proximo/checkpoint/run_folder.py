@@ -67,9 +67,9 @@ class RunFolder:
     def __init__(self, path: Path, *, resuming: bool, marker: IO[str], replaced: Path | None = None) -> None:
         self.path = path.absolute()  # a function of the user's may change the working directory in between
         self.resuming = resuming
-        """Whether there is a checkpoint to go on from, and the caller asked to."""
+        """Whether there is a checkpoint to resume from, and the caller asked for it."""
         self.replaced = replaced
-        """Where the run is now that was in the folder before; None if there was none."""
+        """The folder to which an earlier run was moved; None if there was none."""
         self._marker = marker
 
     @property
@@ -104,7 +104,7 @@ class RunFolder:
 
     @property
     def outcome(self) -> Path:
-        """How the run ended; not there while it is under way."""
+        """How the run ended; absent while it goes on."""
         return self.path / OUTCOME
 
     @property
@@ -113,16 +113,16 @@ class RunFolder:
         return self.path / LOG
 
     def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
-        """Keep the recipe as it was given, and every setting as it came out."""
+        """Write the recipe as it was given, and every effective setting."""
         atomic.write_bytes_atomically(self.path / CONFIG, text.encode())
         atomic.write_bytes_atomically(self.path / RESOLVED_CONFIG, _json(resolved))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Keep what `describe_environment` found."""
+        """Write what `describe_environment` found."""
         atomic.write_bytes_atomically(self.path / ENVIRONMENT, _json(environment))
 
     def write_outcome(self, state: EndState, *, total_steps: int, reason: str | None = None) -> None:
-        """Keep how the run ended: finished, stopped by a signal, or failed.
+        """Write how the run ended: finished, stopped by a signal, or failed.
 
         `reason`: why it failed, which signal stopped it, or why a run that finished took no update.
         """
@@ -130,7 +130,7 @@ class RunFolder:
         atomic.write_bytes_atomically(self.outcome, _json(outcome))
 
     def add_to_outcome(self, values: Mapping[str, Any]) -> bool:
-        """Set values of the outcome that was written, those that are None removed. Returns whether that changed it."""
+        """Set values of the written outcome; None removes one. Returns whether the file changed."""
         held = json.loads(self.outcome.read_bytes())
         changed = {name: value for name, value in {**held, **values}.items() if value is not None or name not in values}
         if changed != held:
@@ -166,7 +166,7 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
         atomic.clear_temporaries(folder)
         resuming = not overwrite and bool(saved_steps(folder / CHECKPOINTS))
         replaced = None
-        if not resuming and _has_records(folder):
+        if _makes_room(folder, overwrite=overwrite):
             replaced = _move_aside(folder)
             marker.close()
             marker = _lock(folder)
@@ -193,12 +193,12 @@ def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run was ever opened in it; a copy that was made without hidden files tells by what it holds."""
+    """Whether a run was ever opened in it. A copy without hidden files is recognised by its contents."""
     return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
 
 
 def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
-    """Raise what `open_run` would, with nothing changed: for a caller who has costly things to build first."""
+    """Raises what `open_run` would, and changes nothing: for a caller that builds models first."""
     if overwrite and resume != "never":
         raise RunFolderError(f"--overwrite replaces the run in {folder} and --resume continues it: choose one")
     if folder.exists() and not folder.is_dir():
@@ -226,10 +226,20 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
             f"{folder} already holds a run: use --resume to go on with it, --overwrite to replace it, or give another "
             "folder"
         )
+    if _makes_room(folder, overwrite=overwrite) and not os.access(folder.resolve().parent, os.W_OK | os.X_OK):
+        raise RunFolderError(
+            f"the run in {folder} cannot be moved aside: the permissions of {folder.resolve().parent} refuse it; give "
+            "another folder"
+        )
+
+
+def _makes_room(folder: Path, *, overwrite: bool) -> bool:
+    """Whether a run that starts here moves the run in the folder aside."""
+    return _has_records(folder) and (overwrite or not saved_steps(folder / CHECKPOINTS))
 
 
 def _has_records(folder: Path) -> bool:
-    """A run that failed before its first step left nothing to lose, and may start again."""
+    """Whether a run took a step. One that failed before it has nothing to lose, and may start again."""
     logs = (folder / METRICS, folder / SAMPLES)
     return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
 
@@ -249,10 +259,10 @@ def _holds_settings(folder: Path) -> bool:
 
 
 def _lock(folder: Path) -> IO[str]:
-    """Open the marker, made where it is missing, and lock it.
+    """Open the marker, make it if it is missing, and lock it.
 
-    A POSIX record lock: it dies with this process, even where children of the process live on. The other side: it
-    keeps out other processes only, and goes when this process closes the marker through any handle.
+    It is a POSIX record lock, which ends with this process even if its children live on. It keeps out other processes
+    only, and is lost when this process closes the marker through any handle.
     """
     try:
         atomic.make_folder(folder)
@@ -299,7 +309,7 @@ def _move_aside(folder: Path) -> Path:
 
 
 def _remove_written(folder: Path) -> None:
-    """Remove what a run left that failed before it recorded anything."""
+    """Delete the files of a run that failed before it took a step."""
     for name in WRITTEN:
         if (folder / name).exists():
             atomic.remove(folder / name)

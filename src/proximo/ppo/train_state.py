@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
-from proximo.checkpoint.state import as_record
+from proximo.checkpoint.reading import as_record
 from proximo.data.difficulty import FilterState
 from proximo.ppo.scores import NO_CONSTANT_STEPS, ConstantRewardSteps
 

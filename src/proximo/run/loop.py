@@ -12,10 +12,9 @@ from typing import NoReturn
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.interruption import Interruption
-from proximo.checkpoint.ranks_files import check_shared
+from proximo.checkpoint.ranks import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
-from proximo.checkpoint.schedule import SaveSchedule
-from proximo.checkpoint.store import CheckpointStore
+from proximo.checkpoint.store import CheckpointStore, SaveSchedule
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.world import current
 from proximo.errors import GuardError, RankError, RunFolderError, TrainingError

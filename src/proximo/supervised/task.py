@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.counts import count_of
 from proximo.data.order import rows_at
