@@ -59,7 +59,8 @@ from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
-from proximo.ppo.roles.phases import notebook_progress, phase
+from proximo.ppo.roles.in_notebook import open_progress
+from proximo.ppo.roles.phases import phase
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
@@ -240,7 +241,7 @@ class PPOTrainer:
         prompts_of = self.in_order(known)
         history: list[dict[str, float]] = []
         first, total = self.state.steps_done, self.config.num_steps
-        with closing(self), closing(notebook_progress(first_step=first, total_steps=total, quiet=quiet)) as progress:
+        with closing(self), closing(open_progress(first_step=first, total_steps=total, quiet=quiet)) as progress:
             while self.state.steps_done < total:
                 history.append(self._line(self.run_step(prompts_of=prompts_of)))
                 progress.write(self.state.steps_done, history[-1])

@@ -1,14 +1,10 @@
-"""Says how far PPO is, what a step is doing, call by call, and what to do where its memory runs out."""
+"""Says what a step of PPO is doing, call by call, and what to do where its memory runs out."""
 
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from rich.console import Console
-
-from proximo.metrics.console import ProgressInfo, ProgressView, open_progress
 from proximo.run.memory import memory_advice
-from proximo.trainer_kinds import TrainerKind, recipe_kind
 
 LOG = logging.getLogger("proximo.ppo")
 PHASES = {
@@ -34,11 +30,3 @@ def phase(call: str, memory_settings: str, *, step: int) -> Generator[None]:
         LOG.info(PHASES[call], extra={"phase": True})
     with memory_advice(memory_settings, call, step=step):
         yield
-
-
-def notebook_progress(*, first_step: int, total_steps: int, quiet: bool) -> ProgressView:
-    """The progress of PPO as a library: shown in a notebook alone."""
-    console, kind = Console(stderr=True), recipe_kind("ppo")
-    assert isinstance(kind, TrainerKind)
-    info = ProgressInfo(trainer=kind, total_steps=total_steps, first_step=first_step)
-    return open_progress(info, console=console, quiet=quiet or not console.is_jupyter)
