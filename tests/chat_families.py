@@ -4,9 +4,17 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 from proximo.data.tokenizer_training import train_tokenizer
 
+PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] }}"
+    "{% elif message['role'] == 'user' %}{{ '\\n\\nHuman: ' + message['content'] }}"
+    "{% else %}{{ '\\n\\nAssistant: ' + message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
+)
+"""A template in plain words for tokenizers that have none; needs an EOS token, which ends each assistant's turn."""
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -101,12 +101,6 @@ def test_a_changed_reward_is_allowed_by_a_flag_of_its_own_and_by_no_other():
     assert "rewards (saved" not in str(caught.value)
 
 
-def test_functions_of_an_earlier_version_are_found_beside_the_environment():
-    old = {"config": {}, "inputs": {}, "environment": {"torch": "2", "functions": {"a:b": "c"}}}
-    found = Fingerprints.from_json(old)
-    assert (found.functions, found.environment) == ({"a:b": "c"}, {"torch": "2"})
-
-
 def test_a_section_that_was_null_is_one_line():
     saved = Fingerprints(config={"lora": None}, inputs={}, environment={})
     now = Fingerprints(config={"lora": {"rank": 4, "alpha": 8.0}}, inputs={}, environment={})

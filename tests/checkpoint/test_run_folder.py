@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.checkpoint.run_folder import REPLACED, is_run_folder, open_run
+from proximo.checkpoint.run_folder import WRITTEN, check_run, is_run_folder, open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 
@@ -98,7 +98,7 @@ def test_the_rules_for_a_folder_that_may_exist(make, request_, tmp_path):
     folder = tmp_path / "runs" / "name"
     folder.parent.mkdir()
     make(folder)
-    before = snapshot(tmp_path)
+    before, earlier = snapshot(tmp_path), snapshot(folder)
     options = {"overwrite": True} if request_ == "overwrite" else {"resume": request_}
     outcome = RULES[make][request_]
     if outcome not in (STARTS, RESUMES):
@@ -110,15 +110,56 @@ def test_the_rules_for_a_folder_that_may_exist(make, request_, tmp_path):
         assert run.resuming == (outcome == RESUMES)
         assert is_run_folder(folder)
         if outcome == STARTS:
-            assert not any((folder / name).exists() for name in REPLACED)
-            run.has_begun()
+            assert not any((folder / name).exists() for name in WRITTEN)
     if outcome == RESUMES:
         marker = str(folder / ".proximo-run")
         assert snapshot(tmp_path) | {marker: b""} == before | {marker: b""}
     else:
-        assert not any((folder / name).exists() for name in REPLACED)
-    if make is make_saved:
-        assert (folder / "notes.txt").read_text() == "the user's own"
+        assert not any((folder / name).exists() for name in WRITTEN)
+    aside = folder.with_name("name.replaced-1")
+    assert aside.exists() == (outcome == STARTS and make not in (make_absent, make_empty, make_opened))
+    if aside.exists():
+        moved = {path.replace(str(aside), str(folder)): content for path, content in snapshot(aside).items()}
+        marker = str(folder / ".proximo-run")
+        assert moved | {marker: b""} == earlier | {marker: b""}
+
+
+def test_each_run_that_is_moved_aside_gets_a_name_of_its_own(tmp_path):
+    for number in range(3):
+        with open_run(tmp_path / "run", overwrite=number > 0) as run:
+            assert run.replaced == (tmp_path / f"run.replaced-{number}" if number else None)
+            run.metrics.write_text(f"{number}\n")
+    assert [(tmp_path / f"run.replaced-{number}" / "metrics.jsonl").read_text() for number in (1, 2)] == ["0\n", "1\n"]
+
+
+def test_a_link_keeps_its_place_and_what_it_names_is_moved_aside(tmp_path):
+    make_saved(tmp_path / "disk" / "big")
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "big")
+    with open_run(tmp_path / "run", overwrite=True) as run:
+        assert run.replaced == tmp_path / "disk" / "big.replaced-1"
+        assert (tmp_path / "run").is_symlink()
+        assert is_run_folder(tmp_path / "disk" / "big")
+    assert (tmp_path / "disk" / "big.replaced-1" / "notes.txt").read_text() == "the user's own"
+
+
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": "auto"}])
+def test_a_folder_that_may_not_be_renamed_is_refused_before_anything_is_loaded(options, tmp_path, monkeypatch):
+    """The tests may run as root, whom no mode refuses."""
+    make_logged(tmp_path / "run")
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(RunFolderError, match="cannot be moved aside: the permissions of .* refuse it"):
+        check_run(tmp_path / "run", **{"resume": "never", "overwrite": False} | options)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_renamed_is_left_as_it_is(tmp_path, monkeypatch):
+    make_saved(tmp_path / "run")
+    before = snapshot(tmp_path / "run" / "checkpoints")
+    monkeypatch.setattr("proximo.checkpoint.atomic._rename", lambda *_: (_ for _ in ()).throw(OSError("busy")))
+    with pytest.raises(RunFolderError, match=r"run cannot be moved to .*run.replaced-1 .*busy; give another folder"):
+        open_run(tmp_path / "run", overwrite=True)
+    assert snapshot(tmp_path / "run" / "checkpoints") == before
 
 
 def test_resuming_and_overwriting_contradict_each_other(tmp_path):

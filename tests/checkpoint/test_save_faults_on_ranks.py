@@ -12,11 +12,10 @@ import pytest
 from checkpoint_faults import FaultyDisk, Stopped, contents, is_whole, save
 from test_store_faults import SCENARIOS, Scenario, assert_nothing_lost
 
-from proximo.checkpoint import atomic, ranks_files
+from proximo.checkpoint import atomic, ranks
 from proximo.checkpoint.manifest import read_manifest
+from proximo.checkpoint.ranks import Captured, RankWriter, replace_shards
 from proximo.checkpoint.store import CheckpointStore
-from proximo.checkpoint.whole_parts import replace_shards
-from proximo.checkpoint.writers import Captured, RankWriter
 from proximo.distributed.world import World, using
 from proximo.errors import CheckpointError, RankError
 
@@ -62,7 +61,7 @@ def save_on_two(store: CheckpointStore, disk: FaultyDisk, world: TwoInOne, step:
 
     def each(path: Path) -> Path:
         parts = {"policy": lambda path: write(path, "model.safetensors")}
-        world.other = lambda: ranks_files._written(path.parent, parts)
+        world.other = lambda: ranks._written(path.parent, parts)
         return write(path, "rank-00000.safetensors")
 
     def optimizer(path: Path) -> None:
@@ -147,7 +146,7 @@ def test_a_rank_that_does_not_write_leaves_the_checkpoint_before(kind, told, tmp
         def other() -> Any:
             if kind == "dead":
                 other_rank(path)
-            report = ranks_files._written(path.parent, {"policy": other_rank})
+            report = ranks._written(path.parent, {"policy": other_rank})
             (path.parent / "model.safetensors").unlink(missing_ok=True)
             return report
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.checkpoint.schedule import SaveSchedule
+from proximo.checkpoint.store import SaveSchedule
 
 
 class Clock:

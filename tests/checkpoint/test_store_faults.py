@@ -156,7 +156,7 @@ def test_a_process_that_dies_in_a_save_loses_nothing(moment, tmp_path, disk):
         code = "import sys, checkpoint_faults; checkpoint_faults.main(*sys.argv[1:])"
         child = subprocess.run(
             [sys.executable, "-c", code, str(folder), "3", str(stop_at), moment],
-            env={"PYTHONPATH": str(Path(checkpoint_faults.__file__).parent)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(checkpoint_faults.__file__).parent), *sys.path))},
             check=False,
         )
         assert child.returncode == 9

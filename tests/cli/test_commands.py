@@ -26,7 +26,7 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
     *("sft", "reward", "dpo", "kto", "ppo", "pipeline", "generate", "chat"),
-    *("evaluate", "export", "report", "watch", "recipes", "config", "serve-reward", "pass-rate", "doctor", "init"),
+    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "pass-rate", "doctor"),
 )
 STARTS_QUICKLY = """
 import sys
@@ -474,7 +474,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.parametrize(
     ("module", "status"),
-    [("typer", -2), ("proximo.run.options", -2), ("proximo.config.reference", 130), ("no.such", 0)],
+    [("typer", -2), ("proximo.run.options", -2), ("pydantic.json_schema", 130), ("no.such", 0)],
 )
 def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
     """It comes where that module is about to be imported: before, and within, a command."""

@@ -211,16 +211,12 @@ def test_a_full_disk_is_one_message_where_little_is_written(
         run("reward", changed(recipe_of("reward", place), {"run.folder": str(judge), "reward.num_epochs": 1}), START)
         == 0
     )
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("mine: 1\n", encoding="utf-8")
-    answers = ["--train", "sft", "--model", "owner/model", "--data", "owner/texts", "--machine", "cpu"]
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     for arguments, file in (
         (["report", str(run_folder)], "report.html"),
         (["generate", str(place / "language_model"), "ab", "--output", str(tmp_path / "generated.jsonl")], "generated"),
         (["evaluate", str(judge), "--output", str(tmp_path / "evaluated.jsonl")], "evaluated.jsonl"),
         (["recipes", "copy", "sft", str(tmp_path / "copied.yaml")], "copied.yaml"),
-        (["init", str(mine), *answers, "--overwrite"], "mine.yaml"),
     ):
         with largest_file(size):
             said = refused(capsys, arguments)

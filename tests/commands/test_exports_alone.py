@@ -176,7 +176,7 @@ def ours(folder: Path, case: Case) -> tuple[torch.Tensor, dict[str, torch.Tensor
     packed, place = pack([asked_ids(case)]), torch.device("cpu")
     if folder.name == "policy":
         model = load_language_model(ModelSource(path=str(folder)), device=place)
-        output = model.next_logits(model.hidden_states(packed))
+        output = model.head.logits(model.hidden_states(packed))
     else:
         base = adapter_base(ModelSource(path=str(folder)))
         model = load_scalar_model(base or ModelSource(path=str(folder)), fresh_head=HeadStart.ZERO, device=place)

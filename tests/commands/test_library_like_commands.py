@@ -23,7 +23,7 @@ from proximo.plan.text import to_json
 from proximo.run.reporting import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
-NO_PYTHON = {"doctor", "engine", "init", "serve-reward", "watch"}
+NO_PYTHON = {"doctor", "engine", "serve-reward"}
 """They tell of the machine, ask for a first recipe at the terminal, and start servers."""
 CLOCKS = re.compile(r"seconds|_second|throughput|memory|cache")
 

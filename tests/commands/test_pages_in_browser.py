@@ -1,4 +1,4 @@
-"""What pages do in a browser: values under the pointer and by key, the search, the live page, narrow windows."""
+"""What pages do in a browser: values under the pointer and by key, the search, pages that follow, narrow windows."""
 
 import json
 from collections.abc import Generator
@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from chromium import Browser, chromium_path, opened_browser
-from metrics.made_up_runs import write_ppo_run
-from proximo.commands.watch import serving
-from proximo.metrics.report import live
 from proximo.metrics.report.comparison import NamedRun, comparison_page
-from proximo.metrics.report.live import LivePage
 from proximo.metrics.report.page import report_page
 from proximo.metrics.run_files import read_run
 
@@ -133,50 +129,29 @@ def test_no_page_is_wider_than_a_phone(browser: Browser, tmp_path: Path, dark: b
     assert browser.failures == []
 
 
-def test_the_live_page_follows_and_keeps_what_is_open_and_searched(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_page_that_follows_a_run_keeps_what_is_open_and_waits_for_its_reader(
+    browser: Browser, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(live, "REST", 0)
-    said = "document.querySelector('.live').innerText"
+    page, run = tmp_path / "page.html", tmp_path / "run"
+
+    def write_page(num_steps: int, reload_seconds: int | None) -> None:
+        page.write_text(report_page([read_run(write(run, num_steps))], title="run", reload_seconds=reload_seconds))
+
+    status = "document.querySelector('.status').textContent"
+    last_fold = "[...document.querySelectorAll('details')].at(-1)"
     browser.look(1200, 900)
-    with serving(LivePage(tmp_path / "run")) as address:
-        browser.open(address)
-        assert "is no folder yet" in browser.evaluate(said)
-        write(tmp_path / "run", 4)
-        browser.wait(f"{said}.includes('step 3 of 4') && document.querySelector('.plot') !== null")
-        browser.evaluate("document.querySelector('.filter input').focus()")
-        browser.type("green")
-        browser.evaluate("[...document.querySelectorAll('details')].at(-1).open = true")
-        write(tmp_path / "run", 6)
-        browser.wait("document.querySelector('.status').textContent === '5 steps'")
-        assert browser.evaluate("document.activeElement.value") == "green"
-        assert browser.evaluate("document.querySelector('.filter output').textContent") == "4 of 12"
-        assert browser.evaluate("[...document.querySelectorAll('details')].at(-1).open")
-        assert "5training" in read_plot(browser, 0.8)
-        (tmp_path / "run" / "outcome.json").write_text('{"state": "finished", "total_steps": 6, "reason": null}')
-        browser.wait(f"{said}.includes('finished after step 5 of 6')")
-        assert browser.failures == []
-    browser.wait("document.querySelector('.live').className === 'live lost'")
-    browser.failures.clear()
-
-
-def test_more_curves_come_when_they_are_opened_and_stay_until_they_are_closed(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "REST", 0)
-    write_ppo_run(tmp_path / "run", num_steps=5)
-    drawn = "document.querySelectorAll('details.more .card').length"
-    with serving(LivePage(tmp_path / "run")) as address:
-        browser.open(address)
-        browser.failures.clear()  # those of the page before, whose server has ended
-        assert browser.evaluate(drawn) == 0
-        browser.evaluate("document.querySelector('details.more summary').click()")
-        browser.wait(f"{drawn} > 3")
-        with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
-            lines.write(json.dumps({"step": 6, "score/mean": 1.0}) + "\n")
-        browser.wait("document.querySelector('.status').textContent === '6 steps'")
-        assert browser.evaluate(f"{drawn} > 3 && document.querySelector('details.more').open")
-        browser.evaluate("document.querySelector('details.more summary').click()")
-        browser.wait(f"{drawn} === 0")
-        assert browser.evaluate("document.querySelector('details.more').open") is False
-        assert browser.failures == []
+    write_page(4, 1)
+    browser.open(page.as_uri())
+    browser.evaluate(f"{last_fold}.open = true; scrollTo(0, 100)")
+    write_page(6, 1)
+    browser.wait(f"{status} === '5 steps'")
+    assert browser.evaluate(f"{last_fold}.open")
+    assert browser.evaluate("scrollY") == 100
+    browser.evaluate("document.querySelector('.filter input').focus()")
+    browser.type("green")
+    write_page(8, None)
+    assert browser.evaluate("new Promise(done => setTimeout(() => done(document.body.dataset.reload), 2500))") == "1"
+    assert browser.evaluate("document.querySelector('.filter output').textContent") == "4 of 12"
+    browser.evaluate("document.querySelector('.filter input').value = ''")
+    browser.wait(f"{status} === '7 steps'")
+    assert browser.evaluate("document.body.dataset.reload ?? 'over'") == "over"

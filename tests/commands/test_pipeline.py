@@ -159,7 +159,7 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
     ids = torch.tensor([[5, 6, 7]])
     reference = base_alone(policy)
     hidden = reference.hidden_states(pack([[5, 6, 7]]))
-    torch.testing.assert_close(reference.next_logits(hidden), after_sft(ids).logits[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(reference.head.logits(hidden), after_sft(ids).logits[0], rtol=0, atol=1e-5)
     sharing = {"kind": "model", "path": "@reward", "share_base": True}
     one_base = PPORecipe.model_validate(made.ppo.model_dump() | {"reward": [sharing], "value": {"init_from": "reward"}})
     task = build_task(pipeline.resolve_references(one_base, tmp_path / "run"))

@@ -6,7 +6,7 @@ from math import nan
 import pytest
 
 from proximo.config.ineffective_keys import ineffective_keys
-from proximo.config.loader import load_recipe, resolved_json, resolved_yaml
+from proximo.config.loader import load_recipe, resolved_yaml
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, UserError
 from proximo.trainer_kinds import recipe_kind, recognise
@@ -48,7 +48,7 @@ def test_the_resolved_recipe_is_a_recipe_with_the_same_values(folder, kind):
     recipe = load_recipe(kind, write_recipe(folder, TEXTS[kind]), overrides).recipe
     resolved = resolved_yaml(recipe)
     assert load_recipe(kind, write_recipe(folder, resolved, "resolved.yaml")).recipe == recipe
-    assert recipe_kind(kind).schema.model_validate(json.loads(resolved_json(recipe))) == recipe
+    assert recipe_kind(kind).schema.model_validate(json.loads(recipe.model_dump_json())) == recipe
     assert recipe.run.folder == "1e5"
 
 

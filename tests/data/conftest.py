@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from builders import tiny_tokenizer
-from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
+from chat_families import PLAIN_CHAT_TEMPLATE
 from real_data import real_data
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from builders import tiny_tokenizer
+from chat_families import PLAIN_CHAT_TEMPLATE
 from proximo.data.templates import conversation_text
 from proximo.data.templates import renderer as templates
-from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
+from proximo.data.templates.chat import end_of_turn_ids, render_conversation
 from proximo.data.templates.turn_ends import end_of_turn
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError

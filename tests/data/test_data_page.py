@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from builders import tiny_tokenizer
+from chat_families import PLAIN_CHAT_TEMPLATE
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.preferences import PairOptions, load_preference_pairs
@@ -15,7 +16,6 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
 from proximo.data.stepwise.examples import StepOptions, load_step_examples
-from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 from tool_templates import TOOL_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ DEEDS: dict[str, Callable[[], None]] = {
 
 def break_it(fault: dict[str, Any]) -> None:
     """Have the `number`-th call of a place fail."""
-    from proximo.checkpoint import atomic, ranks_files
+    from proximo.checkpoint import atomic, ranks
     from proximo.checkpoint.store import CheckpointStore
     from proximo.ppo.task import PPOTask
     from proximo.run import loop
@@ -56,7 +56,7 @@ def break_it(fault: dict[str, Any]) -> None:
         "step": steps,
         "evaluate": [(SFTTask, "evaluate")],
         "save": [(CheckpointStore, "_publish")],
-        "shards": [(ranks_files, "_written")],
+        "shards": [(ranks, "_written")],
         "state": [(SFTTask, "state")],
     }
     number = fault["number"]

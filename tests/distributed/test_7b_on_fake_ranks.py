@@ -150,7 +150,7 @@ def test_a_rank_of_a_7b_model_holds_what_the_formula_says(way: str) -> None:
         whole = devices.reduce_gradients == "update"
         head = model.head.weight.numel() * 4  # whole until the end of the backward pass
         kept = placed.gradients if whole else placed.gradients // layout.ranks.shard_size + head
-        passes = Passes(kind="train", modules=(model.model,), calls=1, microbatches=2)
+        passes = Passes(kind="train", modules=(model.model,), microbatches=2)
         cost = StepCost(parts={GRADIENTS: kept}, flops=0, tokens=0, heap=0, passes=(passes,))
         peak = rank_memory(layout, {"policy": ([model.model], ADAMW)}, cost, has_own_memory=False)
         moments = layout.moment_bytes([model.model], ADAMW)

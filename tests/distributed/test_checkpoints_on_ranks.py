@@ -1,6 +1,5 @@
 """What n ranks saved, m ranks restore: weights and optimizer state in the same bits, also from and to one process."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from transformers import PreTrainedModel
 from architectures import build_architecture
 from builders import tiny_tokenizer
 from distributed.ranks import Ranks
-from proximo.checkpoint.manifest import FORMAT, FORMAT_OF_RANKS, read_manifest
+from proximo.checkpoint.manifest import read_manifest
+from proximo.checkpoint.ranks import Captured, RankWriter
 from proximo.checkpoint.store import CheckpointStore
-from proximo.checkpoint.writers import Captured, RankWriter
 from proximo.commands.export import export_model
 from proximo.config.devices import DevicesConfig
 from proximo.distributed.shard_files import SavedShards
@@ -242,11 +241,8 @@ def test_what_is_no_whole_set_of_shards_is_refused(two: Ranks, tmp_path):
             CheckpointStore(copy).load()
 
 
-def test_a_checkpoint_of_ranks_has_a_format_of_its_own(two: Ranks, tmp_path):
+def test_the_manifest_of_a_checkpoint_of_ranks_lists_their_files(two: Ranks, tmp_path):
     two.run(save_only, tmp_path / "sharded", "full", 1)
-    two.run(save_only, tmp_path / "whole", "replicate", 1)
-    assert json.loads((tmp_path / "sharded" / "step-000001" / "manifest.json").read_text())["format"] == FORMAT_OF_RANKS
-    assert json.loads((tmp_path / "whole" / "step-000001" / "manifest.json").read_text())["format"] == FORMAT
     assert read_manifest(tmp_path / "sharded" / "step-000001").files.keys() >= {
         "optimizer/policy/rank-00001.safetensors",
         "optimizer/policy/shards.json",

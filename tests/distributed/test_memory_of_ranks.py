@@ -1,4 +1,4 @@
-"""What a rank holds and exchanges, measured on two ranks, is what `proximo plan` says by its formulas."""
+"""What a rank holds, measured on two ranks, is what `proximo plan` says; and how often ranks meet in an update."""
 
 import gc
 import time
@@ -35,7 +35,6 @@ from proximo.plan.cost_model import Passes, StepCost
 from proximo.plan.rank_layout import Ranks as PlannedRanks
 from proximo.plan.rank_layout import lay_out
 from proximo.plan.rank_memory import REDUCTION, rank_memory
-from proximo.plan.rank_traffic import exchanges
 from proximo.run.build.sharding import shard_model
 
 LAYERS = 4
@@ -81,17 +80,13 @@ class Planned:
         return self.model.gradients if whole else self.model.gradients // 2
 
     def passes(self, kind: Literal["train", "read", "rollout"], microbatches: int) -> Passes:
-        return Passes(kind=kind, modules=(self.module,), calls=1, microbatches=microbatches)
+        return Passes(kind=kind, modules=(self.module,), microbatches=microbatches)
 
     def peak(self) -> dict[str, int]:
         """Of an update of two micro-batches, but for activations."""
         parts, passes = {GRADIENTS: self.kept}, (self.passes("train", 2),)
         cost = StepCost(parts=parts, flops=0, tokens=0, heap=0, passes=passes)
         return rank_memory(self.layout, {"policy": ([self.module], ADAMW)}, cost, has_own_memory=True)
-
-    def exchanged(self, kind: Literal["train", "read", "rollout"], microbatches: int) -> dict[str, tuple[int, int]]:
-        found = exchanges(self.layout, self.passes(kind, microbatches))
-        return {each.kind: (each.count, each.size) for each in found}
 
 
 def live_bytes() -> int:
@@ -242,18 +237,21 @@ def test_a_rank_holds_what_the_formula_says(two: Ranks, way: str, precision: Pre
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_ranks_exchange_what_the_formula_says(two: Ranks, way: str) -> None:
-    """Number and bytes of collectives. Gradients are reduced once per update, whatever the accumulation."""
+def test_gradients_are_reduced_once_per_update_whatever_the_accumulation(two: Ranks, way: str) -> None:
+    """And weights are gathered once per update in `grads`, once per micro-batch in `full`, and once for a rollout."""
     for precision in (Precision.FLOAT32, Precision.BF16):
-        plan = Planned(way, precision)
+        model = Planned(way, precision).model
         found = two.run(exchanged, WAYS[way], precision)[0]
-        for rounds in (1, 2):
-            assert found["train", rounds] == plan.exchanged("train", rounds)
-        if plan.model.is_sharded:
-            assert found["read", 2] == plan.exchanged("read", 2)
-            assert found["rollout", 1] == plan.exchanged("rollout", 1)
-            if way != "full, reduced each time":
-                assert found["train", 2]["reduce-scatter"] == found["train", 1]["reduce-scatter"]
+        one, several = found["train", 1], found["train", 2]
+        if not model.is_sharded:
+            assert one == several == {"all-reduce": (len(model.buckets), model.gradients)}
+            continue
+        times = {"grads": 1, "full": 2}[model.shard]
+        assert several["all-gather"] == tuple(times * each for each in one["all-gather"])
+        assert one["reduce-scatter"][1] == model.gradients
+        each_time = 2 if way == "full, reduced each time" else 1
+        assert several["reduce-scatter"] == tuple(each_time * each for each in one["reduce-scatter"])
+        assert found["rollout", 1]["all-gather"][1] == model.whole
 
 
 def on_one_base() -> dict[str, LanguageModel | ScalarModel]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from builders import tiny_language_model, tiny_tokenizer
 from distributed.ranks import SOON_SECONDS, RankEnd, Ranks, joined
 from proximo.algorithms.losses import PolicyStatistics
-from proximo.checkpoint import ranks_files
+from proximo.checkpoint import ranks
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
@@ -110,7 +110,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
 """What rank 0 alone calls."""
 SAVES: dict[str, tuple[Any, str]] = {
     "the state to save": (PPOTask, "state"),
-    "the shards of a save": (ranks_files, "_written"),
+    "the shards of a save": (ranks, "_written"),
     "the manifest of a save": (CheckpointStore, "_publish"),
 }
 

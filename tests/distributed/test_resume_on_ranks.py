@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from distributed.launched import launched, sft_recipe
 from distributed.ranks import Ranks
-from proximo.checkpoint import ranks_files
+from proximo.checkpoint import ranks
 from proximo.checkpoint.store import CheckpointStore
 from proximo.distributed.world import World, current
 from proximo.errors import RunFolderError
@@ -35,7 +35,7 @@ def train(place: Path, folder: Path, num_steps: int, how: str = "start") -> int:
 def train_unseen(place: Path, folder: Path) -> None:
     """As where the folder lies on another file system of rank 1's machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks_files, "_appears", lambda file, seconds: current().leads)
+        patch.setattr(ranks, "_appears", lambda file, seconds: current().leads)
         with pytest.raises(RunFolderError, match=r"rank 1 of 2 does not see what rank 0 writes"):
             train(place, folder, 1)
 

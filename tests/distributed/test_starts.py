@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distributed.launched import MOST_SECONDS, sft_recipe
 from distributed.ranks import joined
-from proximo.checkpoint import ranks_files
+from proximo.checkpoint import ranks
 from proximo.cli.ranks import say_idle_tasks
 from proximo.distributed.world import current
 
@@ -99,10 +99,10 @@ def test_a_rank_that_finds_another_run_at_its_address_says_so_and_leaves_it_alon
 
 
 def check_own_folder(place: Path, shared: bool) -> None:
-    ranks_files.SEEN_SECONDS = 0.0
+    ranks.SEEN_SECONDS = 0.0
     folder = place if shared else place / str(current().rank)
     folder.mkdir(exist_ok=True)
-    ranks_files.check_shared(folder)
+    ranks.check_shared(folder)
 
 
 def test_a_run_folder_that_other_ranks_do_not_see_is_refused_before_the_first_step(tmp_path: Path) -> None:

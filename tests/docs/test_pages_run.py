@@ -111,11 +111,6 @@ def write_files(page: Path, folder: Path) -> None:
 def test_the_commands_of_a_page_run_one_after_the_other(
     stem: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    # `proximo watch` would go on until Ctrl-C, in a process of its own.
-    monkeypatch.setattr("proximo.commands.watch._until_interrupted", interrupted)
     monkeypatch.setattr("os.nice", lambda increment: increment)
     write_files(page_named(stem), folder)
     for words in commands(page_named(stem)):

@@ -7,7 +7,15 @@ import sys
 import pytest
 from rich.console import Console
 
-from proximo.metrics.console import PlainProgress, ProgressInfo, QuietProgress, TerminalProgress, open_progress
+from proximo.metrics.console import (
+    LoggedProgress,
+    NotebookProgress,
+    PlainProgress,
+    ProgressInfo,
+    QuietProgress,
+    TerminalProgress,
+    open_progress,
+)
 from proximo.metrics.formatting import format_change, format_duration, format_number
 from proximo.ppo.kind import PPO
 from proximo.supervised.kinds import SFT
@@ -267,3 +275,52 @@ def test_a_reader_that_goes_away_does_not_end_the_run(monkeypatch):
     view.write(1, {"sft/loss": 1.0})
     view.close()
     assert tried
+
+
+@pytest.fixture
+def cell(monkeypatch) -> list[str]:
+    """What the output of a notebook's cell showed, one view after the other."""
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, view) -> None:
+            shown.append(view._repr_mimebundle_(include=(), exclude=())["text/plain"])
+
+    def display(view, *, display_id: bool = False) -> Handle:
+        if display_id:
+            Handle().update(view)
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    return shown
+
+
+def test_a_notebook_has_one_output_that_is_drawn_at_most_four_times_a_second(cell):
+    clock = FakeClock()
+    view = open_progress(info(clock), console=Console())
+    assert isinstance(view, NotebookProgress)
+    for step in range(1, 10):
+        clock.now += 0.125
+        view.phase("rollout")
+        view.write(step, LINE)
+    assert len(cell) == 1 + 5, "the start, and each second step"
+    assert "step 8/10" in cell[-1]
+    assert "4,321" in cell[-1]
+    view.write(10, LINE)
+    assert "step 10/10" not in cell[-1]
+    view.close()
+    assert "step 10/10" in cell[-1]
+
+
+def test_the_log_is_written_in_a_notebook_too(cell, tmp_path):
+    """rich shows the lines of any console in the cell, and writes none to its file."""
+    logged = LoggedProgress(info(), tmp_path / "log.txt", NotebookProgress(info(), Console()))
+    logged.write(1, {"score/mean": 0.5})
+    logged.close()
+    assert (tmp_path / "log.txt").read_text().startswith("step 1/10  score 0.50")
+
+
+def test_a_quiet_run_shows_nothing_in_a_notebook(cell):
+    assert isinstance(open_progress(info(), console=Console(), quiet=True), QuietProgress)
+    assert cell == []

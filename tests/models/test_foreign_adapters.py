@@ -76,7 +76,7 @@ def make_adapter(*, tied: bool = False, rows: int = 64, config: Any = None, **op
 @torch.no_grad()
 def logits(path: str) -> torch.Tensor:
     model = load_language_model(ModelSource(path=path), device=torch.device("cpu"))
-    return model.next_logits(model.hidden_states(pack([IDS])))
+    return model.head.logits(model.hidden_states(pack([IDS])))
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -186,7 +186,7 @@ def test_the_reference_below_it_is_without_what_it_replaced() -> None:
     model = load_adapter(AutoModelForCausalLM.from_pretrained("base"), Path("adapter"))
     with torch.no_grad():
         below = base_alone(LanguageModel(model))
-        found = below.next_logits(below.hidden_states(pack([IDS])))
+        found = below.head.logits(below.hidden_states(pack([IDS])))
     assert_same(found, logits("base"))
 
 

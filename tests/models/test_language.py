@@ -64,7 +64,7 @@ def test_temperature_divides_the_logits():
     model = LanguageModel(build_architecture("llama"))
     batch = responses([0])
     with torch.no_grad():
-        logits = model.next_logits(model.hidden_states(batch.packed)[batch.predictors])
+        logits = model.head.logits(model.hidden_states(batch.packed)[batch.predictors])
         expected = (logits / 0.5).log_softmax(dim=-1).gather(1, batch.targets[:, None])[:, 0]
         found = model.response_logprobs(batch, temperature=0.5).logprobs
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

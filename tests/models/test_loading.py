@@ -361,6 +361,6 @@ def test_the_text_part_of_a_model_with_pictures_loads_once_it_is_saved_as_the_pa
     sequence = random_sequences([9])[0]
     with torch.no_grad():
         expected = whole(input_ids=torch.tensor([sequence])).logits[0]
-        torch.testing.assert_close(text.next_logits(text.hidden_states(pack([sequence]))), expected, atol=2e-5, rtol=0)
+        torch.testing.assert_close(text.head.logits(text.hidden_states(pack([sequence]))), expected, atol=2e-5, rtol=0)
     assert json.loads(Path("gemma-3-text/config.json").read_text())["model_type"] == "gemma3_text"
     assert load_tokenizer("gemma-3-text").get_vocab() == tiny_tokenizer().get_vocab()

@@ -106,8 +106,8 @@ def test_growing_keeps_old_tokens_and_starts_new_ones_at_the_mean(architecture: 
     assert grown.config.vocab_size == 70
     packed = pack([[3, 4, 5]])
     before, after = LanguageModel(model), LanguageModel(grown)
-    logits = after.next_logits(after.hidden_states(packed))
-    torch.testing.assert_close(logits[:, :61], before.next_logits(before.hidden_states(packed)), rtol=0, atol=2e-6)
+    logits = after.head.logits(after.hidden_states(packed))
+    torch.testing.assert_close(logits[:, :61], before.head.logits(before.hidden_states(packed)), rtol=0, atol=2e-6)
     old = model.get_input_embeddings().weight
     assert grown.get_input_embeddings().weight[61:].equal(old.mean(dim=0).expand(9, -1))
     if architecture == "phi":

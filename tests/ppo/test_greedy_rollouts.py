@@ -26,7 +26,7 @@ def test_each_token_is_the_most_likely_one_and_has_its_log_prob_at_the_temperatu
     made = trainer(rollout={"max_new_tokens": 5, "greedy": True, "temperature": 0.5})
     for each in made.generate(PROMPTS):
         asked, written = each.prompt.token_ids, each.token_ids
-        logits = made.policy.next_logits(made.policy.hidden_states(pack([[*asked, *written]])))[len(asked) - 1 : -1]
+        logits = made.policy.head.logits(made.policy.hidden_states(pack([[*asked, *written]])))[len(asked) - 1 : -1]
         assert logits.argmax(-1).tolist() == list(written)
         wanted = torch.log_softmax(logits / 0.5, -1)[range(len(written)), written]
         torch.testing.assert_close(each.logprobs, wanted, rtol=0, atol=1e-5)

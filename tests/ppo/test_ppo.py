@@ -369,5 +369,5 @@ def test_a_greedy_evaluation_takes_the_most_likely_tokens() -> None:
     found = evaluate_policy(made.roles, prompts, reward=FunctionReward(count_a), config=made.config, seed=0)
     for each in found.scored:
         asked, written = each.response.prompt.token_ids, each.response.token_ids
-        logits = made.policy.next_logits(made.policy.hidden_states(pack([[*asked, *written]])))
+        logits = made.policy.head.logits(made.policy.hidden_states(pack([[*asked, *written]])))
         assert logits[len(asked) - 1 : -1].argmax(-1).tolist() == list(written)

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from proximo.checkpoint.manifest import MANIFEST, read_manifest
+from proximo.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
-from proximo.checkpoint.writers import STATE
 from proximo.cli import main
 from proximo.errors import CheckpointError
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path
@@ -81,7 +80,7 @@ def check_every_file(place: Path, *, num_flips: int) -> int:
                     if not needs and what.startswith("bit"):
                         read(place / "run")
                         continue
-                    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}.*step-000004 is complete"):
+                    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}.*The others are step-000004:"):
                         read(place / "run")
     return readings
 
@@ -115,9 +114,11 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         said = capsys.readouterr()
         assert not said.out
         assert not (tmp_path / "out").exists()
-        with pytest.raises(CheckpointError, match=r"step-000004 is complete: write step-000004 into") as refused:
+        with pytest.raises(
+            CheckpointError, match=r"The others are step-000004: write one of these names into"
+        ) as refused:
             run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))
-        advice = re.search(r"write (\S+) into (\S+) to resume", str(refused.value))
+        advice = re.search(r"The others are (\S+): write one of these names into (\S+) to resume", str(refused.value))
         assert advice is not None
         Path(advice[2]).write_text(f"{advice[1]}\n")
         assert main(["generate", str(folder), "abc", "--max-new-tokens", "2"]) == 0

@@ -66,7 +66,7 @@ def ppo(path: Path, **sections: Any) -> PPORecipe:
 
 def logits(path: Path) -> torch.Tensor:
     model = load_language_model(ModelSource(path=str(path)), device=torch.device("cpu"))
-    return model.next_logits(model.hidden_states(pack([[1, 7, 8]])))
+    return model.head.logits(model.hidden_states(pack([[1, 7, 8]])))
 
 
 @pytest.mark.parametrize("section", ["model", "value"])
@@ -83,7 +83,7 @@ def test_without_a_new_one_an_adapter_is_merged_into_the_start() -> None:
     path = fine_tuned()
     policy = build_task(ppo(path)).ppo.policy
     assert not policy.has_adapter
-    found = policy.next_logits(policy.hidden_states(pack([[1, 7, 8]])))
+    found = policy.head.logits(policy.hidden_states(pack([[1, 7, 8]])))
     torch.testing.assert_close(found, logits(path))
     assert not torch.allclose(found, logits(Path("base")), atol=1e-3)
 

@@ -1,18 +1,18 @@
 """The loop around a trainer: one line per step, saves, resumes with the same bits, whatever interrupts it."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.ranks import Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import Writer
 from proximo.config.run import RunConfig
-from proximo.config.schema.base import AbsentMeans
 from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.kernels import kernels_of
@@ -244,10 +244,9 @@ def test_settings_that_choose_the_environment_may_differ_with_the_same_permissio
 
 
 class LaterRun(RunConfig):
-    """Of a later version, which has settings more."""
+    """Of another version, which has one setting more."""
 
     new_key: int = 3
-    floor: Annotated[float, AbsentMeans(0.0)] = 0.1
 
 
 class LaterRecipe(SFTRecipe):
@@ -259,25 +258,12 @@ def start_later(folder: Path, **run: Any) -> int:
     return run_task(Counting, made, RunOptions(quiet=True, resume="must"))
 
 
-def test_a_run_survives_an_upgrade_that_adds_settings(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", Counting(fail_at=4))
-    with pytest.raises(
-        RunFolderError, match=r"settings .saved -> now.:\n  run.floor: 0.0 -> 0.1\n  give them the saved"
-    ):
-        start_later(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"\n  run.new_key: 3 -> 4\n  give"):
-        start_later(tmp_path / "run", floor=0, new_key=4)
-    assert start_later(tmp_path / "run", floor=0) == 0
-    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
-
-
 def test_a_setting_that_is_gone_is_refused_with_the_version_that_has_it(tmp_path: Path) -> None:
     start(tmp_path / "run", run={"keep_last": 5})
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
-    assert start_later(tmp_path / "run", floor=0, keep_last=5) == 0
+    assert start_later(tmp_path / "run", keep_last=5) == 0
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000005\n")
-    with pytest.raises(RunFolderError, match=r"(?s)run.floor \(saved as 0.0\): there is no such setting.*proximo \d"):
+    with pytest.raises(RunFolderError, match=r"(?s)run.new_key \(saved as 3\): there is no such setting.*proximo \d"):
         start(tmp_path / "run", resume="must")
 
 
@@ -452,30 +438,28 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert kept == ["step-000002", "step-000007", "step-000008"]
 
 
-def kept(folder: Path) -> dict[str, bytes]:
-    """What lies in a run folder, but for its lock and what a failed start left."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {
-        name: path.read_bytes()
-        for name, path in files.items()
-        if name != ".proximo-run" and not name.startswith("failed-start/")
-    }
-
-
-@pytest.mark.parametrize("fails", [RuntimeError("the reward function"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
-def test_a_run_that_ends_before_its_first_step_replaces_nothing(tmp_path: Path, fails: BaseException) -> None:
+def test_overwriting_moves_the_earlier_run_aside_and_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     start(tmp_path / "run")
-    before = kept(tmp_path / "run")
-    with pytest.raises(type(fails)):
-        start(tmp_path / "run", Counting(fails=fails), overwrite=True)
-    assert kept(tmp_path / "run") == before
-    assert "step 0/5" in (tmp_path / "run" / "failed-start" / "log.txt").read_text()
-
-
-def test_a_run_that_takes_a_step_replaces_the_earlier_one(tmp_path: Path) -> None:
-    start(tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    earlier = contents(tmp_path / "run")
+    aside = tmp_path / "run.replaced-1"
+    with pytest.raises(RuntimeError, match="the reward function"):
+        start(tmp_path / "run", Counting(fails=RuntimeError("the reward function")), overwrite=True, quiet=False)
+    assert f"the run that was in {tmp_path / 'run'} is now in {aside}\n" in capsys.readouterr().err
+    assert contents(aside) == earlier
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", Counting(fail_at=2), overwrite=True)
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 2
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert not list((tmp_path / "run").glob(".[!p]*"))
+    shutil.move(tmp_path / "run", tmp_path / "other")
+    shutil.move(aside, tmp_path / "run")
+    assert start(tmp_path / "run", resume="auto") == 0
+    assert contents(aside.with_name("run")) == earlier
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a run folder, but for its lock."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name != ".proximo-run"}

@@ -1,4 +1,4 @@
-"""Durable changes to files and folders: all of a change is on disk, or none. Not what the files hold.
+"""Durable changes to files and folders: all of a change is on disk, or none.
 
 Every effect on the file system goes through one of five one-line functions (`_make_folder`, `_write_file`, `_sync`,
 `_rename`, `_delete`), so that a test can stop a save before, within and after each of them. What is unfinished bears a
@@ -16,14 +16,14 @@ TEMPORARY_PREFIX = ".partial-"
 
 
 def temporary_beside(path: Path, purpose: str = "new") -> Path:
-    """The unfinished twin of `path`, in the same folder: a rename within one file system is atomic."""
+    """The temporary name for `path`, in the same folder: a rename within one file system is atomic."""
     return path.with_name(f"{TEMPORARY_PREFIX}{purpose}-{path.name}")
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, durably; a reader, or a crash, meets the old contents or the new, never a part.
+    """Replace the contents of `path` by `data`, durably. A reader sees the old contents or the new, never a part.
 
-    A disk that refuses is an OSError that names `path`, and leaves nothing unfinished behind.
+    Raises OSError that names `path` if the disk refuses; nothing unfinished is left behind.
     """
     temporary = temporary_beside(path)
     with naming(path):
@@ -39,14 +39,14 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, durably, that nobody reads yet: one inside a folder that is still temporary."""
+    """Write a file durably that nobody reads yet, because its folder is still temporary."""
     _write_file(path, data)
     _sync(path)
     _sync(path.parent)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and the parents that it lacks, each durable in its own parent; one that exists is fine."""
+    """Make a folder and its missing parents, durably. It may exist already."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -77,9 +77,9 @@ def sync_files(files: Sequence[Path]) -> None:
 
 
 def publish_folder(temporary: Path, final: Path) -> None:
-    """Give a finished, synced folder its name, durably. What bears the name already makes room.
+    """Rename a finished, synced folder into place and sync its parent. An existing folder is moved aside first.
 
-    Between the two renames of a replacement there is nothing at `final`: replace only what nothing points to.
+    Between the two renames there is nothing at `final`: replace only what nothing points to.
     """
     if final.exists():
         _rename(final, _free(temporary_beside(final, "replaced")))
@@ -88,7 +88,7 @@ def publish_folder(temporary: Path, final: Path) -> None:
 
 
 def rename(path: Path, new_path: Path) -> None:
-    """Give a file or folder another name within one file system, durably; nothing may bear that name."""
+    """Rename a file or folder within one file system, durably. The target must not exist."""
     _rename(path, new_path)
     _sync(new_path.parent)
     if path.parent != new_path.parent:
@@ -96,7 +96,7 @@ def rename(path: Path, new_path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; it is gone under its name before the first of its files is."""
+    """Delete a file or a folder. It is renamed first, so that no part of it is ever found under its name."""
     doomed = _free(temporary_beside(path, "removed"))
     _rename(path, doomed)
     _sync(path.parent)

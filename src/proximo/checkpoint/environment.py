@@ -1,4 +1,4 @@
-"""What of the machine and the libraries decides the bits of a run. Not the settings of the run."""
+"""Describes what decides the bits of a run besides its settings: machine, libraries, threads, variables."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""With which one chooses other instructions or numbers of threads than the rest of the environment says."""
+"""Variables that choose other instructions or numbers of threads than the rest of the environment says."""
 
 
 def describe_environment(*, device: str) -> dict[str, Any]:

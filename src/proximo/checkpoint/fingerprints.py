@@ -34,14 +34,7 @@ class Fingerprints:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """The fingerprints that `to_json` wrote to a checkpoint."""
-        environment = dict(content["environment"])
-        functions = environment.pop("functions", {})  # where runs of earlier versions have them
-        return cls(
-            config=content["config"],
-            inputs=content["inputs"],
-            environment=environment,
-            functions=content.get("functions", functions),
-        )
+        return cls(**content)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""SIGTERM and its like during training: end the step, save, leave. Not the saving, and not the loop.
+"""Signals such as SIGTERM during training: end the step, save, and exit.
 
 with Interruption() as interruption:
     for step in ...:
@@ -23,13 +23,13 @@ from proximo.distributed.processes import heeded_signals
 
 
 class Interruption:
-    """While it is entered, the first signal only asks; the step then has `grace_seconds` to end.
+    """Within its context, the first signal is a request; the step then has `grace_seconds` to end.
 
-    A step that does not end in time, or a second signal, ends the process at once with status 128 plus the number of
-    the signal: the last checkpoint redoes the step. Since saves are atomic nothing can break. With `keeps_process`,
+    If the step does not end in time, or a second signal comes, the process ends at once with status 128 plus the number
+    of the signal. A resumed run repeats the step. Saves are atomic, so nothing can be damaged. With `keeps_process`,
     SIGINT never ends the process: the step may take as long as it needs, and a second SIGINT raises KeyboardInterrupt.
-    Outside the main thread, where Python takes no handlers, and for signals that this process does not heed
-    (`heeded_signals`), nothing is changed.
+    Nothing changes outside the main thread, where Python allows no handlers, and for signals that this process does not
+    heed (`heeded_signals`).
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Interruption:
         before_leaving: Callable[[int], None] | None = None,
         keeps_process: bool = False,
     ) -> None:
-        """`repeat_seconds`: a signal that comes again so soon is taken for the same one, from another sender.
+        """`repeat_seconds`: a signal that is repeated within this time counts as the same one from another sender.
 
-        `keeps_process`: SIGINT is from a person whose program goes on afterwards, such as a notebook.
+        `keeps_process`: SIGINT comes from a person whose program continues afterwards, such as a notebook.
 
         `on_request` is called at the first signal, in its handler.
 
@@ -74,7 +74,7 @@ class Interruption:
         return 128 + self._signal
 
     def step_ended(self) -> None:
-        """The step ended within its grace: what follows, a save, may take as long as it needs."""
+        """Tell that the step ended in time: the save after it may take as long as it needs."""
         if self.requested:
             self._signalled.put(False)
 

@@ -1,4 +1,4 @@
-"""Append-only JSON-lines files, and how they are cut back on resume. Not what the lines mean: each has a "step"."""
+"""Append-only files of JSON lines, each with a "step", and how they are cut back on resume."""
 
 import json
 import math
@@ -13,10 +13,10 @@ from proximo.errors import CheckpointError
 
 
 class JsonLines:
-    """A file that grows by one line per record, handed to the operating system at once.
+    """A file with one line per record, flushed after every line.
 
-    What a killed process appended is thus kept. Call `sync` before a checkpoint is saved, so that a power failure
-    cannot keep the checkpoint and lose the lines that led to it.
+    The lines of a killed process are therefore kept. Call `sync` before a checkpoint is saved, so that a power failure
+    cannot keep the checkpoint and lose the lines before it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class JsonLines:
         self.num_lines = path.read_bytes().count(b"\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record with an integer "step". Numbers that are not finite become null, which JSON can say."""
+        """Add a record with an integer "step". Numbers that are not finite become null."""
         if not isinstance(record.get("step"), int):
             raise ValueError(f"a log record needs an integer 'step', got {record.get('step')!r}")
         text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
@@ -52,10 +52,10 @@ class JsonLines:
 
 
 def cut_back(path: Path, step: int) -> int:
-    """Drop every record after `step`, and a last line that a crash cut off; gives the number of lines left.
+    """Delete every record after `step`, and a last line that a crash cut off. Returns the number of lines left.
 
-    The file is replaced as a whole; one that does not exist is fine. Raises CheckpointError for a line before the last
-    that is no record: that is damage which no crash of ours explains.
+    The file is replaced as a whole; it need not exist. Raises CheckpointError if a line before the last is not a
+    record, which no crash of a run explains.
     """
     if not path.is_file():
         return 0

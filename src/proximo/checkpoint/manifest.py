@@ -1,22 +1,20 @@
-"""The list of a checkpoint's files with sizes and hashes: what "complete" means. Not which checkpoints to keep."""
+"""The manifest: the list of a checkpoint's files with sizes and hashes, by which it is complete or damaged."""
 
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint.versions import installed_version
-from proximo.distributed.shard_names import INDEX
 
 MANIFEST = "manifest.json"
-FORMAT = 5
-"""Of a whole checkpoint: the manifest, `state.json` and what the other files mean. Another number where a checkpoint of
-this one could not be resumed any more; what is only added has a default instead (`checkpoint/state.py`)."""
-FORMAT_OF_RANKS = 6
-"""Of a checkpoint with parts in one file for each rank, which versions that know one rank only cannot read."""
+STATE = "state.json"
+FORMAT = 7
+"""Of a whole checkpoint: the manifest, `state.json` and what the other files mean. It is the only one that is read:
+raise it whenever a checkpoint of this one could not be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +34,12 @@ class Manifest:
     """What the checkpoint is worth to the one who chooses the best; None where it was not measured."""
     files: Mapping[str, FileEntry]
     saved_by: str | None = field(default_factory=lambda: installed_version("proximo"))
-    """The version of Proximo, for a later one that cannot read the checkpoint."""
+    """The version of Proximo, for one that cannot read the checkpoint."""
 
     def encode(self) -> bytes:
         """The manifest as JSON, with a hash of its own."""
         files = {name: {"num_bytes": entry.num_bytes, "sha256": entry.sha256} for name, entry in self.files.items()}
-        of_ranks = any(PurePosixPath(name).name == INDEX for name in self.files)
-        number = FORMAT_OF_RANKS if of_ranks else FORMAT
-        described = {"format": number, "saved_by": self.saved_by, "step": self.step, "metric": self.metric}
+        described = {"format": FORMAT, "saved_by": self.saved_by, "step": self.step, "metric": self.metric}
         return _sealed({**described, "files": files})
 
 
@@ -83,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
         seal = content.pop("sha256", None)
         if seal is not None and _sealed(content) != data:
             raise DamagedError(f"{path} has other contents than when it was saved (its sha256 differs)")
-        if content["format"] not in (FORMAT, FORMAT_OF_RANKS):
+        if content["format"] != FORMAT:
             raise OtherFormatError(
                 f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: go on "
                 f"with the version that saved it ({content.get('saved_by') or 'its number is not known'})"

@@ -1,20 +1,23 @@
-"""One checkpoint on disk, compared with its manifest, and which ones there are. Not which to keep."""
+"""Reads checkpoints: which ones a folder has, one of them compared with its manifest, and its saved state."""
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never, TypeVar
 
-from proximo.checkpoint.manifest import DamagedError, verify_folder
-from proximo.checkpoint.state import SavedState
-from proximo.checkpoint.writers import STATE
+from proximo.checkpoint.manifest import STATE, DamagedError, verify_folder
 from proximo.errors import CheckpointError
 
 ROLES = ("policy", "reward", "value", "average", "reference")
 """Model folders of a checkpoint, in this order: the first one present is the model that the run trained."""
 STEP_NAME = re.compile(r"step-(\d{6,})")
+Record = TypeVar("Record")
+_ANOTHER_VERSION = (
+    "another version of Proximo saved it (`saved_by` in its manifest.json says which). Go on with that version, or "
+    "start a run in another folder"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +31,7 @@ class Checkpoint:
     metric: float | None
 
     def path(self, name: str) -> Path:
-        """The file or folder that the writer called `name` made; CheckpointError where there was no such writer."""
+        """The file or folder that the writer called `name` made; CheckpointError if there was no such writer."""
         path = self.folder / name
         if not path.exists():
             held = ", ".join(sorted(entry.name for entry in self.folder.iterdir()))
@@ -42,7 +45,7 @@ class Checkpoint:
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies in a folder of checkpoints."""
+    """The folder of a step's checkpoint."""
     return checkpoints / f"step-{step:06d}"
 
 
@@ -62,18 +65,8 @@ def open_checkpoint(checkpoints: Path, step: int, *, parts: Collection[str] | No
     return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
 
 
-def first_complete(checkpoints: Path, steps: Iterable[int]) -> str | None:
-    """The name of the first checkpoint that is whole, every hash compared."""
-    for step in steps:
-        try:
-            return open_checkpoint(checkpoints, step, parts=None).folder.name
-        except DamagedError:  # look further
-            continue
-    return None
-
-
 def left_by_failed_save(checkpoints: Path) -> str:
-    """What a save that failed leaves to go on from."""
+    """Says which checkpoint to resume from after a failed save."""
     if saved_steps(checkpoints):  # what has its name is complete
         return (
             "The latest complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
@@ -82,3 +75,33 @@ def left_by_failed_save(checkpoints: Path) -> str:
         "It would have been the first one, so there is none to go on from: make room, or mend the disk, and start "
         "again with --resume=auto or --overwrite"
     )
+
+
+class SavedState(dict[str, Any]):
+    """A mapping that refuses with CheckpointError where it lacks what is asked for by `[]`."""
+
+    def __missing__(self, key: str) -> Never:
+        """Raises CheckpointError that names the missing entry."""
+        raise CheckpointError(f"the state of the checkpoint has no {key!r}: {_ANOTHER_VERSION}")
+
+
+def as_record(record_type: Callable[..., Record], saved: Mapping[str, Any]) -> Record:
+    """A dataclass whose fields were saved by name.
+
+    Raises CheckpointError for a value that it has no field for, and for a field without value or default.
+    """
+    try:
+        return record_type(**saved)
+    except TypeError as error:
+        raise CheckpointError(f"the state of the checkpoint does not fit ({error}): {_ANOTHER_VERSION}") from error
+
+
+def encode_state(state: Mapping[str, Any]) -> bytes:
+    """The state as JSON text. Raises TypeError where it would not come back as it is."""
+    text = json.dumps(state, indent=1, allow_nan=False)
+    if json.loads(text) != state:
+        raise TypeError(
+            "the state of a checkpoint must come back from JSON as it went in: keys must be strings, and "
+            "sequences lists (a tuple would come back as a list)"
+        )
+    return (text + "\n").encode()

@@ -1,7 +1,7 @@
-"""The folder of one run: who may start or go on in it, its lock, and where its files are. Not what a trainer writes.
+"""The folder of one run: who may start or resume in it, its lock, and the paths of its files.
 
-The marker file makes a folder a run folder, and carries the lock; where it was lost in copying, what a run wrote tells.
-Nothing outside such a folder is ever replaced.
+The marker file makes a folder a run folder and carries the lock. A copy without the marker is recognised by what a run
+wrote. A run that is to be replaced is moved aside with its whole folder, so that nothing of it is lost.
 """
 
 import contextlib
@@ -10,12 +10,12 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.earlier_run import ASIDE, FAILED_START, kept_aside, move_aside, put_back
 from proximo.checkpoint.manifest import MANIFEST
 from proximo.checkpoint.reading import saved_steps
 from proximo.errors import RunFolderError
@@ -42,7 +42,7 @@ RANKS = "ranks"
 """Tracebacks of single ranks, which their processes write themselves; everything else is written by rank 0."""
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
-REPLACED = (
+WRITTEN = (
     CHECKPOINTS,
     CONFIG,
     RESOLVED_CONFIG,
@@ -58,30 +58,19 @@ REPLACED = (
     RANKS,
     MERGED,
 )
-"""What a start replaces of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""
+"""What a run writes. Anything else in its folder is the user's."""
 
 
 class RunFolder:
     """An open run folder. Holds the lock until it is closed or the process dies."""
 
-    def __init__(self, path: Path, *, resuming: bool, marker: IO[str]) -> None:
+    def __init__(self, path: Path, *, resuming: bool, marker: IO[str], replaced: Path | None = None) -> None:
         self.path = path.absolute()  # a function of the user's may change the working directory in between
         self.resuming = resuming
-        """Whether there is a checkpoint to go on from, and the caller asked to."""
+        """Whether there is a checkpoint to resume from, and the caller asked for it."""
+        self.replaced = replaced
+        """The folder to which an earlier run was moved; None if there was none."""
         self._marker = marker
-
-    @property
-    def failed_start(self) -> Path | None:
-        """Where the files of this run go if it ends now: it replaces an earlier one, and took no step yet; else None.
-
-        The earlier run has its place again then.
-        """
-        return self.path / FAILED_START if (self.path / ASIDE).is_dir() else None
-
-    def has_begun(self) -> None:
-        """A step was taken: the run that was in the folder is not wanted any more. Called once more, does nothing."""
-        if (self.path / ASIDE).is_dir():
-            atomic.remove(self.path / ASIDE)
 
     @property
     def checkpoints(self) -> Path:
@@ -115,7 +104,7 @@ class RunFolder:
 
     @property
     def outcome(self) -> Path:
-        """How the run ended; not there while it is under way."""
+        """How the run ended; absent while it goes on."""
         return self.path / OUTCOME
 
     @property
@@ -124,16 +113,16 @@ class RunFolder:
         return self.path / LOG
 
     def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
-        """Keep the recipe as it was given, and every setting as it came out."""
+        """Write the recipe as it was given, and every effective setting."""
         atomic.write_bytes_atomically(self.path / CONFIG, text.encode())
         atomic.write_bytes_atomically(self.path / RESOLVED_CONFIG, _json(resolved))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Keep what `describe_environment` found."""
+        """Write what `describe_environment` found."""
         atomic.write_bytes_atomically(self.path / ENVIRONMENT, _json(environment))
 
     def write_outcome(self, state: EndState, *, total_steps: int, reason: str | None = None) -> None:
-        """Keep how the run ended: finished, stopped by a signal, or failed.
+        """Write how the run ended: finished, stopped by a signal, or failed.
 
         `reason`: why it failed, which signal stopped it, or why a run that finished took no update.
         """
@@ -141,7 +130,7 @@ class RunFolder:
         atomic.write_bytes_atomically(self.outcome, _json(outcome))
 
     def add_to_outcome(self, values: Mapping[str, Any]) -> bool:
-        """Set values of the outcome that was written, those that are None removed. Returns whether that changed it."""
+        """Set values of the written outcome; None removes one. Returns whether the file changed."""
         held = json.loads(self.outcome.read_bytes())
         changed = {name: value for name, value in {**held, **values}.items() if value is not None or name not in values}
         if changed != held:
@@ -149,11 +138,8 @@ class RunFolder:
         return changed != held
 
     def close(self) -> None:
-        """Put an earlier run back that this one did not come to replace, and release the lock."""
-        try:
-            put_back(self.path, REPLACED)
-        finally:
-            self._marker.close()
+        """Release the lock."""
+        self._marker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -163,29 +149,33 @@ class RunFolder:
 
 
 def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False) -> RunFolder:
-    """Open the folder of a run to start or to go on in it, and lock it.
+    """Open the folder of a run to start or to resume in it, and lock it.
 
-    resume: "never" refuses a folder in which a run recorded something; "must" goes on from its latest checkpoint and
-    refuses where there is none; "auto" goes on where there is one and starts where not.
-    overwrite: start, whatever a run recorded there before. What an earlier run recorded (`REPLACED`) is kept aside
-    until `RunFolder.has_begun`, and put back where the new run ends before that, or by who opens the folder next where
-    its process was killed.
+    resume: "never" refuses a folder in which a run recorded something; "must" resumes from its latest checkpoint and
+    refuses if there is none; "auto" resumes if there is one and starts otherwise.
+    overwrite: start, whatever a run recorded there before. A folder with records is renamed (`RunFolder.replaced`), and
+    a new one made in its place.
 
     Raises RunFolderError, with nothing changed, where these rules refuse, for a folder with other contents than a run,
-    and where another process has the lock.
+    if another process has the lock, and if the folder cannot be renamed.
     """
     check_run(folder, resume=resume, overwrite=overwrite)
     marker = _lock(folder)
     try:
         check_run(folder, resume=resume, overwrite=overwrite)  # another process may have had it until a moment ago
-        _settle(folder)
+        atomic.clear_temporaries(folder)
         resuming = not overwrite and bool(saved_steps(folder / CHECKPOINTS))
-        if not resuming:
-            _make_room(folder)
+        replaced = None
+        if _makes_room(folder, overwrite=overwrite):
+            replaced = _move_aside(folder)
+            marker.close()
+            marker = _lock(folder)
+        elif not resuming:
+            _remove_written(folder)
     except BaseException:
         marker.close()
         raise
-    return RunFolder(folder, resuming=resuming, marker=marker)
+    return RunFolder(folder, resuming=resuming, marker=marker, replaced=replaced)
 
 
 def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
@@ -203,14 +193,14 @@ def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run was ever opened in it; a copy that was made without hidden files tells by what it holds."""
+    """Whether a run was ever opened in it. A copy without hidden files is recognised by its contents."""
     return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
 
 
 def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
-    """Raise what `open_run` would, with nothing changed: for a caller who has costly things to build first."""
+    """Raises what `open_run` would, and changes nothing: for a caller that builds models first."""
     if overwrite and resume != "never":
-        raise RunFolderError(f"--overwrite removes the run in {folder} and --resume goes on with it: choose one")
+        raise RunFolderError(f"--overwrite replaces the run in {folder} and --resume continues it: choose one")
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"the run folder {folder} is a file: give a folder, or a name that is not taken")
     above = next((parent for parent in folder.parents if parent.exists()), folder)
@@ -226,7 +216,7 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
         )
     if resume == "must" and not exists:
         raise RunFolderError(f"there is no run to resume in {folder}: leave --resume out to start one")
-    if resume == "must" and not steps_of_run(folder):
+    if resume == "must" and not saved_steps(folder / CHECKPOINTS):
         raise RunFolderError(
             f"the run in {folder} has no checkpoint yet, there is nothing to resume: use --resume=auto to start it "
             "from the beginning"
@@ -236,37 +226,22 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
             f"{folder} already holds a run: use --resume to go on with it, --overwrite to replace it, or give another "
             "folder"
         )
+    if _makes_room(folder, overwrite=overwrite) and not os.access(folder.resolve().parent, os.W_OK | os.X_OK):
+        raise RunFolderError(
+            f"the run in {folder} cannot be moved aside: the permissions of {folder.resolve().parent} refuse it; give "
+            "another folder"
+        )
 
 
-def settle_run(folder: Path) -> None:
-    """Put back the run of a folder whose replacement was killed before its first step, for a reader of the folder.
-
-    Does nothing where no run was replaced, where the replacement is still under way, or nothing can be written.
-    """
-    if kept_aside(folder) is not None:
-        with contextlib.suppress(RunFolderError, OSError), _lock(folder):
-            _settle(folder)
-
-
-def _settle(folder: Path) -> None:
-    put_back(folder, REPLACED)
-    atomic.clear_temporaries(folder)
-
-
-def steps_of_run(folder: Path) -> tuple[int, ...]:
-    """Steps that the folder's run has checkpoints of, also where that run still has to be put back."""
-    places = (kept_aside(folder), folder)
-    return next((steps for folder in places if folder is not None and (steps := saved_steps(folder / CHECKPOINTS))), ())
+def _makes_room(folder: Path, *, overwrite: bool) -> bool:
+    """Whether a run that starts here moves the run in the folder aside."""
+    return _has_records(folder) and (overwrite or not saved_steps(folder / CHECKPOINTS))
 
 
 def _has_records(folder: Path) -> bool:
-    """A run that failed before its first step left nothing to lose, and may start again."""
+    """Whether a run took a step. One that failed before it has nothing to lose, and may start again."""
     logs = (folder / METRICS, folder / SAMPLES)
-    return (
-        kept_aside(folder) is not None
-        or bool(saved_steps(folder / CHECKPOINTS))
-        or any(log.is_file() and log.stat().st_size for log in logs)
-    )
+    return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
 
 
 def _holds_checkpoints(folder: Path) -> bool:
@@ -284,10 +259,10 @@ def _holds_settings(folder: Path) -> bool:
 
 
 def _lock(folder: Path) -> IO[str]:
-    """Open the marker, made where it is missing, and lock it.
+    """Open the marker, make it if it is missing, and lock it.
 
-    A POSIX record lock: it dies with this process, even where children of the process live on. The other side: it
-    keeps out other processes only, and goes when this process closes the marker through any handle.
+    It is a POSIX record lock, which ends with this process even if its children live on. It keeps out other processes
+    only, and is lost when this process closes the marker through any handle.
     """
     try:
         atomic.make_folder(folder)
@@ -314,11 +289,28 @@ def _lock(folder: Path) -> IO[str]:
     return marker
 
 
-def _make_room(folder: Path) -> None:
-    """For a new run: what is worth keeping until that has begun is moved aside, the rest removed."""
-    if _has_records(folder):
-        move_aside(folder, REPLACED)
-    for name in (*REPLACED, FAILED_START):
+def _move_aside(folder: Path) -> Path:
+    """Rename a run folder to the first free `NAME.replaced-N`, and make an empty folder in its place.
+
+    Where the folder is a link, its target is renamed. Raises RunFolderError if the system refuses, as for a mount
+    point.
+    """
+    place = folder.resolve()
+    names = (place.with_name(f"{place.name}.replaced-{number}") for number in count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    try:
+        atomic.rename(place, aside)
+        atomic.make_folder(place)
+    except OSError as error:
+        raise RunFolderError(
+            f"the run in {folder} cannot be moved to {aside} to make room for another: {error}; give another folder"
+        ) from error
+    return aside
+
+
+def _remove_written(folder: Path) -> None:
+    """Delete the files of a run that failed before it took a step."""
+    for name in WRITTEN:
         if (folder / name).exists():
             atomic.remove(folder / name)
 

@@ -1,39 +1,47 @@
-"""A folder of checkpoints of one run: saved whole or not at all, verified, pruned. Not what a trainer puts in them.
+"""The checkpoints of one run: each is saved whole or not at all, verified and pruned. And when to save one.
 
 A save writes everything under a temporary name, syncs it, writes the manifest last, renames the folder, and only then
-lets the pointer file `latest` name it. Whatever a crash leaves behind is complete, or bears a temporary name that the
-next save clears away.
+updates the pointer file `latest`. After a crash a folder is therefore complete, or has a temporary name that the next
+save deletes.
 """
 
 import math
-from collections.abc import Collection, Generator, Mapping
+import time
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.background import Background
 from proximo.checkpoint.manifest import (
     MANIFEST,
+    STATE,
     DamagedError,
     FileEntry,
     OtherFormatError,
     describe_folder,
     read_manifest,
 )
-from proximo.checkpoint.ranks_files import check_all_seen, written_by_ranks
+from proximo.checkpoint.ranks import (
+    Background,
+    Captured,
+    RankWriter,
+    Writer,
+    captured,
+    check_all_seen,
+    check_names,
+    written_by_ranks,
+)
 from proximo.checkpoint.reading import (
     STEP_NAME,
     Checkpoint,
-    first_complete,
+    encode_state,
     folder_of,
     left_by_failed_save,
     open_checkpoint,
     saved_steps,
 )
-from proximo.checkpoint.state import encode_state
-from proximo.checkpoint.writers import STATE, Captured, RankWriter, Writer, captured, check_names
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 from proximo.system_errors import disk_refused
@@ -45,7 +53,7 @@ BEST = "best"
 class CheckpointStore:
     """The checkpoints of one run, in `folder`, which the first save makes. One process writes at a time.
 
-    keep_last: how many of the newest stay (None: all). The one with the best metric stays as well.
+    keep_last: how many of the newest to keep (None: all). The one with the best metric is kept as well.
     best: whether the highest or the lowest metric is the best one; the earlier of equals.
     """
 
@@ -73,13 +81,13 @@ class CheckpointStore:
         `keeps_all`: remove no earlier checkpoint now. The next save does.
 
         Each writer is called with the path of its name (relative, "/" between folders). `state` is JSON. A metric that
-        is not finite counts as not measured. The step that is the latest already is not written twice: equal state
-        gives back the checkpoint that is there, another state is an error. Checkpoints of later steps belong to a
-        course of the run that was given up, and go. Raises CheckpointError where the disk refuses; what was there
-        before, if anything, is then still complete.
+        is not finite counts as not measured. A step that is already the latest is not written again: with an equal
+        state its checkpoint is returned, and another state is an error. Checkpoints of later steps belong to an
+        abandoned branch and are deleted. Raises CheckpointError if the disk refuses; earlier checkpoints are then still
+        complete.
 
-        On several ranks all call it at the same step, and rank 0 alone writes but for the parts of a `RankWriter`:
-        those are copied now and written in the background, and None is returned. The next save waits for that, and so
+        On several ranks all call it at the same step. Rank 0 writes everything except the parts of a `RankWriter`:
+        these are copied now and written in the background, and None is returned. The next save waits for that, and so
         does `finish`.
         """
         self.finish()
@@ -104,18 +112,18 @@ class CheckpointStore:
         return None
 
     def finish(self, *, timeout_seconds: float | None = None) -> None:
-        """Wait for the save that is under way, if there is one. Raises on every rank what went wrong with it.
+        """Wait for the save in the background, if there is one. Raises its error on every rank.
 
-        `timeout_seconds`: None for that of the ranks.
+        `timeout_seconds`: None takes that of the ranks.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.finish(timeout_seconds=timeout_seconds or current().timeout_seconds)
 
     def tidy(self) -> None:
-        """Remove what is not to be kept, and whatever a crash left unfinished: the end of each save.
+        """Delete the checkpoints that are not to be kept, and what a crash left unfinished. Each save ends with it.
 
-        To be called where a run finds itself finished: a crash within the end of its last save left that undone.
+        A run that is already finished calls it too, because a crash may have cut off the end of its last save.
         """
         latest = self._latest_step()
         if latest is not None:
@@ -124,9 +132,9 @@ class CheckpointStore:
         atomic.clear_temporaries(self.folder)
 
     def latest(self) -> Checkpoint | None:
-        """The checkpoint that a resumed run goes on from: the one that `latest` names; None before the first save.
+        """The checkpoint to resume from: the one that `latest` names; None before the first save.
 
-        Raises CheckpointError where it lacks files or some have another size; `load` compares their hashes.
+        Raises CheckpointError if files are missing or have another size; `load` also compares their hashes.
         """
         step = self._latest_step()
         return None if step is None else self._read(step, parts=())
@@ -135,7 +143,7 @@ class CheckpointStore:
         """The checkpoint of a step, by default that of `latest`, with every file's hash compared.
 
         parts: the names of writers whose files alone are hashed; None all. The rest must be there in the right size.
-        Raises CheckpointError that names the damaged file and the newest other checkpoint that is complete.
+        Raises CheckpointError that names the damaged file and the other checkpoints.
         """
         wanted = self._latest_step() if step is None else step
         if wanted is None:
@@ -143,9 +151,9 @@ class CheckpointStore:
         return self._read(wanted, parts=parts)
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best metric, sizes compared; None where none was measured.
+        """The checkpoint with the best metric, sizes compared; None if none was measured.
 
-        Raises CheckpointError where it cannot be told, since a manifest is damaged.
+        Raises CheckpointError if a manifest is damaged, because the best is then unknown.
         """
         for step in self.steps():
             try:
@@ -153,7 +161,7 @@ class CheckpointStore:
             except DamagedError as damage:
                 others = ", ".join(self._folder_of(other).name for other in self.steps() if other != step)
                 raise CheckpointError(
-                    f"which checkpoint is the best cannot be told: {damage}. Remove {self._folder_of(step)} to choose "
+                    f"the best checkpoint is unknown: {damage}. Remove {self._folder_of(step)} to choose "
                     f"among the others ({others or 'none'}), or name one of them with --checkpoint"
                 ) from damage
         step = self._best_step()
@@ -178,7 +186,7 @@ class CheckpointStore:
         return latest
 
     def _begin(self, step: int, parts: Mapping[str, Captured], state: bytes) -> Path:
-        """Write what one process writes under a temporary name, which is returned."""
+        """Write the parts of rank 0 under a temporary name, and return it."""
         with self._refused_by_disk(step):
             atomic.make_folder(self.folder)
             atomic.clear_temporaries(self.folder)
@@ -201,7 +209,7 @@ class CheckpointStore:
         files_of_ranks: Mapping[str, FileEntry],
         keeps_all: bool,
     ) -> Checkpoint:
-        """Give a checkpoint whose parts are all written its manifest, its name and the pointers."""
+        """Write the manifest of a checkpoint whose parts are all written, rename it, and update the pointers."""
         with self._refused_by_disk(step):
             check_all_seen(temporary, files_of_ranks)
             atomic.fsync_tree(temporary)
@@ -281,19 +289,44 @@ class CheckpointStore:
             ) from damage
 
     def _advice(self, damaged: int | None) -> str:
-        """What to do: the newest older one that is complete can be gone on from, a newer one only used."""
-        steps = self.steps()[::-1]
-        older = first_complete(self.folder, (step for step in steps if damaged is None or step < damaged))
-        if older is not None:
-            return (
-                f"{older} is complete: write {older} into {self.folder / LATEST} to resume from there, or give "
-                f"--checkpoint {older} to a command that only reads the run"
-            )
-        latest = self._latest_step()
-        if latest is not None and latest != damaged and first_complete(self.folder, [latest]) is not None:
-            return (
-                f"The latest, of step {latest}, is complete: --resume goes on from it, and --checkpoint latest reads it"
-            )
-        again = "No older checkpoint is complete: the run can only start again, with --overwrite"
-        newer = first_complete(self.folder, (step for step in steps if damaged is not None and step > damaged))
-        return again if newer is None else f"{again}; {newer} is complete, and --checkpoint {newer} reads it"
+        """What to do: resume from another checkpoint, or read one; the newest comes first."""
+        others = ", ".join(self._folder_of(step).name for step in self.steps()[::-1] if step != damaged)
+        if not others:
+            return "There is no other checkpoint: the run can only start again, with --overwrite"
+        return (
+            f"The others are {others}: write one of these names into {self.folder / LATEST} to resume from it, or give "
+            "it as --checkpoint to a command that reads the run"
+        )
+
+
+class SaveSchedule:
+    """Due at every multiple of `every_steps`, and once `every_minutes` passed since the last save; None: never.
+
+    The clock, in seconds, starts with the schedule. When a run saves by time does not change what it computes.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_steps: int | None,
+        every_minutes: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"every_steps must be at least 1, or None; got {every_steps}")
+        if every_minutes is not None and every_minutes <= 0:
+            raise ValueError(f"every_minutes must be above 0, or None; got {every_minutes}")
+        self._every_steps = every_steps
+        self._every_minutes = every_minutes
+        self._clock = clock
+        self._last_save_seconds = clock()
+
+    def due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        by_steps = self._every_steps is not None and step % self._every_steps == 0
+        seconds = self._clock() - self._last_save_seconds
+        return by_steps or (self._every_minutes is not None and seconds >= 60 * self._every_minutes)
+
+    def saved(self) -> None:
+        """Tell the schedule that a save just ended, whatever caused it: the minutes count from here."""
+        self._last_save_seconds = self._clock()

@@ -1,4 +1,4 @@
-"""Named tensors and optimizer state as safetensors files: exact bits, no pickle. Not where or when they are saved.
+"""Named tensors and optimizer state as safetensors files: exact bits, no pickle.
 
 Optimizer state is keyed by parameter name, so that it does not depend on the order of parameters or on groups. The
 settings of an optimizer (learning rate, betas) are not state: they come from the configuration and the schedule.
@@ -19,9 +19,9 @@ from proximo.distributed.shard_files import CapturedShards, SavedShards, SavedTe
 from proximo.errors import CheckpointError
 
 TENSOR = "tensor"
-"""Stands in a layout where the value is a tensor, kept beside it: a number, or of its parameter's shape."""
+"""In a layout: the value is a tensor, which is stored separately, a scalar or of its parameter's shape."""
 OTHER_TENSOR = "tensor of another shape"
-"""Stands where the value is another tensor, such as a sum over rows, or the scales of quantised moments."""
+"""In a layout: the value is another tensor, such as a sum over rows, or the scales of quantised moments."""
 Layout = dict[str, dict[str, int | float | bool | str | None]]
 """For each parameter: its fields of state, with their numbers, TENSOR or OTHER_TENSOR. JSON."""
 _LAYOUT = "layout"
@@ -34,7 +34,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mappin
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. CheckpointError where it is none."""
+    """The tensors of a safetensors file, on the CPU. Raises CheckpointError if it cannot be read."""
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Versions of installed packages. Imports nothing of them."""
+"""Versions of installed packages, which are not imported for it."""
 
 import platform
 from importlib import metadata
@@ -7,12 +7,12 @@ PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets"
 
 
 def versions() -> dict[str, str | None]:
-    """Those of Python and of the packages that decide the bits of a run."""
+    """Versions of Python and of the packages that decide the bits of a run."""
     return {"python": platform.python_version(), **{package: installed_version(package) for package in PACKAGES}}
 
 
 def installed_version(package: str) -> str | None:
-    """None for a part that was left out, and where this one runs from a source folder."""
+    """The version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

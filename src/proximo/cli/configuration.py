@@ -8,7 +8,7 @@ import typer
 from proximo.cli.training import Overrides, RecipeName
 from proximo.errors import ConfigError
 from proximo.pages import with_addresses
-from proximo.trainer_kinds import recipe_kinds, recognise
+from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.loader import LoadedRecipe
@@ -56,9 +56,17 @@ def schema(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="A command that takes a recipe.")] = None,
 ) -> None:
     """Print the JSON schema of a kind of recipe, or of all."""
-    from proximo.config.reference import json_schema
-
     print(json.dumps(_with_addresses(json_schema(kind if kind is None else _known(kind))), indent=2))
+
+
+def json_schema(kind: str | None = None) -> dict[str, Any]:
+    """JSON schema of one kind of recipe, or of all kinds if `kind` is None."""
+    from pydantic.json_schema import models_json_schema
+
+    if kind is not None:
+        return recipe_kind(kind).schema.model_json_schema()
+    references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
+    return {"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema}
 
 
 def _with_addresses(node: Any) -> Any:

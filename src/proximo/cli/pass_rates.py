@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from proximo.cli.collection import loading
+from proximo.cli.loading import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.cli.using import check_new_file
 from proximo.commands.checked_recipe import checked

@@ -2,20 +2,18 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.collection import loading
 from proximo.cli.configuration import KindOption, kind_of
+from proximo.cli.loading import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
-    from proximo.plan.machine import Machine
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
@@ -37,17 +35,11 @@ def plan(
     ] = False,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", min=1, help="Plan for that many ranks, in place of devices.num, and compare shards."),
+        typer.Option("--devices", min=1, help="Plan for one of that many ranks, in place of devices.num."),
     ] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", help="Memory of one device, such as 80GiB; else that of this machine.")
     ] = None,
-    machine: Annotated[
-        str,
-        typer.Option(
-            "--machine", help="What devices reach, for times: tflops=400,memory=2500,inside=300,between=40,devices=8."
-        ),
-    ] = "",
 ) -> int:
     """Predict peak memory, by phase and part, and the work of a step. Loads no weights and no data.
 
@@ -55,7 +47,7 @@ def plan(
     proximo plan ppo.yaml
     proximo plan ppo.yaml ppo.tokens_per_microbatch=4096 model.activation_checkpointing=true
     proximo plan demo --json                  every stage of a pipeline
-    proximo plan ppo.yaml --devices 8 --memory 80GiB      one of 8 ranks, and which sharding fits
+    proximo plan ppo.yaml --devices 8 --memory 80GiB      one of 8 ranks
 
     Models are asked for their config.json and tokenizer only. docs/plan.md says what is counted, and how well it fits.
     """
@@ -66,14 +58,13 @@ def plan(
         loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     num_ranks = _num_ranks(loaded.recipe, devices)
     with loading():
-        from proximo.plan.machine import MACHINES, device_kind, memory_bytes, process_bytes, product_rate
+        from proximo.plan.machine import device_kind, memory_bytes, process_bytes, product_rate
         from proximo.plan.profiling import make_plans
     from proximo.plan.text import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)
     process = process_bytes() if device == "cpu" else 0
-    assumed = parse_machine(machine, MACHINES[device])
-    plans = make_plans(loaded.recipe, device=device, num_ranks=num_ranks, machine=assumed)
+    plans = make_plans(loaded.recipe, device=device, num_ranks=num_ranks)
     if as_json:
         print(json.dumps(to_json(plans, process=process), indent=2))
         return 0
@@ -83,8 +74,6 @@ def plan(
         rates = {name: product_rate(device, precision=name) for name in {plan.precision for plan in plans}}
         times = [step_seconds(plan, rates[plan.precision]) for plan in plans]
         texts = [f"{text}\n{time}" for text, time in zip(texts, times, strict=True)]
-    if num_ranks > 1:
-        texts.append(_comparison(loaded.recipe, device, num_ranks, assumed, available))
     print("\n\n".join(texts))
     return 0
 
@@ -98,22 +87,6 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def parse_machine(text: str, machine: "Machine") -> "Machine":
-    """The machine with some numbers replaced: TFLOP/s, GB/s and a count. Raises ConfigError."""
-    units = {"tflops": ("flops", 1e12), "memory": ("memory", 1e9), "inside": ("inside", 1e9)}
-    units |= {"between": ("between", 1e9), "host": ("host", 1e9), "devices": ("devices", 1)}
-    changes: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)", part)
-        least = 1 if part.startswith("devices=") else 1e-9
-        if match is None or match[1] not in units or float(match[2]) < least:
-            raise ConfigError(f"--machine takes {', '.join(units)} with a number above 0, and got {part!r}")
-        name, unit = units[match[1]]
-        changes[name] = float(match[2]) * unit
-    devices = int(changes.pop("devices", machine.devices))
-    return replace(machine, devices=devices, **changes)
-
-
 def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
     """Raises ConfigError if the recipe cannot run on that many ranks."""
     from proximo.config.placed_roles import devices_problem
@@ -122,10 +95,3 @@ def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
     if problem := devices_problem(recipe, num_ranks):
         raise ConfigError(problem)
     return num_ranks
-
-
-def _comparison(recipe: "Recipe", device: str, num_ranks: int, machine: "Machine", memory: int | None) -> str:
-    from proximo.plan.alternatives import alternatives, compare
-
-    found = alternatives(recipe, device=device, num_ranks=num_ranks, machine=machine)
-    return compare(found, memory=memory, machine=machine)

@@ -22,7 +22,6 @@ from proximo.cli import (
     recipes,
     reporting,
     serving,
-    starting,
     training,
     using,
 )
@@ -32,31 +31,12 @@ from proximo.system_errors import disk_refused, memory_ran_out
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
-TRAIN = "the name of what is trained: `proximo sft`, `reward`, `prm`, `dpo`, `kto`, `ppo` or `pipeline`"
-OTHER_TOOLS_COMMANDS = {
-    "distill": "`proximo ppo` with a teacher as reference, as in the recipe distill",
-    "eval": "`proximo evaluate`",
-    "finetune": "`proximo sft`",
-    "grpo": "`proximo ppo` with ppo.advantage=group_standardised, as in the recipe grpo-function",
-    "gkd": "`proximo ppo` with a teacher as reference, as in the recipe distill",
-    "online-dpo": "`proximo ppo` with ppo.policy_loss.objective=online_dpo, as in the recipe online-dpo",
-    "rlhf": "`proximo pipeline`, or `proximo ppo` for its last step",
-    "rloo": "`proximo ppo` with ppo.advantage=leave_one_out",
-    "rm": "`proximo reward`",
-    "run": TRAIN,
-    "sample": "`proximo generate`",
-    "serve": "`proximo serve-reward` for rewards, `proximo engine serve` for the responses of PPO",
-    "vllm-serve": "`proximo engine serve`",
-    "train": TRAIN,
-}
-"""Command of another tool -> the command here."""
 SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
 """Matches a config key that is written as an option, such as `--ppo.num_steps=3`."""
 HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS)
-starting.add_to(app)
 training.add_to(app)
 planning.add_to(app)
 pass_rates.add_to(app)
@@ -88,8 +68,6 @@ def main(argv: Sequence[str]) -> int:
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:
-        if arguments[0] in OTHER_TOOLS_COMMANDS:
-            return _refuse(f"there is no command {arguments[0]}; here that is {OTHER_TOOLS_COMMANDS[arguments[0]]}", 2)
         hint = _setting_hint(arguments) or f"`proximo {_command_of(arguments)}--help` tells more"
         return _refuse(f"{error.format_message()} ({hint})", 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -211,15 +189,15 @@ def _program(
 
     \b
     proximo recipes                           what is shipped to start from
-    proximo init my.yaml                      write a first recipe from five answers
+    proximo recipes copy ppo my.yaml          a recipe of your own, to change
     proximo doctor                            what this machine has
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded
     proximo pass-rate my.yaml rated.jsonl     how hard its prompts are for the policy it starts from
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo ppo my.yaml devices.num=8         on 8 GPUs; several machines, Slurm: docs/scale.md
-    proximo watch runs/ppo                    curves and samples in a browser while it goes on
-    proximo report runs/ppo                   the same as one HTML file; of several runs side by side
+    proximo report runs/ppo                   curves and samples as one HTML file; of several runs side by side
+    proximo report runs/ppo --follow          the same, while it goes on
     proximo generate runs/ppo "Once upon"     try the result
     proximo chat runs/ppo                     talk to it
     proximo serve-reward my.yaml              its reward sources for other machines

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import completion
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError
 
@@ -14,7 +13,7 @@ app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A name from `proximo recipes`.", autocompletion=completion.shipped_names),
+    typer.Argument(metavar="NAME", help="A name from `proximo recipes`."),
 ]
 
 

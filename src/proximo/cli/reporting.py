@@ -1,20 +1,23 @@
-"""The commands that show runs: report, watch. The work: commands/report.py, commands/watch.py."""
+"""The command that shows runs: report. The work: commands/report.py."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from proximo.cli import completion
-from proximo.cli.collection import loading
+from proximo.cli.loading import loading
 from proximo.cli.using import check_run_folder
+from proximo.errors import UserError
+
+NICENESS = 10
+"""Of a process that follows a run, which may use all processors."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add report and watch to the command line."""
+    """Add report to the command line."""
     app.command()(report)
-    app.command()(watch)
 
 
 def report(
@@ -23,7 +26,6 @@ def report(
         typer.Argument(
             metavar="RUN...",
             help="A run folder, or a pipeline's; several are compared.",
-            autocompletion=completion.run_folders,
         ),
     ],
     *,
@@ -31,6 +33,9 @@ def report(
         Path | None,
         typer.Option(help="The page to write; default report.html in RUN, and comparison.html here for several."),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write the page again while the run goes on, until it ends or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Write a page about a run: curves, samples before and after, the configuration. Or one that compares runs.
 
@@ -39,47 +44,36 @@ def report(
 
     \b
     proximo report runs/ppo
+    proximo report runs/ppo --follow          while it goes on: the page in the browser follows
     proximo report runs/demo                  of a pipeline: all stages on one page
     proximo report runs/kl-*                  side by side, in comparison.html
     proximo report runs/a runs/b --out a-and-b.html
     """
     for run in runs:
         check_run_folder(run)
+    if follow and len(runs) > 1:
+        raise UserError(f"--follow is for one run, got {len(runs)}: leave it out, or give one")
     with loading("matplotlib"):
         from proximo.commands.report import COMPARISON, make_comparison, make_report
 
+    if follow:
+        _follow(runs[0], out)
+        return
     made = make_report(runs[0], out) if len(runs) == 1 else make_comparison(runs, out or Path(COMPARISON))
     print(made.page)
     for line in made.alarms:
         print(line, file=sys.stderr)
 
 
-def watch(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, or a pipeline's; it may come later.",
-            autocompletion=completion.run_folders,
-        ),
-    ],
-    *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port and prints it.")] = 0,
-    wait: Annotated[
-        int, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a run that is not there yet.")
-    ] = 600,
-) -> int:
-    """Show a run in a browser while it goes on: progress, curves, alarms, newest samples.
+def _follow(run: Path, out: Path | None) -> None:
+    from proximo.commands.report import followed_report
 
-    The page follows the run by itself. It is for this machine alone (127.0.0.1), and for who knows the address that it
-    prints. From elsewhere: ssh -L 8080:127.0.0.1:PORT. It only reads the files of the run, at a low priority.
-
-    \b
-    proximo watch runs/ppo
-    proximo watch runs/demo --port 8080       of a pipeline: all stages on one page
-    """
-    if run.is_file():
-        check_run_folder(run)
-    from proximo.commands.watch import watch as serve
-
-    return serve(run, port=port, wait_seconds=wait)
+    os.nice(NICENESS)
+    print(f"following {run}; Ctrl-C ends this, and the run goes on", file=sys.stderr, flush=True)
+    page, alarms = None, []
+    for made in followed_report(run, out):
+        if page is None:
+            print(made.page, flush=True)
+        page, alarms = made.page, made.alarms
+    for line in alarms:
+        print(line, file=sys.stderr)

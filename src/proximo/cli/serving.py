@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli.collection import loading
+from proximo.cli.loading import loading
 from proximo.cli.training import Overrides, RecipeName
 from proximo.working_directory import functions_of_the_working_directory
 

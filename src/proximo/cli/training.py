@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from proximo.cli import completion
-from proximo.cli.collection import loading
+from proximo.cli.loading import loading
 from proximo.cli.ranks import check_ranks, num_ranks, run_rank, say_idle_tasks
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
@@ -25,9 +24,7 @@ if TYPE_CHECKING:  # importing the schemas would slow down --help
 
 RecipeName = Annotated[
     str,
-    typer.Argument(
-        metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.", autocompletion=completion.recipes
-    ),
+    typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe."),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of recipe values: run.seed=1")
@@ -44,7 +41,9 @@ Resume = Annotated[
         help="Resume the run in the folder; =auto also starts a new run, and does nothing if the run is finished.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Start in a folder that holds a run, which is moved aside.")
+]
 OtherEnvironment = Annotated[
     bool,
     typer.Option(

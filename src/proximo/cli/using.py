@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from proximo.callables import IMPORT_PATH
-from proximo.cli import completion
-from proximo.cli.collection import loading
+from proximo.cli.loading import loading
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
 from proximo.local_or_hub import is_local, not_there
@@ -22,7 +21,6 @@ Run = Annotated[
     typer.Argument(
         metavar="RUN",
         help="A run folder; for a pipeline, its last stage is used.",
-        autocompletion=completion.run_folders,
     ),
 ]
 RunOrModel = Annotated[
@@ -30,7 +28,6 @@ RunOrModel = Annotated[
     typer.Argument(
         metavar="RUN_OR_MODEL",
         help="A run folder, a model folder or a Hub name.",
-        autocompletion=completion.run_folders,
     ),
 ]
 CheckpointName = Annotated[
@@ -39,7 +36,6 @@ CheckpointName = Annotated[
         "--checkpoint",
         metavar="latest|best|step-N",
         help="The checkpoint to use.",
-        autocompletion=completion.checkpoints,
     ),
 ]
 EngineName = Annotated[
@@ -53,7 +49,6 @@ EngineName = Annotated[
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]
-GGUF = Literal["f32", "f16", "bf16", "q8_0", "auto"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -241,7 +236,6 @@ def export(
     dtype: Annotated[DType | None, typer.Option(help="Type of the weights; default as saved.")] = None,
     push: Annotated[str | None, typer.Option(metavar="NAME", help="Also upload it to the Hub under this name.")] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: create a private model.")] = False,
-    gguf: Annotated[GGUF | None, typer.Option(help="Also write a GGUF file, by llama.cpp's converter.")] = None,
 ) -> int:
     """Write a run's model as a Hugging Face folder, with tokenizer, chat template, generation config and model card.
 
@@ -250,7 +244,6 @@ def export(
     proximo export runs/ppo models/mine --checkpoint best --merge --dtype bfloat16
     proximo export runs/ppo models/critic --role value
     proximo export runs/ppo models/mine --merge --push me/mine --private
-    proximo export runs/ppo models/mine --merge --gguf q8_0
     """
     check_run_folder(run)
     _refuse_other_folder(run)
@@ -269,7 +262,6 @@ def export(
         dtype=dtype,
         push=push,
         private=private,
-        gguf=gguf,
     )
     return run_export(run, out, options)
 

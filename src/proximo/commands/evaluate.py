@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.jupyter import JupyterMixin
 from rich.table import Table
 
 from proximo.checkpoint.atomic import temporary_beside
 from proximo.checkpoint.fingerprints import Fingerprints, changed_inputs, relocated
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.reading import Checkpoint
-from proximo.counts import count_of
 from proximo.errors import UserError
-from proximo.metrics.catalogue import catalogue
-from proximo.metrics.formatting import format_number
-from proximo.metrics.notebook.html import Card, card_html
 from proximo.metrics.recorder import Recorder
-from proximo.metrics.report.cells import Samples, metrics_table, samples_table
+from proximo.metrics.report.tables import Samples, metrics_table
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, verify_models
 from proximo.run.preflight import inputs_of
 from proximo.run.resolved_config import saved_recipe
@@ -31,22 +28,21 @@ from proximo.working_directory import kept_working_directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """The evaluation of a checkpoint on held-out data."""
+class Evaluation(JupyterMixin):
+    """The evaluation of a checkpoint on held-out data. A notebook shows its metrics and samples as tables."""
 
     run: Path
     step: int
     metrics: Mapping[str, float]
     samples: Samples
 
-    def _repr_html_(self) -> str:
-        return card_html(
-            Card(
-                title=f"Evaluation of {self.run.name}, step {self.step}",
-                tables=[metrics_table(self.metrics)],
-                folded=[samples_table(self.samples, title=count_of(len(self.samples), "sample"))],
-            )
-        )
+    def __rich__(self) -> Group:
+        return Group(self.table, self.samples)
+
+    @property
+    def table(self) -> Table:
+        """The metrics."""
+        return metrics_table(self.metrics, title=f"{self.run}, step {self.step}")
 
 
 def run_evaluate(
@@ -59,7 +55,7 @@ def run_evaluate(
 ) -> int:
     """Evaluate, print the metrics, and write every sample to `output` if given. Raises what `evaluate` raises."""
     evaluation = evaluate(folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
-    _print(evaluation)
+    Console().print(evaluation.table)
     if output is not None:
         unfinished = temporary_beside(output)
         try:
@@ -125,10 +121,3 @@ def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
         recipe = recipe.with_evaluation_settings(changes)
     verify_models(inputs_of(recipe))
     return trainer_of(recipe).build(recipe)
-
-
-def _print(evaluation: Evaluation) -> None:
-    table = Table("metric", "value", title=f"{evaluation.run}, step {evaluation.step}")
-    for name, number in evaluation.metrics.items():
-        table.add_row(name, format_number(number, catalogue().find(name).unit))
-    Console().print(table)

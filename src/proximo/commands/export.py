@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
-from proximo.commands.gguf import GGUFType, find_converter, write_gguf
 from proximo.errors import CheckpointError, ProximoError, UserError
 from proximo.models.adapted import is_adapted
 from proximo.models.loading import load_language_model, load_scalar_model
@@ -52,12 +51,10 @@ class ExportOptions:
     """Also upload the folder to the Hub under this name; None uploads nothing."""
     private: bool = False
     """Whether a repository that `push` creates is private."""
-    gguf: GGUFType | None = None
-    """Also write a GGUF file of this type into the folder; None writes none."""
 
     def __post_init__(self) -> None:
         check_push_name(self.push, private=self.private)
-        for name, kinds in {"role": Role, "dtype": DType, "gguf": GGUFType}.items():
+        for name, kinds in {"role": Role, "dtype": DType}.items():
             if (given := getattr(self, name)) not in (None, *get_args(kinds)):
                 raise UserError(f"{name} of an export is one of {', '.join(get_args(kinds))}, got {given!r}")
 
@@ -66,14 +63,13 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
     """Write the folder `out` atomically, with tokenizer, chat template, generation config and model card.
 
     Raises RunFolderError if `out` cannot be a new folder or the run has no such model, ModelError if a base cannot be
-    loaded, and ProximoError if the folder was written but the conversion or the upload failed.
+    loaded, and ProximoError if the folder was written but the upload failed.
     """
     check_new_folder(out)
     found = find_model(run, options.checkpoint, options.role)
     source = found.folder
     if options.push is not None:
         _check_pushable(source, merge=options.merge)
-    converter = None if options.gguf is None else _checked_converter(source, merge=options.merge)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
 
     def add_card(folder: Path) -> None:
@@ -81,8 +77,6 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
 
     export_model(source, out, merge=options.merge, dtype=dtype, finish=add_card)
     print(f"{out}: {source.name} of {source.parent}")
-    if options.gguf is not None and converter is not None:
-        print(write_gguf(out, options.gguf, converter))
     if options.push is not None:
         message = f"Step {found.step} of {find_run(run).name}"
         try:
@@ -130,14 +124,6 @@ def _check_pushable(model: Path, *, merge: bool) -> None:
             f"{model} is an adapter, and its base is the folder {base} of this machine, so that it would load nowhere "
             "else: add --merge"
         )
-
-
-def _checked_converter(model: Path, *, merge: bool) -> Path:
-    if model.name in SCALAR_ROLES:
-        raise UserError(f"--gguf is for language models, and {model} gives scores: leave it out")
-    if is_adapter_folder(model) and not merge:
-        raise UserError(f"{model} is an adapter, and a GGUF file holds a whole model: add --merge")
-    return find_converter()
 
 
 def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype | None], None]:

@@ -1,11 +1,11 @@
 """Writes the report page of a run, or of a pipeline with all its stages, and the page that compares several of them."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proximo.checkpoint.run_folder import settle_run
 from proximo.errors import RunFolderError, UserError
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.comparison import NamedRun, comparison_page
@@ -18,6 +18,11 @@ from proximo.system_errors import naming
 from proximo.trainer_kinds import trainer_kinds
 
 COMPARISON = "comparison.html"
+FOLLOWED = ("metrics.jsonl", "outcome.json")
+"""Files that a run writes when it has taken a step or has ended."""
+FOLLOW_SECONDS, REST = 5, 10
+LAST_STAGE = "ppo"
+"""Every pipeline ends with it."""
 MOST_RUNS = len(SERIES)
 """A run more would have no colour of its own."""
 
@@ -29,6 +34,8 @@ class MadeReport:
     page: Path
     alarms: Sequence[str]
     """Each as `stage: severity: text`; of a comparison as `run: severity: text`."""
+    follows: bool = False
+    """Whether the page loads itself again: the run goes on."""
 
 
 def make_report(run: Path, out: Path | None = None) -> MadeReport:
@@ -37,13 +44,64 @@ def make_report(run: Path, out: Path | None = None) -> MadeReport:
     Raises RunFolderError for a folder without a run, or a run without lines, and UserError for an `out` that cannot be
     written or holds something else.
     """
+    return _make(run, out)
+
+
+def followed_report(run: Path, out: Path | None = None) -> Iterator[MadeReport]:
+    """Write the page of a run that goes on whenever the run has logged something, and yield what was written.
+
+    The page loads itself again, but for the last one, which is written when the run has ended or at an interrupt.
+    Drawing a long run takes seconds, so it rests ten times as long. Raises as `make_report`; a run that has no line yet
+    is waited for.
+    """
+    seen = None
+    try:
+        while True:
+            signature, start = _signature(run), time.process_time()
+            if signature != seen and any(signature):
+                made = _make(run, out, follow=True)
+                seen = signature
+                yield made
+                if not made.follows:
+                    return
+            time.sleep(max(FOLLOW_SECONDS, REST * (time.process_time() - start)))
+    except KeyboardInterrupt:
+        if seen is not None:
+            _make(run, out)
+        raise
+
+
+def _make(run: Path, out: Path | None, *, follow: bool = False) -> MadeReport:
     check_page_file(out)
     begun = _stages(run)
     _refuse_nothing_to_report(begun)
     _check_permissions(out or run / REPORT_NAME)
     runs = [read_run(stage) for stage in (begun if begun == [run] else stage_folders(run))]
-    path = _written(out or run / REPORT_NAME, report_page(runs, title=run.resolve().name))
-    return MadeReport(page=path, alarms=[text for each in runs for text in _alarms(each.name, each)])
+    follow = follow and not _has_ended(runs, is_pipeline=begun != [run])
+    page = report_page(runs, title=run.resolve().name, reload_seconds=FOLLOW_SECONDS if follow else None)
+    alarms = [text for each in runs for text in _alarms(each.name, each)]
+    return MadeReport(page=_written(out or run / REPORT_NAME, page), alarms=alarms, follows=follow)
+
+
+def _signature(run: Path) -> tuple[tuple[int, int] | None, ...]:
+    """What changes when a run, or a stage of a pipeline, has written something; None for what is not there."""
+    return tuple(_written_to(folder / name) for folder in (run, *stage_folders(run)) for name in FOLLOWED)
+
+
+def _written_to(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size) if found.st_size else None
+
+
+def _has_ended(runs: Sequence[Run], *, is_pipeline: bool) -> bool:
+    """Whether a run has an outcome; of a pipeline, whether its last stage has one, or one did not finish."""
+    states = {each.outcome.state if each.outcome else None for each in runs}
+    if is_pipeline and runs[-1].name != LAST_STAGE and states == {"finished"}:
+        return False
+    return None not in states
 
 
 def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
@@ -106,8 +164,6 @@ def _stages(run: Path) -> list[Path]:
     if not run.is_dir():
         raise RunFolderError(f"there is no run folder {run}")
     stages = stage_folders(run)
-    for folder in (run, *stages):
-        settle_run(folder)
     if (run / "metrics.jsonl").is_file():
         return [run]
     if begun := [stage for stage in stages if (stage / "metrics.jsonl").is_file()]:

@@ -110,11 +110,6 @@ def _file_text(path: Path) -> str:
         raise ConfigError(f"the recipe {path} cannot be read: {error.strerror}") from error
 
 
-def resolved_json(recipe: Recipe) -> str:
-    """The resolved recipe as JSON, defaults included."""
-    return recipe.model_dump_json(indent=2) + "\n"
-
-
 def resolved_yaml(recipe: Section) -> str:
     """The resolved recipe as YAML, which can be loaded as a recipe."""
     return as_yaml(recipe.model_dump(mode="json"))

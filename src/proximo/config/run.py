@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from proximo.config.push import PushConfig
-from proximo.config.schema.base import AbsentMeans, Section
+from proximo.config.schema.base import Section
 from proximo.config.sinks import SinkConfig
 
 
@@ -32,7 +32,7 @@ class RunConfig(Section):
     """`tf32`: float32 with products rounded to 10 bits, several times faster; CUDA only. `bf16`: products in bfloat16
     with float32 master weights, optimizer state and log-softmax. `auto`: bf16 on a CUDA device that supports it,
     otherwise float32. docs/memory.md."""
-    head_precision: Annotated[Literal["auto", "float32"], AbsentMeans("float32")] = "auto"
+    head_precision: Literal["auto", "float32"] = "auto"
     """Under bf16, the operands of the output layer: `auto` rounds them to bf16, with float32 sums and results;
     `float32` does not round, at several times the cost on a GPU. docs/memory.md."""
     compile: Literal["none", "inductor", "aot_eager"] = "none"

@@ -3,14 +3,15 @@
 import errno
 import math
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
+from rich.jupyter import JupyterMixin
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -19,16 +20,14 @@ from rich.text import Text
 from proximo.errors import redacted
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_duration, format_number
-from proximo.metrics.notebook.display import Pace, UpdatedCell
-from proximo.metrics.notebook.html import Number, progress_html
 from proximo.pages import with_addresses
 from proximo.trainer_kinds import TrainerKind
 
 SKIPPED_UPDATES = "/skipped_updates"
 """End of the names of metrics that count skipped updates."""
 Clock = Callable[[], float]
-NOTES_SHOWN = 40
-"""How many of the latest notes and warnings a notebook shows; log.txt has all."""
+FRAMES_PER_SECOND = 4
+"""Of a view that is redrawn in place."""
 
 
 class ProgressView(Protocol):
@@ -99,7 +98,7 @@ def open_progress(
     if quiet:
         return QuietProgress(console)
     if console.is_jupyter:
-        return NotebookProgress(info)
+        return NotebookProgress(info, console)
     if console.is_terminal and not console.is_dumb_terminal:
         return TerminalProgress(info, console)
     return PlainProgress(info, console, every_seconds=every_seconds)
@@ -254,8 +253,8 @@ class TerminalProgress:
             label=info.label(info.first_step),
             left="",
         )
-        self._live = Live(get_renderable=self._view, console=console, refresh_per_second=4)
-        self._live.start()
+        self._shown = self._screen()
+        self._shown.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         watched = self._info.trainer.metrics.watched
@@ -280,7 +279,10 @@ class TerminalProgress:
 
     def close(self) -> None:
         self._bar.update(self._task, description="")
-        self._live.stop()
+        self._shown.stop()
+
+    def _screen(self) -> "Live | _Cell":
+        return Live(get_renderable=self._view, console=self._console, refresh_per_second=FRAMES_PER_SECOND)
 
     def _view(self) -> Group:
         shown = self._info.watched(self._numbers)
@@ -291,68 +293,50 @@ class TerminalProgress:
         return Group(self._bar, numbers)
 
 
-class NotebookProgress:
-    """One output of a cell, updated in place: a bar, the watched metrics with their curves, notes and warnings."""
+class NotebookProgress(TerminalProgress):
+    """The same in the output of a notebook's cell, drawn at most four times a second."""
 
-    def __init__(self, info: ProgressInfo, *, cell: UpdatedCell | None = None) -> None:
-        self._info = info
-        self._cell = cell or UpdatedCell()
-        self._pace = Pace(info.clock)
-        self._started = info.clock()
-        self._step = info.first_step
-        self._phase = "starting"
-        self._history: defaultdict[str, list[float]] = defaultdict(list)
-        self._notes: deque[tuple[str, str]] = deque(maxlen=NOTES_SHOWN)
-        self._warned: set[str] = set()
-        self._draw()
+    def __init__(self, info: ProgressInfo, console: Console) -> None:
+        self._cell = _Cell(self._view, info.clock)
+        super().__init__(info, console)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._step, self._phase = step, ""
-        for name in self._info.trainer.metrics.watched:
-            if math.isfinite(metrics.get(name, math.nan)):
-                self._history[name].append(metrics[name])
-        self._draw()
+        super().write(step, metrics)
+        self._cell.draw()
 
     def phase(self, name: str) -> None:
-        self._phase = name
-        self._draw()
+        super().phase(name)
+        self._cell.draw()
 
-    def note(self, message: str) -> None:
-        self._notes.append(("note", redacted(message)))
-        self._draw()
+    def _screen(self) -> "_Cell":
+        return self._cell
 
-    def warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            self._notes.append(("warning", redacted(message)))
-            self._draw()
 
-    def close(self) -> None:
-        self._phase = ""
-        self._cell.show(*self._contents())
+class _Cell(JupyterMixin):
+    """An output of the running cell that is replaced in place. `Live` of rich would need ipywidgets there."""
 
-    def _draw(self) -> None:
-        if self._pace.allows():
-            self._cell.show(*self._contents())
+    def __init__(self, view: Callable[[], RenderableType], clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._handle: Any = None
+        self._drawn_at = -math.inf
 
-    def _contents(self) -> tuple[str, str]:
-        """The view as HTML, and its first line as text."""
-        info, watched = self._info, self._info.trainer.metrics.watched
-        left = info.seconds_left(self._step, self._started)
-        details = [f"{format_duration(left)} left" if left else "", self._phase]
-        label = f"{info.trainer.short_title}: {info.label(self._step)}"
-        html = progress_html(
-            label=label,
-            details=[detail for detail in details if detail],
-            share=self._step / max(info.total_steps, 1),
-            numbers=[
-                Number(label=watched[name], text=_shown(name, self._history[name][-1]), history=self._history[name])
-                for name in watched
-                if name in self._history and (not name.endswith(SKIPPED_UPDATES) or any(self._history[name]))
-            ],
-            notes=tuple(self._notes),
-        )
-        return html, label
+    def __rich__(self) -> RenderableType:
+        return self._view()
+
+    def start(self) -> None:
+        """Show the view."""
+        self._handle = import_module("IPython.display").display(self, display_id=True)
+
+    def draw(self) -> None:
+        """Show the view in place of the last one, unless that is too new."""
+        if self._clock() - self._drawn_at >= 1 / FRAMES_PER_SECOND:
+            self.stop()
+
+    def stop(self) -> None:
+        """Show the last view."""
+        self._drawn_at = self._clock()
+        self._handle.update(self)
 
 
 def _file_console(file: TextIO) -> Console:

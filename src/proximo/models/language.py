@@ -54,10 +54,6 @@ class LanguageModel(PackedModel):
         hidden = self.hidden_states(batch.packed, batch.predictors)
         return token_logprobs(hidden, self.head, batch.targets, temperature=temperature, entropy=entropy)
 
-    def next_logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        """hidden [B, D] -> logits [B, V] in at least float32."""
-        return self.head.logits(hidden)
-
     def prefill(self, packed: Packed, cache: "Cache") -> Float[Tensor, "sequences hidden"]:
         """Hidden states of the last token of each packed prompt, [S, D]; fills the cache."""
         return self.backbone.packed(packed, rows=packed.last_indices, cache=cache)

@@ -105,15 +105,13 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """Passes of a phase in one step, counted for what ranks exchange in them."""
+    """Passes of a phase in one step, for the bytes that a rank gathers in them."""
 
     kind: Literal["train", "read", "rollout"]
     modules: tuple[nn.Module, ...]
     """Those that run."""
-    calls: int
-    """Updates, or calls that read."""
     microbatches: int
-    """Of each call; of a rollout, the steps that decode one token of each row."""
+    """Of each update or reading call; of a rollout, the steps that decode one token of each row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,13 +135,12 @@ def reading_cost(cost: Cost, modules: Sequence[nn.Module], batches: Batches, *, 
     The FLOPs are scaled, memory is not.
     """
     tokens = tokens or batches.total_tokens
-    calls = max(1, round(tokens / batches.total_tokens))
     return StepCost(
         parts=cost.parts,
         flops=cost.flops * tokens // batches.max_tokens,
         tokens=tokens,
         heap=cost.heap,
-        passes=(Passes(kind="read", modules=tuple(modules), calls=calls, microbatches=len(batches.groups)),),
+        passes=(Passes(kind="read", modules=tuple(modules), microbatches=len(batches.groups)),),
     )
 
 
@@ -215,7 +212,6 @@ def training_cost(
             Passes(
                 kind="train",
                 modules=tuple(modules),
-                calls=max(1, round(passes[0].tokens / passes[0].batches.total_tokens)),
                 microbatches=sum(len(p.batches.groups) for p in passes),
             ),
         ),

@@ -1,41 +1,13 @@
-"""This machine as it is measured (device, memory, FLOP/s of matrix products), and what others are taken to do."""
+"""Measures this machine: device, memory, FLOP/s of matrix products."""
 
 import os
 import resource
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from proximo.config.run import RunConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """What devices and links do, for predicted times. Bytes and operations per second, of one device."""
-
-    flops: float
-    memory: float
-    """Of the device's own memory: decoding reads all weights for each token."""
-    inside: float
-    """Between devices of one machine."""
-    between: float
-    """Between machines."""
-    host: float
-    """Between a device and its host's memory."""
-    devices: int
-    """Devices of one machine."""
-
-
-MACHINES: Mapping[str, Machine] = {
-    "cuda": Machine(flops=400e12, memory=2.5e12, inside=300e9, between=40e9, host=25e9, devices=8),
-    "cpu": Machine(flops=0.05e12, memory=10e9, inside=1e9, between=1e9, host=10e9, devices=8),
-    "mps": Machine(flops=5e12, memory=200e9, inside=1e9, between=1e9, host=100e9, devices=1),
-}
-"""By kind of device; `cuda` is an H100 in bf16 at 40% of its peak, with NVLink and one link of 400 Gbit/s for each."""
-
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 

@@ -1,7 +1,6 @@
 """Makes the plans of a recipe, one per stage. Each trainer supplies the models and passes of its stage."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.config.recipe import Recipe, TrainerRecipe
@@ -11,10 +10,8 @@ from proximo.models.fast_path import planning_for
 from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
 from proximo.plan.cost_model import Model, StepCost
-from proximo.plan.machine import MACHINES, Machine
-from proximo.plan.rank_layout import ONE_RANK, Layout, Ranks
-from proximo.plan.rank_memory import rank_memory
-from proximo.plan.rank_traffic import rank_costs
+from proximo.plan.rank_layout import ONE_RANK, Ranks
+from proximo.plan.rank_memory import host_bytes, rank_memory
 from proximo.plan.record import Phase, Plan
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.static_memory import role_sizes, static_bytes
@@ -30,42 +27,27 @@ ALLOCATOR_SHARE = 0.5
 """Fragmentation of the glibc heap on a CPU, as a share of activations, gradients and temporaries in it. Measured."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfiledStage:
-    """A stage whose passes were profiled."""
-
-    recipe: TrainerRecipe
-    costs: StageCosts
-    precision: Precision
-    device: str
-
-
-def make_plans(
-    recipe: Recipe, *, device: str = "cpu", num_ranks: int = 1, machine: Machine | None = None
-) -> list[Plan]:
+def make_plans(recipe: Recipe, *, device: str = "cpu", num_ranks: int = 1) -> list[Plan]:
     """One plan for each stage. `device` is the device type that the recipe resolves to: cpu, cuda or mps.
 
-    With several ranks the plan is that of one of them; `machine` is what they run on, None for that of the device.
-    Raises ModelError if a model's configuration cannot be read or its passes cannot be profiled, and ConfigError if the
-    recipe has an option that cannot be planned.
+    With several ranks the plan is that of one of them. Raises ModelError if a model's configuration cannot be read or
+    its passes cannot be profiled, and ConfigError if the recipe has an option that cannot be planned.
     """
-    stages = profile_stages(recipe, device=device, num_ranks=num_ranks)
-    return [plan_of(stage, stage.costs.layout, machine or MACHINES[device]) for stage in stages]
-
-
-def profile_stages(recipe: Recipe, *, device: str, num_ranks: int) -> list[ProfiledStage]:
-    """Run the passes of every stage on fake tensors. Raises as `make_plans`."""
     stages = dict(recipe.given_stages())
     for stage in stages.values():
         _check_plannable(stage)
     configs = ModelConfigs(folder=None if "" in recipe.stages() else Path(recipe.run.folder))
-    profiled = []
+    plans = []
     with shapes_only(), planning_for(device):
         for prefix, stage in stages.items():
             ranks = Ranks(num=num_ranks, devices=stage.devices) if num_ranks > 1 else ONE_RANK
-            profiled.append(_profile(stage, configs, device, ranks))
-            _keep_result(stage, profiled[-1].costs.models, configs, f"@{prefix.removesuffix('.')}")
-    return profiled
+            precision = resolve_precision(
+                stage.run.precision, device=device, float32_head=stage.run.head_precision == "float32"
+            )
+            costs = _costs(stage, StageContext(configs=configs, precision=precision, device=device, ranks=ranks))
+            plans.append(_plan(stage, costs, precision, device))
+            _keep_result(stage, costs.models, configs, f"@{prefix.removesuffix('.')}")
+    return plans
 
 
 def _keep_result(recipe: TrainerRecipe, models: Mapping[str, Model], configs: ModelConfigs, name: str) -> None:
@@ -76,25 +58,20 @@ def _keep_result(recipe: TrainerRecipe, models: Mapping[str, Model], configs: Mo
         configs.adapters[name] = lora_options(section.lora, seed=0)
 
 
-def _profile(recipe: TrainerRecipe, configs: ModelConfigs, device: str, ranks: Ranks) -> ProfiledStage:
-    float32_head = recipe.run.head_precision == "float32"
-    precision = resolve_precision(recipe.run.precision, device=device, float32_head=float32_head)
-    context = StageContext(configs=configs, precision=precision, device=device, ranks=ranks)
+def _costs(recipe: TrainerRecipe, context: StageContext) -> StageCosts:
     try:
-        costs = trainer_of(recipe).plan(recipe, context)
+        return trainer_of(recipe).plan(recipe, context)
     except (RuntimeError, NotImplementedError) as error:  # a wrong shape, or a data-dependent one
         if isinstance(error, ProximoError):
             raise
         raise ModelError(
             f"no plan: a pass of this model cannot be profiled without weights: {first_part(error)}"
         ) from error
-    return ProfiledStage(recipe=recipe, costs=costs, precision=precision, device=device)
 
 
-def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
-    """The plan of a stage. `layout`: that of its costs, or one whose passes cost the same."""
-    recipe, stage, device = profiled.recipe, profiled.costs, profiled.device
-    alone, is_half = layout.ranks.num == 1, profiled.precision.is_half
+def _plan(recipe: TrainerRecipe, stage: StageCosts, precision: Precision, device: str) -> Plan:
+    layout = stage.layout
+    alone = layout.ranks.num == 1
     static = static_bytes(stage.models, stage.optimized) if alone else {}
 
     def parts(cost: StepCost) -> dict[str, int]:
@@ -106,7 +83,7 @@ def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
         stage=trainer_of(recipe).name,
         trained=tuple(key for key in recipe.models() if key != "reference"),
         device=device,
-        precision="bf16" if is_half else profiled.precision.value,
+        precision="bf16" if precision.is_half else precision.value,
         roles=role_sizes(stage.models),
         phases=tuple(
             Phase(
@@ -121,7 +98,8 @@ def plan_of(profiled: ProfiledStage, layout: Layout, machine: Machine) -> Plan:
         microbatch_tokens=stage.update.max_tokens,
         token_budget=stage.token_budget,
         notes=(*_notes_on(recipe), *_note_on_experts(stage), *stage.notes),
-        ranks=None if alone else rank_costs(layout, stage.optimized, stage.costs, machine, is_half=is_half),
+        num_ranks=layout.ranks.num,
+        host_bytes=0 if alone else host_bytes(layout, stage.optimized),
     )
 
 

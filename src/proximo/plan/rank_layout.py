@@ -5,7 +5,7 @@ tensor is divided along its first dimension, padded to the same number of rows o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
@@ -47,16 +47,12 @@ ONE_RANK = Ranks(num=1, devices=DevicesConfig())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """Parameters that are gathered and reduced together: in bytes, summed over one or two collectives."""
+    """Parameters that are gathered and reduced together, in bytes."""
 
     whole: int
     """Of the parameters, in the types in which they are gathered."""
-    gathers: int
-    """Number of collectives of one gather: one for each type."""
     gradients: int
     """Of the whole gradients of its trained parameters, in float32."""
-    reductions: int
-    """Number of collectives of one reduction."""
     trained: tuple[nn.Parameter, ...]
 
     @classmethod
@@ -69,9 +65,7 @@ class Unit:
                 shard_size * _shard_numel(p, shard_size) * (2 if id(p) in narrow else p.element_size())
                 for p in parameters
             ),
-            gathers=sum(bool(group) for group in groups),
             gradients=sum(_GRADIENT_BYTES * shard_size * _shard_numel(p, shard_size) for g in trained for p in g),
-            reductions=sum(bool(group) for group in trained),
             trained=tuple(p for group in trained for p in group),
         )
 
@@ -86,12 +80,8 @@ class PlacedModel:
     offload: Literal["none", "idle", "always"]
     layers: tuple[Unit, ...]
     root: Unit
-    first_backward_layer: int
-    """Layers below it take no gradient, and are not gathered for the backward pass."""
     weights: int
     """Bytes of a rank's own shards, or of the whole tensors. Shards of frozen tensors belong to the first role."""
-    shards: int
-    """The same, with those of other roles that its passes gather."""
     trains: bool
 
     @property
@@ -138,15 +128,6 @@ class Layout:
     """id of a module that runs -> its role."""
     owners: Mapping[int, str]
     """id of a parameter -> the role whose optimizer has it."""
-
-    def on(self, devices: DevicesConfig) -> "Layout":
-        """The same shards under other settings, of `grads`, `full` and offload."""
-        models = {
-            role: replace(model, shard=devices.shard_of(model.section), offload=devices.offload_of(model.section))
-            for role, model in self.models.items()
-        }
-        assert all(each.is_sharded is models[role].is_sharded for role, each in self.models.items())
-        return replace(self, ranks=Ranks(num=self.ranks.num, devices=devices), models=models)
 
     def used_by(self, modules: Sequence[nn.Module]) -> list[str]:
         """The roles whose weights these modules are."""
@@ -230,7 +211,6 @@ def _placed(
     stack = list(decoder_layers(model.base)) if ranks.num > 1 else []
     inside = [[p for p in layer.parameters() if id(p) in fresh] for layer in stack]
     in_layers = {id(p) for layer in inside for p in layer}
-    embeddings = any(p.requires_grad for p in model.base.get_input_embeddings().parameters())
     buffers = sum(buffer.untyped_storage().nbytes() for buffer in model.model.buffers())
     offload = "none" if ranks.num == 1 else ranks.devices.offload_of(section)
     trains = any(p.requires_grad for p in own)
@@ -245,15 +225,9 @@ def _placed(
         offload=offload,
         layers=tuple(Unit.of(layer, set(narrow), size) for layer in inside),
         root=Unit.of([p for p in own if id(p) not in in_layers], set(narrow), size),
-        first_backward_layer=0 if embeddings else _first_trained(stack),
         weights=buffers + sum(nbytes for key, nbytes in shards.items() if key not in known),
-        shards=buffers + sum(shards.values()),
         trains=trains,
     )
-
-
-def _first_trained(stack: Sequence[nn.Module]) -> int:
-    return next((i for i, layer in enumerate(stack) if any(p.requires_grad for p in layer.parameters())), len(stack))
 
 
 def _shard_numel(tensor: Tensor, shard_size: int) -> int:

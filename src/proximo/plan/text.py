@@ -5,11 +5,19 @@ from typing import Any
 
 from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, WORKING
 from proximo.plan.cost_model import CACHE, LOGITS
-from proximo.plan.ranks_text import describe_ranks, ranks_to_json
 from proximo.plan.record import Phase, Plan
 
 MIB = 2**20
+RANK_BYTES = "its shards + what is gathered + gradients + its share of activations, logits and KV cache"
+"""The formula of a rank's bytes in words; the table has each term."""
 _WIDTH = 20
+
+
+class Plans(list[Plan]):
+    """The plan of each stage. It is shown as the text that `proximo plan` prints."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(describe(plan, memory=None) for plan in self)
 
 
 def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
@@ -51,7 +59,7 @@ def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
                 for phase in plan.phases
             },
             "notes": list(plan.notes),
-            **ranks_to_json(plan),
+            **({"ranks": {"num": plan.num_ranks, "host_bytes": plan.host_bytes}} if plan.num_ranks > 1 else {}),
         }
         for plan in plans
     ]
@@ -73,8 +81,11 @@ def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
     yield ""
     yield from _table(plan.phases)
     yield ""
-    if plan.ranks is not None:
-        yield describe_ranks(plan)
+    if plan.num_ranks > 1:
+        on_host = (
+            f"; beside the device, {_mib(plan.host_bytes)} MiB in the memory of the host" if plan.host_bytes else ""
+        )
+        yield f"  one of {plan.num_ranks} ranks: {RANK_BYTES}{on_host}"
         yield ""
     own = f" + {_mib(process)} MiB of the process with its libraries" if process else ""
     yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)

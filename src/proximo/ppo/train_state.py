@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
-from proximo.checkpoint.state import as_record
+from proximo.checkpoint.reading import as_record
 from proximo.data.difficulty import FilterState
-from proximo.errors import CheckpointError
 from proximo.ppo.scores import NO_CONSTANT_STEPS, ConstantRewardSteps
 
 
@@ -45,14 +44,12 @@ class TrainState:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], *, steps_done: int) -> "TrainState":
         """The state of a checkpoint. Raises CheckpointError if a required entry is missing."""
-        if missing := sorted({"kl_coefficient", "score_moments", "constant_reward_steps"} - saved.keys()):
-            raise CheckpointError(f"the state of the checkpoint has no {', '.join(missing)}")
-        difficulty = saved.get("difficulty")
+        difficulty = saved["difficulty"]
         return cls(
             kl_coefficient=saved["kl_coefficient"],
             steps_done=steps_done,
             score_moments=as_record(RunningMoments, saved["score_moments"]),
-            return_moments=as_record(RunningMoments, saved.get("return_moments", {})),
+            return_moments=as_record(RunningMoments, saved["return_moments"]),
             constant_reward_steps=as_record(ConstantRewardSteps, saved["constant_reward_steps"]),
             extra_rollouts=saved.get("extra_rollouts", 0),
             difficulty=None if difficulty is None else FilterState.from_json(difficulty),

@@ -52,7 +52,7 @@ from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
-from proximo.ppo.roles.in_notebook import open_progress, trainer_html
+from proximo.ppo.roles.in_notebook import open_progress
 from proximo.ppo.step import call_names, ppo_step
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
@@ -147,8 +147,9 @@ class PPOTrainer:
         self.kl_controller = kl_controller
         self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
 
-    def _repr_html_(self) -> str:
-        return trainer_html(self.state, self.roles, num_steps=self.config.num_steps)
+    def __repr__(self) -> str:
+        roles = ", ".join(worker.role for worker in self.roles.workers)
+        return f"PPOTrainer(step {self.state.steps_done} of {self.config.num_steps}, {roles})"
 
     @property
     def learners(self) -> dict[str, Learner]:

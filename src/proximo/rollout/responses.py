@@ -1,26 +1,27 @@
 """Responses as a program or a notebook gets them: a list, scored or not."""
 
-from proximo.metrics.notebook.html import table_html
-from proximo.metrics.report.cells import samples_table
+from collections.abc import Mapping
+from typing import Any
+
+from proximo.metrics.report.tables import ShownRows
 from proximo.records import Response, Scored
 
 
-class Responses(list[Response]):
+class Responses(ShownRows[Response]):
     """The responses of one call, grouped by prompt. A notebook shows them as a table."""
 
-    def _repr_html_(self) -> str:
-        return table_html(samples_table([_row(response) for response in self]))
+    def _fields(self, row: Response) -> Mapping[str, Any]:
+        return _fields_of(row)
 
 
-class Ranked(list[Scored]):
+class Ranked(ShownRows[Scored]):
     """Scored responses, the best first for each prompt. A notebook shows them as a table."""
 
-    def _repr_html_(self) -> str:
-        rows = [_row(each.response) | {"score": each.score if each.valid else None} for each in self]
-        return table_html(samples_table(rows))
+    def _fields(self, row: Scored) -> Mapping[str, Any]:
+        return {**_fields_of(row.response), "score": row.score if row.valid else None}
 
 
-def _row(response: Response) -> dict[str, str | int | float | None]:
+def _fields_of(response: Response) -> dict[str, Any]:
     asked = response.prompt
     messages = "\n".join(str(message.get("content")) for message in asked.messages or ())
     return {

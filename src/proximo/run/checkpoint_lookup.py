@@ -1,4 +1,4 @@
-"""Finds runs, checkpoints and saved models by path, and verifies their hashes. Builds no model."""
+"""Finds runs, checkpoints and saved models by path or as the result of a stage, and verifies their hashes."""
 
 import re
 from collections.abc import Iterable
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder, settle_run
+from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import CheckpointStore
-from proximo.errors import RunFolderError
+from proximo.config.stages import MARK
+from proximo.errors import ConfigError, RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
 from proximo.trainer_kinds import trainer_kinds
 
@@ -24,7 +25,6 @@ def find_run(folder: Path) -> Path:
         raise RunFolderError(f"there is no run folder {folder} (seen from {Path.cwd()})")
     for candidate in _candidates(folder):
         if is_run_folder(candidate):
-            settle_run(candidate)
             return candidate
     raise RunFolderError(
         f"{folder} holds no run, nor does a stage of a pipeline in it: no checkpoints and no config.resolved.json"
@@ -66,6 +66,22 @@ def find_model(folder: Path, checkpoint: str = "latest", role: str | None = None
     if wanted not in held:
         raise RunFolderError(f"the checkpoint {found.folder} has no {wanted} model; it has {', '.join(held)}")
     return SavedModel(folder=_verified(store, step, wanted), step=step)
+
+
+def stage_result(folder: Path, reference: str) -> Path:
+    """The model folder of `@stage`: from its best checkpoint if one was measured, otherwise from its latest.
+
+    Raises ConfigError if that stage has no checkpoint.
+    """
+    stage = reference.removeprefix(MARK)
+    store = CheckpointStore(folder / stage / "checkpoints")
+    checkpoint = store.best() or store.latest()
+    if checkpoint is None:
+        raise ConfigError(
+            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
+            f"give the recipe a section {stage}, or name a model by its path"
+        )
+    return checkpoint.path(checkpoint.roles[0])
 
 
 def language_model_path(path: str, checkpoint: str = "latest") -> str:

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proximo.checkpoint.ranks import Captured, RankWriter, Writer, replace_shards
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
 from proximo.checkpoint.tensors import capture_optimizer, read_optimizer, write_optimizer
-from proximo.checkpoint.whole_parts import replace_shards
-from proximo.checkpoint.writers import Captured, RankWriter, Writer
 from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
 from proximo.learner.low_memory import page_state
 from proximo.learner.update import Learner

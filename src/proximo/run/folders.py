@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from proximo.checkpoint.run_folder import REPLACED, Resume, check_run
+from proximo.checkpoint.run_folder import Resume, check_run
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.errors import RunFolderError
 from proximo.run.preflight import inputs_of
 
 
 def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
-    """Raises RunFolderError if `open_run` would refuse the folder, or if the run reads files that it would replace."""
+    """Raises RunFolderError if `open_run` would refuse the folder, or if the run reads files that it would move."""
     if "" not in recipe.stages():
         # A later stage may have no run yet, so for stages `--resume` means "start or continue".
         resume = "never" if resume == "never" else "auto"
@@ -33,11 +33,10 @@ def check_new_folder(out: Path) -> None:
 
 
 def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
-    """A run that starts from a model that it overwrites would lose that model and could not be resumed."""
+    """A run whose model or data is moved away with the run that it replaces could not be resumed."""
     for each in inputs_of(recipe):
-        below = Path(each.name).expanduser().resolve()
-        if each.kind in ("folder", "file") and any((folder / name).resolve() in below.parents for name in REPLACED):
+        if each.kind in ("folder", "file") and folder.resolve() in Path(each.name).expanduser().resolve().parents:
             raise RunFolderError(
-                f"{each.key} is {each.name}, which belongs to the run in {folder} that --overwrite would remove: give "
+                f"{each.key} is {each.name}, in the folder {folder} that --overwrite would move aside: give "
                 "run.folder another name"
             )

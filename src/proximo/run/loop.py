@@ -12,10 +12,9 @@ from typing import NoReturn
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.interruption import Interruption
-from proximo.checkpoint.ranks_files import check_shared
+from proximo.checkpoint.ranks import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
-from proximo.checkpoint.schedule import SaveSchedule
-from proximo.checkpoint.store import CheckpointStore
+from proximo.checkpoint.store import CheckpointStore, SaveSchedule
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.world import current
 from proximo.errors import GuardError, RankError, RunFolderError, TrainingError
@@ -62,9 +61,8 @@ def run_trainer(recipe: TrainerRecipe, options: RunOptions) -> int:
 def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptions) -> int:
     """Build the task and run it to its end in its folder; returns the exit status.
 
-    Nothing in the folder is touched before the task is built, and an earlier run in it is kept until the new one has
-    taken a step, so that a mistake in data, models or a reward loses nothing. Every rank of a run calls it: all build
-    the task and take its steps, rank 0 alone writes the folder.
+    Nothing in the folder is touched before the task is built, so that a mistake in data or models leaves an earlier run
+    in its place. Every rank of a run calls it: all build the task and take its steps, rank 0 alone writes the folder.
     """
     world = current()
     num_ranks = world.size  # inside `once` it is 1
@@ -146,6 +144,8 @@ class _Loop:
         chosen = say_precision(run.precision, task.device)
         found = [note for note in (chosen, thread_problem(run)) if note]
         self.notes = [*found, *untrained_rows(recipe), *task.notes]
+        if folder is not None and folder.replaced is not None:
+            self.notes.insert(0, f"the run that was in {run.folder} is now in {folder.replaced}")
         self.run_config = run
         self.options = options
         self.store = CheckpointStore(
@@ -297,8 +297,6 @@ class _Loop:
     ) -> _Decision:
         """Write the step's line, and decide on what follows."""
         metric = self._log(journal, step, *records)
-        if self.folder is not None:
-            self.folder.has_begun()
         stopping = interruption.requested
         if stopping:
             interruption.step_ended()

@@ -78,13 +78,9 @@ def _compare(
 
 
 def _saved_fingerprints(checkpoint: Checkpoint, recipe: TrainerRecipe, pipeline_folder: str) -> Fingerprints:
-    """The saved fingerprints, with defaults for settings that are newer than the checkpoint."""
+    """The saved fingerprints, their settings relative to the pipeline's folder."""
     saved = Fingerprints.from_json(checkpoint.state["fingerprints"])
     known = read_saved(
         type(recipe), relocated(saved.config, pipeline_folder), saved_by=saved.environment.get("proximo")
     )
-    return replace(
-        saved,
-        config=relocatable(known.model_dump(mode="json"), pipeline_folder),
-        environment={"num_ranks": 1, **saved.environment},  # earlier versions knew no other number
-    )
+    return replace(saved, config=relocatable(known.model_dump(mode="json"), pipeline_folder))

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.counts import count_of
 from proximo.data.order import rows_at
 from proximo.distributed.world import current

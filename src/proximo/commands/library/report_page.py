@@ -1,8 +1,9 @@
 """The report page of a run, as a path that a notebook shows inline."""
 
+from html import escape
 from pathlib import PosixPath
 
-from proximo.metrics.notebook.html import page_html
+FRAME = '<iframe title="report" sandbox="" style="width: 100%; height: 640px; border: 0" srcdoc="{page}"></iframe>'
 
 
 class ReportPage(PosixPath):
@@ -11,4 +12,4 @@ class ReportPage(PosixPath):
     def _repr_html_(self) -> str | None:
         if self.suffix != ".html" or not self.is_file():  # such as a parent, which has the same type
             return None
-        return page_html(self.read_text(encoding="utf-8"), title=f"Report of {self.parent.name}")
+        return FRAME.format(page=escape(self.read_text(encoding="utf-8")))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from proximo.commands.chat_session import Dialogue
     from proximo.commands.evaluate import Evaluation
     from proximo.commands.export import DType, Role
-    from proximo.commands.gguf import GGUFType
     from proximo.commands.library.report_page import ReportPage
     from proximo.metrics.run_files import Run
     from proximo.rewards.weighted import Reward
@@ -43,12 +42,6 @@ class SavedRun:
 
     def __repr__(self) -> str:
         return f"SavedRun({str(self.folder)!r}, {self.progress})"
-
-    def _repr_html_(self) -> str:
-        from proximo.metrics.notebook.html import card_html
-        from proximo.metrics.report.cells import run_card
-
-        return card_html(run_card(self.read(), folder=str(self.folder)))
 
     def __fspath__(self) -> str:
         """The folder that was given, so that a run may stand where a folder is wanted: `compare([one, other])`."""
@@ -198,21 +191,18 @@ class SavedRun:
         dtype: "DType | None" = None,
         push: str | None = None,
         private: bool = False,
-        gguf: "GGUFType | None" = None,
     ) -> Path:
         """Write a model as a Hugging Face folder and return the folder; by default the model that was trained.
 
-        `push`: also upload it to the Hub under this name, created as `private` if it is missing. `gguf`: also write a
-        GGUF file of this type, by llama.cpp's converter. What was written, and the address on the Hub, is printed.
+        `push`: also upload it to the Hub under this name, created as `private` if it is missing. What was written, and
+        the address on the Hub, is printed.
 
         Raises RunFolderError if `out` exists, UserError for what cannot be exported so, and ProximoError if the folder
-        was written but the conversion or the upload failed.
+        was written but the upload failed.
         """
         from proximo.commands.export import ExportOptions, run_export
 
-        options = ExportOptions(
-            role=role, checkpoint=checkpoint, merge=merge, dtype=dtype, push=push, private=private, gguf=gguf
-        )
+        options = ExportOptions(role=role, checkpoint=checkpoint, merge=merge, dtype=dtype, push=push, private=private)
         run_export(self.folder, Path(out), options)
         return Path(out)
 

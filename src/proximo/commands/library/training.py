@@ -13,7 +13,7 @@ from proximo import given
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
-from proximo.errors import ConfigError, RunFolderError
+from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds, recognise
 from proximo.working_directory import functions_of_the_working_directory
@@ -22,7 +22,7 @@ from proximo_verifiers.callables import calling_problem
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
-    from proximo.plan.record import Plans
+    from proximo.plan.text import Plans
     from proximo.ppo.recipe import PPORecipe
 
 
@@ -64,16 +64,6 @@ class Training:
     def __repr__(self) -> str:
         kind = next((each.name for each in recipe_kinds() if each.schema is type(self.recipe)), "own")
         return f"Training({kind}, run.folder={self.recipe.run.folder!r})"
-
-    def _repr_html_(self) -> str:
-        from proximo.commands.library.recipe_card import recipe_card
-        from proximo.metrics.notebook.html import card_html
-
-        try:
-            state = self.run.progress
-        except RunFolderError:
-            state = "not started"
-        return card_html(recipe_card(self.recipe, state=state))
 
     def fit(
         self,
@@ -127,14 +117,13 @@ class Training:
         return SavedRun(self.recipe.run.folder, functions=self._objects.functions)
 
     def plan(self) -> "Plans":
-        """Memory and compute of a step of each stage, on this kind of device, as a list; a notebook shows them."""
-        from proximo.plan.machine import MACHINES, device_kind
+        """Memory and compute of a step of each stage, on this kind of device, as a list that prints as a table."""
+        from proximo.plan.machine import device_kind
         from proximo.plan.profiling import make_plans
-        from proximo.plan.record import Plans
+        from proximo.plan.text import Plans
 
         device = device_kind(self.recipe.run)
-        num_ranks = self._num_ranks()
-        return Plans(make_plans(self.recipe, device=device, num_ranks=num_ranks, machine=MACHINES[device]))
+        return Plans(make_plans(self.recipe, device=device, num_ranks=self._num_ranks()))
 
     def dry_run(self) -> str:
         """What `--dry-run` prints: what would be loaded, created and counted."""

@@ -18,11 +18,10 @@ from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
 from proximo.run.build.reward_sources import check_sources
-from proximo.run.checkpoint_lookup import verify_model
+from proximo.run.checkpoint_lookup import stage_result, verify_model
 from proximo.run.folders import check_folders
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.run.stage_results import stage_result
 from proximo.trainer_kinds import trainer_kinds
 
 Stage = TypeVar("Stage", bound=TrainerRecipe)
@@ -67,9 +66,8 @@ def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
     report = write_pipeline_report(folder)
     if not quiet:
         console = Console()
-        if not console.is_jupyter:  # there the run itself shows these tables
-            print_before_after(Path(last.run.folder), console=console)
-            print_samples(Path(last.run.folder), console=console)
+        print_before_after(Path(last.run.folder), console=console)
+        print_samples(Path(last.run.folder), console=console)
         console.print(f"report: {report}", soft_wrap=True)
 
 

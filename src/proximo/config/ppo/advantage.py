@@ -1,10 +1,10 @@
 """Config section `ppo.advantage`: the estimator and its parameters. The formulas: algorithms/."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.schema.base import AbsentMeans, Section
+from proximo.config.schema.base import Section
 
 
 class AdvantageConfig(Section):
@@ -44,7 +44,7 @@ class AdvantageConfig(Section):
     unbiased_variance: bool = False
     """Divide the variance, in standardising and in `score.whiten_rewards`, by the number of tokens minus 1."""
 
-    least_spread: Annotated[float | None, AbsentMeans(None)] = Field(0.01, ge=0)
+    least_spread: float | None = Field(0.01, ge=0)
     """With `gae`: do not train the policy on a step whose returns have at most this fraction of the standard deviation
     of all returns of the run, because its advantages are the critic's noise; null trains on every step."""
     zero_variance_groups: Literal["keep", "exclude", "resample"] = "keep"

@@ -1,26 +1,13 @@
 """The base class of all config sections."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from proximo.config.schema.validation_messages import construction_error
 from proximo.errors import ConfigError
 
 NUMBERS = (int, float, int | None, float | None)
-SAVED = "settings that a run was saved with"
-"""Validation context for settings that a run saved: an absent key did not exist in that version (`saved.py`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbsentMeans:
-    """The value that a setting has in runs that were saved before it existed, if it differs from the default.
-
-    `floor: Annotated[float, AbsentMeans(0.0)] = 0.1`
-    """
-
-    value: Any
 
 
 class _SectionMeta(type(BaseModel)):
@@ -90,21 +77,3 @@ class Section(BaseModel, metaclass=_SectionMeta):
             name: str(value).lower() if isinstance(value, bool) and name in numbers else value
             for name, value in data.items()
         }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_absent_settings(cls, data: Any, info: ValidationInfo) -> Any:
-        """Apply `AbsentMeans` to saved settings.
-
-        Declared last: pydantic runs before-validators in reverse order, and this one must run before `_keep_defaults`.
-        """
-        if info.context != SAVED or not isinstance(data, dict):
-            return data
-        sections = {name: {} for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
-        absent = {
-            name: item.value
-            for name, field in cls.model_fields.items()
-            for item in field.metadata
-            if isinstance(item, AbsentMeans)
-        }
-        return sections | absent | data

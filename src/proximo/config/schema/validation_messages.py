@@ -20,7 +20,7 @@ from proximo.config.schema.fields import (
 )
 from proximo.config.schema.overrides import Override
 from proximo.config.schema.positioned_yaml import Document
-from proximo.config.schema.suggestions import NEEDLESS_KEYS, suggested_value, suggestions
+from proximo.config.schema.suggestions import suggested_value, suggestions
 from proximo.errors import ConfigError
 
 MAX_VALUE_CHARACTERS = 60
@@ -181,8 +181,6 @@ def _unknown(path: Path, source: Source) -> str:
     others = [kind for other in sections_of(parent) if path[-1] in other.model_fields for kind in kinds_of(other)]
     if section is not None and others:
         return f"{name} is for kind {' or '.join(others)}, and this is of kind {' or '.join(kinds_of(section))}"
-    if (needless := NEEDLESS_KEYS.get(path[-1])) is not None:
-        return f"{name} is not a known key, and none is needed: {needless}"
     if candidates := suggestions(path, source.schema, source.tree):
         return f"{name} is not a known key; did you mean {' or '.join(candidates)}?"
     known = f"; known here: {', '.join(section.model_fields)}" if section else ""

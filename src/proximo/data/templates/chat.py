@@ -27,16 +27,6 @@ from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Message
 
-PLAIN_CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{{ message['content'] }}"
-    "{% elif message['role'] == 'user' %}{{ '\\n\\nHuman: ' + message['content'] }}"
-    "{% else %}{{ '\\n\\nAssistant: ' + message['content'] + eos_token }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
-)
-"""A template in plain words for tokenizers that have none; needs an EOS token, which ends each assistant's turn."""
-
 Learned = Literal["last", "responses", "all"]
 """The turns of the assistant that a loss learns: the last one of a response, each of a response, those of the prompt
 too."""

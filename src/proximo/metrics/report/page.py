@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proximo.metrics.report.rendering import rendered, write_page
-from proximo.metrics.report.views import SAMPLES_SHOWN, headlines, stage_view
+from proximo.metrics.report.views import SAMPLES_SHOWN, headlines, newest, stage_view
 from proximo.metrics.run_files import Run, read_run
 from proximo.trainer_kinds import trainer_kinds
 
@@ -36,8 +36,11 @@ def stage_folders(pipeline_folder: Path) -> list[Path]:
     return [folder for kind in trainer_kinds() if (folder := pipeline_folder / kind.name).is_dir()]
 
 
-def report_page(runs: Sequence[Run], *, title: str) -> str:
-    """The HTML of the page. The same runs give the same bytes."""
+def report_page(runs: Sequence[Run], *, title: str, reload_seconds: int | None = None) -> str:
+    """The HTML of the page. The same runs give the same bytes.
+
+    `reload_seconds`: of a run that is not over, how often the page loads itself again. It also has the newest answers.
+    """
     stages = [stage_view(run, key=f"s{number}") for number, run in enumerate(runs, 1)]
     return rendered(
         "report.html.jinja",
@@ -45,6 +48,8 @@ def report_page(runs: Sequence[Run], *, title: str) -> str:
         stages=stages,
         samples_shown=SAMPLES_SHOWN,
         headlines=headlines(stages) if len(stages) > 1 else (),
+        reload_seconds=reload_seconds,
+        newest={} if reload_seconds is None else {s.key: newest(run) for s, run in zip(stages, runs, strict=True)},
     )
 
 

@@ -5,6 +5,7 @@ The template engine escapes all text that comes from data.
 
 import base64
 import hashlib
+import os
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -28,18 +29,18 @@ def rendered(template: str, **values: Any) -> str:
     return _engine().get_template(template).render(frame | values)
 
 
-def policy(*, live: bool = False) -> Markup:
-    """The content security policy of a page. Its script is known by its digest, so no other one can run.
-
-    `live`: the script may ask the server that the page came from.
-    """
+def policy() -> Markup:
+    """The content security policy of a page. Its script is known by its digest, so no other one can run."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    return Markup(POLICY.format(script=f"sha256-{digest}") + ("; connect-src 'self'" if live else ""))
+    return Markup(POLICY.format(script=f"sha256-{digest}"))
 
 
 def write_page(path: Path, page: str) -> Path:
-    """Write a page as a whole, or nothing, and return its path."""
-    half_written = path.with_name(f"{path.name}.partial")
+    """Write a page as a whole, or nothing, and return its path.
+
+    Another process may write the same page: each has a temporary file of its own.
+    """
+    half_written = path.with_name(f"{path.name}.{os.getpid()}.partial")
     half_written.write_text(page, encoding="utf-8", errors="replace")
     half_written.replace(path)
     return path

@@ -1,22 +1,38 @@
-"""Tables for a terminal: metrics and samples before and after training, the same as in the report."""
+"""Tables for a terminal or a notebook: metrics and samples, before and after training and of one evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
+from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
 from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.run_files import Sample, read_run
 
+Row = TypeVar("Row")
 OTHER_PROMPTS = (
     "from the first and the last training step, which have different data; set data.held_out_rows to compare on "
     "the same data"
 )
+COLUMNS = {
+    "prompt": "prompt",
+    "response": "response",
+    "score": "score",
+    "gold": "gold",
+    "kl": "KL",
+    "num_tokens": "tokens",
+    "finish": "ended by",
+}
+"""Fields of samples that a table shows -> their headings."""
+TEXTS = ("prompt", "response")
+SAMPLES_SHOWN = 20
 STYLES = {True: "green", False: "red", None: ""}
 
 
@@ -65,6 +81,51 @@ def samples_table(pairs: Sequence[SamplePair]) -> Table:
     for pair in pairs:
         table.add_row(Text(_printable(pair.prompt)), _answer(pair.before), _answer(pair.after))
     return table
+
+
+class ShownRows(list[Row], JupyterMixin):
+    """A list that a notebook, and `rich.print`, show as a table of its first items."""
+
+    def __rich__(self) -> Table:
+        return rows_table([self._fields(row) for row in self[:SAMPLES_SHOWN]], num_rows=len(self))
+
+    def _fields(self, row: Row) -> Mapping[str, Any]:
+        """The item's values by the keys of COLUMNS; others are not shown."""
+        raise NotImplementedError
+
+
+class Samples(ShownRows[Mapping[str, Any]]):
+    """Rows of samples.jsonl, without the step."""
+
+    def _fields(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return row
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], *, num_rows: int) -> Table:
+    """Rows with those of the known fields that one of them has. `num_rows`: how many there are in all."""
+    more = num_rows - len(rows)
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True, caption=f"{more:,} more" if more else None)
+    fields = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+    for name in fields:
+        is_text = name in TEXTS
+        table.add_column(COLUMNS[name], ratio=1 if is_text else None, overflow="fold", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*(Text(_value(row.get(name))) for name in fields))
+    return table
+
+
+def metrics_table(metrics: Mapping[str, float], *, title: str) -> Table:
+    """Every metric with its value in its unit."""
+    table = Table("metric", "value", title=title)
+    for name, number in metrics.items():
+        table.add_row(name, format_number(number, catalogue().find(name).unit))
+    return table
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return ""
+    return format_number(value) if isinstance(value, int | float) else _printable(str(value))
 
 
 def _printable(text: str) -> str:

@@ -93,8 +93,6 @@ class Stage:
     """True if the run has enough steps for the alarm rules."""
     alarms: tuple[Alarm, ...]
     cards: dict[Section, tuple[Card, ...]]
-    undrawn: frozenset[Section]
-    """Sections that have curves, which were not to be drawn."""
     samples: tuple[SamplePair, ...]
     num_samples: int
     pairs: tuple[ScoredPair, ...]
@@ -104,8 +102,8 @@ class Stage:
     environment: str | None
 
 
-def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Section)) -> Stage:
-    """The view of a run. `key` must be unique among the stages of a page. `sections`: whose curves are drawn."""
+def stage_view(run: Run, *, key: str) -> Stage:
+    """The view of a run. `key` must be unique among the stages of a page."""
     samples, pairs = pair_samples(run), sorted(run.samples.pairs, key=lambda pair: pair.margin)
     trainer = trainer_by_metrics(run.names)
     return Stage(
@@ -122,8 +120,7 @@ def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Sectio
         tiles=tuple(tile(row) for row in before_after(run)),
         long_enough_for_alarms=len(run.lines) >= LONG_ENOUGH_FOR_ALARMS,
         alarms=run_alarms(run),
-        cards={section: tuple(_cards(run, section, key)) if section in sections else () for section in Section},
-        undrawn=frozenset(section for section in Section if section not in sections and _has_curves(run, section)),
+        cards={section: tuple(_cards(run, section, key)) for section in Section},
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
         pairs=_extreme_pairs(pairs),
@@ -132,6 +129,11 @@ def stage_view(run: Run, *, key: str, sections: Sequence[Section] = tuple(Sectio
         config=_as_yaml(run.config),
         environment=_as_yaml(run.environment),
     )
+
+
+def newest(run: Run) -> tuple[Sample, ...]:
+    """The newest answers of training, newest first."""
+    return tuple(reversed(run.samples.training[-SAMPLES_SHOWN:]))
 
 
 def run_alarms(run: Run) -> tuple[Alarm, ...]:
@@ -180,18 +182,6 @@ def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
             yield Card(title=curve.title, unit=curve.unit, healthy=curve.healthy, plot=plot)
     if section is Section.MAIN and len(run.samples.pairs) >= CALIBRATED_FROM_PAIRS:
         yield _calibration_card(calibration(pair.margin for pair in run.samples.pairs), f"{stage}-calibration")
-
-
-def _has_curves(run: Run, section: Section) -> bool:
-    from proximo.metrics.report.plots import expanded
-
-    recorded = frozenset(run.names)
-    trainer = trainer_by_metrics(run.names)
-    curves = trainer.metrics.curves if trainer else ()
-    return any(
-        _belongs(curve, run, section) and any(trace.name in recorded for trace in expanded(curve.traces, run.names))
-        for curve in curves
-    )
 
 
 def _belongs(curve: Curve, run: Run, section: Section) -> bool:

@@ -117,7 +117,6 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
             Passes(
                 kind="rollout",
                 modules=(policy.model,),
-                calls=1,
                 microbatches=lengths.response * math.ceil(num_prompts * num_samples / num_rows),
             ),
         ),

@@ -142,7 +142,7 @@ class RolloutsAhead:
     def restore(self, state: Mapping[str, Any], path: Path) -> None:
         """Go on with what `state` and `write` kept."""
         self._step_of = dict(state["trained"])
-        self._moved = dict(state.get("moved", ()))
+        self._moved = dict(state["moved"])
         self._resumed = path.read_bytes()
 
     def _put_resumed(self, prompts_of: PromptsOfStep) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.segments import value_positions
+from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.learner.update import Learner

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.losses import ValueStatistics
+from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.ppo.options import PPOConfig
 from proximo.learner.update import Learner
 from proximo.metrics.values import Mean, MetricValue

@@ -14,7 +14,7 @@ from proximo.algorithms.value_units import (
     exponential_moments,
     followed_units,
 )
-from proximo.checkpoint.state import as_record
+from proximo.checkpoint.reading import as_record
 from proximo.config.ppo.options import ValueLossConfig
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.scalar import ScalarModel

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision

@@ -179,10 +179,6 @@ class RunJournal(Journal):
         steps = f": {count_of(total, 'step')}" if state == "finished" else ""
         steps += f", but {reason.removesuffix('.')}" if state == "finished" and reason else ""
         report = self._shown(page)
-        if (failed := self._folder.failed_start) is not None:
-            report = self._shown(failed / report.name)
-            kept = self._shown(self._folder.path)
-            self.note(f"the run that was in {kept} is put back; what this one wrote is in {self._shown(failed)}")
         self.note(f"{state}{steps}, report in {report}")
         for alarm in run_alarms(read_run(self._folder.path)):
             self.note(f"{alarm.severity}: {alarm.text}")

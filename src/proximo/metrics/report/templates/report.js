@@ -109,67 +109,25 @@
     part.querySelector("output").textContent = words.length ? `${left} of ${samples.length}` : "";
   };
 
-  const show = () => {
-    for (const part of document.querySelectorAll(".filter")) part.hidden = false;
-  };
+  for (const part of document.querySelectorAll(".filter")) part.hidden = false;
   addEventListener("input", (event) => {
     if (event.target.matches(".filter input")) search(event.target);
   });
-  show();
 
-  // The page of a run that goes on: what is open, searched and read stays so when the main part is replaced.
-  const live = document.querySelector(".live");
-  const named = (folds) => {
-    const seen = new Map();
-    return folds.map((fold) => {
-      const name = `${fold.closest("section")?.id} ${fold.querySelector("summary").textContent.replace(/\d+/g, "")}`;
-      seen.set(name, (seen.get(name) ?? 0) + 1);
-      return [`${name} ${seen.get(name)}`, fold];
-    });
-  };
-
-  const replaceMain = (html) => {
-    const main = document.querySelector("main");
-    const fields = () => [...main.querySelectorAll(".filter input")];
-    const folds = () => named([...main.querySelectorAll("details")]);
-    const open = new Set(folds().filter(([, fold]) => fold.open).map(([name]) => name));
-    const written = fields().map((field) => field.value);
-    const focused = fields().indexOf(document.activeElement);
-    leave();
-    main.innerHTML = html;
-    show();
-    for (const [name, fold] of folds()) fold.open = open.has(name);
-    fields().forEach((field, number) => {
-      field.value = written[number] ?? "";
-      if (field.value) search(field);
-      if (number === focused) field.focus({ preventScroll: true });
-    });
-  };
-
-  const tell = (kind, words, share) => {
-    live.className = `live ${kind}`;
-    live.querySelector("p").textContent = words;
-    const bar = live.querySelector("progress");
-    bar.hidden = share === null;
-    if (share !== null) bar.value = share;
-  };
-
-  const follow = async () => {
-    try {
-      if (!document.hidden) {
-        const more = document.querySelector("details.more[open]") ? "&more=1" : "";
-        const answer = await fetch(`state?seen=${document.body.dataset.version}${more}`, { cache: "no-store" });
-        if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-        const { version, main, kind, words, share } = await answer.json();
-        if (main !== null) replaceMain(main);
-        document.body.dataset.version = version;
-        tell(kind, words, share);
-      }
-    } catch {
-      const advice = "start it again, and open the address that it prints";
-      tell("lost", `no answer from \`proximo watch\`: it has ended, or failed (its terminal says); ${advice}`, null);
-    }
-    setTimeout(follow, 2000);
-  };
-  if (live) follow();
+  // The page of a run that goes on loads itself again. What is open and where the reader is stay so; it waits while
+  // values are read or samples are searched.
+  const seconds = Number(document.body.dataset.reload);
+  if (seconds) {
+    const key = `proximo ${location.pathname}`;
+    const folds = [...document.querySelectorAll("details")];
+    const kept = JSON.parse(sessionStorage.getItem(key) ?? "null");
+    folds.forEach((fold, number) => (fold.open = kept?.open[number] ?? fold.open));
+    if (kept) scrollTo(0, kept.top);
+    const isRead = () => !box.hidden || [...document.querySelectorAll(".filter input")].some((field) => field.value);
+    setInterval(() => {
+      if (document.hidden || isRead()) return;
+      sessionStorage.setItem(key, JSON.stringify({ open: folds.map((fold) => fold.open), top: scrollY }));
+      location.reload();
+    }, 1000 * seconds);
+  }
 })();

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proximo.config.reference import configuration_page, json_schema
+from docs.configuration import configuration_page
+from proximo.cli.configuration import json_schema
 from proximo.config.schema.fields import key_paths
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
 
@@ -12,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_the_page_in_docs_is_the_generated_one():
-    message = "the schemas have changed: python -m proximo.config.reference > docs/configuration.md"
+    message = "the schemas have changed: PYTHONPATH=tests python -m docs.configuration > docs/configuration.md"
     assert PAGE.read_text(encoding="utf-8") == configuration_page(), message
 
 

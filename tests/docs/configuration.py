@@ -1,6 +1,6 @@
-"""Generates docs/configuration.md and the JSON schema from the config schemas.
+"""Generates docs/configuration.md from the config schemas.
 
-python -m proximo.config.reference > docs/configuration.md
+PYTHONPATH=tests python -m docs.configuration > docs/configuration.md
 """
 
 import sys
@@ -10,12 +10,11 @@ from typing import Any, Literal, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import models_json_schema
 
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import alternatives, key_paths, kinds_of, sections_of
 from proximo.config.schema.validation_messages import show
-from proximo.trainer_kinds import recipe_kind, recipe_kinds, trainer_kinds
+from proximo.trainer_kinds import recipe_kinds, trainer_kinds
 
 MOST_PLACES = 6
 INTRODUCTION = """\
@@ -58,14 +57,6 @@ def configuration_page() -> str:
     for section, places in _sections().items():
         chapters.append(f"### {_title(section)}\n\n{_prose(section)}\n\nAt {_places(places)}.\n\n{_table(section)}\n")
     return "\n".join(chapters)
-
-
-def json_schema(kind: str | None = None) -> dict[str, Any]:
-    """JSON schema of one kind of recipe, or of all kinds if `kind` is None."""
-    if kind is not None:
-        return recipe_kind(kind).schema.model_json_schema()
-    references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
-    return {"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema}
 
 
 def _sections() -> dict[type[BaseModel], list[str]]:

@@ -1,0 +1,19 @@
+"""Says what a command loads before it begins."""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from proximo.early_interrupt import EndsSilently
+
+
+@contextmanager
+def loading(what: str = "torch and transformers", *, quiet: bool = False) -> Generator[None]:
+    """Say on stderr what is imported inside: under load it takes a minute, in which nothing else is printed.
+
+    Ctrl-C inside ends the process at once.
+    """
+    if not quiet:
+        print(f"loading {what}", file=sys.stderr, flush=True)
+    with EndsSilently():
+        yield
