@@ -117,9 +117,11 @@ TOY_METRICS = TrainerMetrics(
     watched={"toy/loss": "toy loss", "evaluation/loss": "held-out loss"},
     before_after={"Toy loss": ("evaluation/loss", "toy/loss")},
     curves=(
-        Curve(
-            "loss", "Loss of the toy", "nats", (Trace("toy/loss", "training"), held_out("evaluation/loss"))
-        ).when_healthy("Falls."),
+        Curve("loss", "Loss of the toy", "nats").draws(
+            Trace("toy/loss", "training"),
+            held_out("evaluation/loss"),
+            healthy="Falls.",
+        ),
         *SPEED,
     ),
     rules=(

@@ -17,13 +17,11 @@ from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
 from proximo.trainer_kinds import trainer_kinds
 
-CURVE = Curve(
-    "score",
-    "Score <of & all>",
-    "score",
-    (Trace("score/mean", "training"), Trace("evaluation/score", "held out", Style.POINTS)),
-    guide=0.0,
-).when_healthy("Rises.")
+CURVE = Curve("score", "Score <of & all>", "score", guide=0.0).draws(
+    Trace("score/mean", "training"),
+    Trace("evaluation/score", "held out", Style.POINTS),
+    healthy="Rises.",
+)
 SVG = '<svg viewBox="0 0 1 1"></svg>'
 TIME = next(curve for curve in PPO.metrics.curves if curve.stacked)
 
@@ -200,7 +198,10 @@ def strokes(svg: str) -> list[str]:
 @pytest.mark.parametrize("style", list(Style))
 def test_two_measurements_are_points_and_three_are_joined(style):
     for num_steps, joined in ((1, False), (2, False), (3, True)):
-        curve = Curve("k", "t", "u", (Trace("score/mean", "", style),)).when_healthy("")
+        curve = Curve("k", "t", "u").draws(
+            Trace("score/mean", "", style),
+            healthy="",
+        )
         plot = draw_curve(curve, run_of(num_steps, "score/mean"), key="a")
         assert plot is not None
         assert bool(strokes(plot.svg)) == joined, num_steps
@@ -235,7 +236,10 @@ def test_text_is_at_least_12_pixels_high_on_a_narrow_phone(tmp_path):
 @pytest.mark.parametrize("style", list(Style))
 def test_the_readout_places_each_point_where_the_drawing_has_it(style):
     """So that report.js, which knows the readout alone, marks the line itself."""
-    curve = Curve("k", "", "", (Trace("a/b", "label", style),), view=(-9.0, 3.0)).when_healthy("")
+    curve = Curve("k", "", "", view=(-9.0, 3.0)).draws(
+        Trace("a/b", "label", style),
+        healthy="",
+    )
     lines = tuple({"step": step, "a/b": value} for step, value in ((2, 1.5), (5, -1.0), (6, 0.25), (11, 2.0)))
     plot = draw_curve(curve, Run(name="run", lines=lines), key="a")
     assert plot is not None

@@ -37,14 +37,14 @@ class Trace:
 class Curve:
     """One plot of the report.
 
-    Curve("loss", "Loss", "nats", (Trace("sft/loss", "training"),)).when_healthy("Falls.")
+    Curve("loss", "Loss", "nats").draws(Trace("sft/loss", "training"), held_out("evaluation/loss"), healthy="Falls.")
     """
 
     key: str
     title: str
     unit: str
-    traces: tuple[Trace, ...]
     _: KW_ONLY
+    traces: tuple[Trace, ...] = ()
     healthy: str = ""
     """What the plot looks like in a healthy run, and what deviations mean."""
     section: Section = Section.MAIN
@@ -58,9 +58,9 @@ class Curve:
     """Height of a dotted reference line."""
     stacked: bool = False
 
-    def when_healthy(self, text: str) -> "Curve":
-        """The curve with the text about healthy runs."""
-        return replace(self, healthy=text)
+    def draws(self, *traces: Trace, healthy: str) -> "Curve":
+        """The curve with its series, and with the text about healthy runs."""
+        return replace(self, traces=traces, healthy=healthy)
 
 
 def held_out(name: str) -> Trace:

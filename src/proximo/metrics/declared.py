@@ -120,30 +120,21 @@ COMMON_RULES = (
 )
 
 
-MEMORY = Curve(
-    "memory", "Peak memory", "MiB", (Trace("memory/peak_mib", "peak"),), section=Section.SPEED, from_zero=True
-).when_healthy("Constant after the first steps. A steady rise indicates a memory leak.")
+MEMORY = Curve("memory", "Peak memory", "MiB", section=Section.SPEED, from_zero=True).draws(
+    Trace("memory/peak_mib", "peak"),
+    healthy="Constant after the first steps. A steady rise indicates a memory leak.",
+)
 
 SPEED = (
-    Curve(
-        "throughput",
-        "Throughput",
-        "tokens per second",
-        (Trace("throughput/train_tokens_per_second", "training"),),
-        section=Section.SPEED,
-        from_zero=True,
-    ).when_healthy(
-        "Constant, except for changes of the sequence lengths. Falling: another process uses the machine, or memory is "
-        "short."
+    Curve("throughput", "Throughput", "tokens per second", section=Section.SPEED, from_zero=True).draws(
+        Trace("throughput/train_tokens_per_second", "training"),
+        healthy="Constant, except for changes of the sequence lengths. Falling: another process uses the machine, or "
+        "memory is short.",
     ),
-    Curve(
-        "time",
-        "Time of a step",
-        "seconds",
-        (Trace("time/step_seconds", "step"),),
-        section=Section.SPEED,
-        from_zero=True,
-    ).when_healthy("Constant. Evaluation and saving are not included."),
+    Curve("time", "Time of a step", "seconds", section=Section.SPEED, from_zero=True).draws(
+        Trace("time/step_seconds", "step"),
+        healthy="Constant. Evaluation and saving are not included.",
+    ),
     MEMORY,
 )
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,10 +21,7 @@ from proximo.run.build.models import DeviceSpec, build_tokenizer, check_readers,
 from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.recipes import SupervisedRecipe
-from proximo.supervised.task import TaskInputs
-
-Example = TypeVar("Example")
-Model = TypeVar("Model", LanguageModel, ScalarModel)
+from proximo.supervised.task import Example, Model, TaskInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

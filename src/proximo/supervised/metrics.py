@@ -68,49 +68,39 @@ def _update_metrics(group: str) -> tuple[Metric, ...]:
 
 def _update_curves(group: str, gradients: str) -> tuple[Curve, ...]:
     return (
-        Curve(
-            "gradients",
-            "Gradient norm",
-            "norm before clipping",
-            (Trace(f"{group}/gradient_norm", "training"),),
-            section=Section.MORE,
-        ).when_healthy(gradients),
-        Curve(
-            "learning-rate",
-            "Learning rate",
-            "per update",
-            (Trace(f"{group}/learning_rate", "training"),),
-            section=Section.MORE,
-        ).when_healthy("As set in the recipe."),
+        Curve("gradients", "Gradient norm", "norm before clipping", section=Section.MORE).draws(
+            Trace(f"{group}/gradient_norm", "training"),
+            healthy=gradients,
+        ),
+        Curve("learning-rate", "Learning rate", "per update", section=Section.MORE).draws(
+            Trace(f"{group}/learning_rate", "training"),
+            healthy="As set in the recipe.",
+        ),
     )
 
 
 def pair_curves(group: str, accuracy: str, *, healthy_accuracy: str, healthy_loss: str) -> tuple[Curve, Curve]:
     """Accuracy and loss over pairs, in training and held out. `accuracy`: the metric of the accuracy in training."""
     return (
-        Curve(
-            "accuracy",
-            "Pair accuracy",
-            "fraction of pairs",
-            (Trace(accuracy, "training"), held_out("evaluation/pair_accuracy")),
-            share=True,
-            guide=0.5,
-        ).when_healthy(healthy_accuracy),
-        Curve(
-            "loss",
-            "Loss",
-            "nats per pair",
-            (Trace(f"{group}/loss", "training"), held_out("evaluation/loss")),
-            guide=0.6931471805599453,
-        ).when_healthy(healthy_loss),
+        Curve("accuracy", "Pair accuracy", "fraction of pairs", share=True, guide=0.5).draws(
+            Trace(accuracy, "training"),
+            held_out("evaluation/pair_accuracy"),
+            healthy=healthy_accuracy,
+        ),
+        Curve("loss", "Loss", "nats per pair", guide=0.6931471805599453).draws(
+            Trace(f"{group}/loss", "training"),
+            held_out("evaluation/loss"),
+            healthy=healthy_loss,
+        ),
     )
 
 
 def calibration_curve(metric: str, healthy: str, *, section: Section = Section.MAIN) -> Curve:
     """The calibration error on held-out data."""
-    return Curve(
-        "calibration-error", "Calibration error", "fraction", (held_out(metric),), section=section
-    ).when_healthy(healthy)
+    return Curve("calibration-error", "Calibration error", "fraction", section=section).draws(
+        held_out(metric),
+        healthy=healthy,
+    )
 
 
 CHANCE, UNLEARNED = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"

@@ -112,24 +112,17 @@ CURVES = (
         healthy_loss="Starts at ln 2 = 0.69, or at 1 / (4 beta^2) with dpo.loss: ipo, and falls. Held-out loss "
         "rising: use the lowest point.",
     ),
-    Curve(
-        "rewards",
-        "Implicit rewards of the two answers",
-        "score",
-        (Trace("dpo/reward_chosen", "chosen"), Trace("dpo/reward_rejected", "rejected")),
-        guide=0.0,
-    ).when_healthy(
-        "The curves diverge. Ideally the chosen one stays at 0 or above; it is common that both fall, and harmless if "
-        "the chosen one falls little."
+    Curve("rewards", "Implicit rewards of the two answers", "score", guide=0.0).draws(
+        Trace("dpo/reward_chosen", "chosen"),
+        Trace("dpo/reward_rejected", "rejected"),
+        healthy="The curves diverge. Ideally the chosen one stays at 0 or above; it is common that both fall, and "
+        "harmless if the chosen one falls little.",
     ),
-    Curve(
-        "logprobs",
-        "Log-probs of the two answers, held out",
-        "nats per answer",
-        (Trace("evaluation/logprob_chosen", "chosen"), Trace("evaluation/logprob_rejected", "rejected")),
-    ).when_healthy(
-        "The rejected one falls. If the chosen one falls with it, likelihood moves to answers that are in no pair: "
-        "read the policy's answers."
+    Curve("logprobs", "Log-probs of the two answers, held out", "nats per answer").draws(
+        Trace("evaluation/logprob_chosen", "chosen"),
+        Trace("evaluation/logprob_rejected", "rejected"),
+        healthy="The rejected one falls. If the chosen one falls with it, likelihood moves to answers that are in no "
+        "pair: read the policy's answers.",
     ),
     calibration_curve(
         "evaluation/calibration_error",

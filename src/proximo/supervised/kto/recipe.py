@@ -136,62 +136,39 @@ EVALUATION = (
 )
 
 CURVES = (
-    Curve(
-        "auc",
-        "AUC",
-        "fraction of pairs of labels",
-        (Trace("kto/auc", "training"), held_out("evaluation/auc")),
-        share=True,
-        guide=0.5,
-    ).when_healthy(
-        "Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: overfitting."
+    Curve("auc", "AUC", "fraction of pairs of labels", share=True, guide=0.5).draws(
+        Trace("kto/auc", "training"),
+        held_out("evaluation/auc"),
+        healthy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: "
+        "overfitting.",
     ),
-    Curve(
-        "loss", "Loss", "weight per answer", (Trace("kto/loss", "training"), held_out("evaluation/loss"))
-    ).when_healthy(
-        "Starts at half of the mean weight, 0.5 with weights of 1, and falls. Held-out loss rising: use the lowest "
-        "point."
+    Curve("loss", "Loss", "weight per answer").draws(
+        Trace("kto/loss", "training"),
+        held_out("evaluation/loss"),
+        healthy="Starts at half of the mean weight, 0.5 with weights of 1, and falls. Held-out loss rising: use the "
+        "lowest point.",
     ),
-    Curve(
-        "rewards",
-        "Implicit rewards, held out",
-        "score",
-        (
-            Trace("evaluation/reward_desirable", "desirable"),
-            Trace("evaluation/reward_undesirable", "undesirable"),
-        ),
-        guide=0.0,
-    ).when_healthy(
-        "The curves diverge, ideally to both sides of 0. If both fall, undesirable answers weigh too much; if both "
-        "rise, desirable ones do."
+    Curve("rewards", "Implicit rewards, held out", "score", guide=0.0).draws(
+        Trace("evaluation/reward_desirable", "desirable"),
+        Trace("evaluation/reward_undesirable", "undesirable"),
+        healthy="The curves diverge, ideally to both sides of 0. If both fall, undesirable answers weigh too much; if "
+        "both rise, desirable ones do.",
     ),
-    Curve(
-        "reference-point",
-        "Reference point",
-        "nats",
-        (Trace("kto/reference_point", "training"), held_out("evaluation/reference_point")),
-        from_zero=True,
-    ).when_healthy(
-        "Near 0, since answers to other prompts gain little. A rise: the policy makes such answers likelier whatever "
-        "the prompt is, and desirable answers have to gain more than that."
+    Curve("reference-point", "Reference point", "nats", from_zero=True).draws(
+        Trace("kto/reference_point", "training"),
+        held_out("evaluation/reference_point"),
+        healthy="Near 0, since answers to other prompts gain little. A rise: the policy makes such answers likelier "
+        "whatever the prompt is, and desirable answers have to gain more than that.",
     ),
-    Curve(
-        "logprobs",
-        "Log-probs of the answers, held out",
-        "nats per answer",
-        (
-            Trace("evaluation/logprob_desirable", "desirable"),
-            Trace("evaluation/logprob_undesirable", "undesirable"),
-        ),
-    ).when_healthy("The undesirable one falls, the desirable one stays or rises."),
-    Curve(
-        "desirable-fraction",
-        "Desirable answers",
-        "fraction of a step",
-        (Trace("kto/desirable_fraction", "training"),),
-        section=Section.MORE,
-        share=True,
-    ).when_healthy("Varies around the fraction in the data, by chance."),
+    Curve("logprobs", "Log-probs of the answers, held out", "nats per answer").draws(
+        Trace("evaluation/logprob_desirable", "desirable"),
+        Trace("evaluation/logprob_undesirable", "undesirable"),
+        healthy="The undesirable one falls, the desirable one stays or rises.",
+    ),
+    Curve("desirable-fraction", "Desirable answers", "fraction of a step", section=Section.MORE, share=True).draws(
+        Trace("kto/desirable_fraction", "training"),
+        healthy="Varies around the fraction in the data, by chance.",
+    ),
 )
 
 

@@ -96,45 +96,28 @@ EVALUATION = (
 )
 
 CURVES = (
-    Curve(
-        "loss",
-        "Loss",
-        "nats per step",
-        (
-            Trace("prm/loss", "training"),
-            held_out("evaluation/loss"),
-            Trace("evaluation/constant_loss", "a constant, held out", Style.POINTS),
-        ),
-    ).when_healthy("Falls well below the loss of a constant. Held-out loss rising: use the lowest point."),
-    Curve(
-        "errors",
-        "First errors found, right solutions accepted",
-        "fraction of held-out solutions",
-        (
-            Trace("evaluation/error_found", "error found", Style.POINTS),
-            Trace("evaluation/right_accepted", "right accepted", Style.POINTS),
-        ),
-        share=True,
-    ).when_healthy(
-        "Both rise. One near 0 and the other near 1: the model calls every step right, or every step wrong."
+    Curve("loss", "Loss", "nats per step").draws(
+        Trace("prm/loss", "training"),
+        held_out("evaluation/loss"),
+        Trace("evaluation/constant_loss", "a constant, held out", Style.POINTS),
+        healthy="Falls well below the loss of a constant. Held-out loss rising: use the lowest point.",
     ),
-    Curve(
-        "accuracy",
-        "Step accuracy",
-        "fraction of steps",
-        (Trace("prm/step_accuracy", "training"), held_out("evaluation/step_accuracy")),
-        share=True,
-    ).when_healthy(
-        "Above the larger of the mean label and 1 minus it, which is the accuracy of a constant. Training far above "
-        "held out: overfitting."
+    Curve("errors", "First errors found, right solutions accepted", "fraction of held-out solutions", share=True).draws(
+        Trace("evaluation/error_found", "error found", Style.POINTS),
+        Trace("evaluation/right_accepted", "right accepted", Style.POINTS),
+        healthy="Both rise. One near 0 and the other near 1: the model calls every step right, or every step wrong.",
     ),
-    Curve(
-        "means",
-        "Mean label and mean probability",
-        "fraction",
-        (Trace("prm/label_mean", "label"), Trace("prm/probability_mean", "probability")),
-        share=True,
-    ).when_healthy("The curves lie on each other after a short start."),
+    Curve("accuracy", "Step accuracy", "fraction of steps", share=True).draws(
+        Trace("prm/step_accuracy", "training"),
+        held_out("evaluation/step_accuracy"),
+        healthy="Above the larger of the mean label and 1 minus it, which is the accuracy of a constant. Training far "
+        "above held out: overfitting.",
+    ),
+    Curve("means", "Mean label and mean probability", "fraction", share=True).draws(
+        Trace("prm/label_mean", "label"),
+        Trace("prm/probability_mean", "probability"),
+        healthy="The curves lie on each other after a short start.",
+    ),
     calibration_curve(
         "evaluation/step_calibration_error",
         "Below about 0.05. High with a good accuracy: products and minima of probabilities mean less.",

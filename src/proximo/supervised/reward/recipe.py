@@ -94,16 +94,10 @@ CURVES = (
         healthy_loss="Starts at ln 2 = 0.69, the loss of random guessing, and falls. Held-out loss rising: use the "
         "lowest point.",
     ),
-    Curve(
-        "scores",
-        "Scores of the two answers",
-        "score",
-        (
-            Trace("reward_model/score_chosen_mean", "chosen"),
-            Trace("reward_model/score_rejected_mean", "rejected"),
-        ),
-    ).when_healthy(
-        "The curves diverge. Only the distance has a meaning; a common drift is harmless unless it is large."
+    Curve("scores", "Scores of the two answers", "score").draws(
+        Trace("reward_model/score_chosen_mean", "chosen"),
+        Trace("reward_model/score_rejected_mean", "rejected"),
+        healthy="The curves diverge. Only the distance has a meaning; a common drift is harmless unless it is large.",
     ),
     calibration_curve(
         "evaluation/calibration_error", "Below about 0.05. High with a good accuracy: the model is overconfident."

@@ -78,12 +78,15 @@ EVALUATION = (
 )
 
 CURVES = (
-    Curve("loss", "Loss", "nats per token", (Trace("sft/loss", "training"), held_out("evaluation/loss"))).when_healthy(
-        "Both curves fall and stay together. Held-out loss rising while the training loss falls: the model overfits, "
-        "so use the lowest point."
+    Curve("loss", "Loss", "nats per token").draws(
+        Trace("sft/loss", "training"),
+        held_out("evaluation/loss"),
+        healthy="Both curves fall and stay together. Held-out loss rising while the training loss falls: the model "
+        "overfits, so use the lowest point.",
     ),
-    Curve("bits", "Bits per character", "bits", (held_out("evaluation/bits_per_character"),)).when_healthy(
-        "Falls. Use this value to compare models: it does not depend on the tokenizer."
+    Curve("bits", "Bits per character", "bits").draws(
+        held_out("evaluation/bits_per_character"),
+        healthy="Falls. Use this value to compare models: it does not depend on the tokenizer.",
     ),
 )
 
