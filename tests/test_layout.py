@@ -11,9 +11,16 @@ from pkgutil import walk_packages
 import pytest
 
 import proximo
+import proximo_verifiers
 
-SOURCE = Path(__file__).parents[1] / "src" / "proximo"
-FOLDERS = [path for path in (SOURCE, *SOURCE.rglob("*")) if path.is_dir() and path.name != "__pycache__"]
+SOURCE = Path(__file__).parents[1] / "src"
+PACKAGES = (proximo, proximo_verifiers)
+FOLDERS = [
+    path
+    for package in PACKAGES
+    for path in (SOURCE / package.__name__, *(SOURCE / package.__name__).rglob("*"))
+    if path.is_dir() and path.name != "__pycache__"
+]
 
 
 def test_no_folder_holds_more_than_twenty_files() -> None:
@@ -22,14 +29,15 @@ def test_no_folder_holds_more_than_twenty_files() -> None:
 
 
 def test_every_folder_at_the_top_has_its_row_on_the_page() -> None:
-    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tops = [path.name for path in FOLDERS if path.parent == SOURCE and path.name != "recipes"]
-    assert not [name for name in tops if f"| `src/proximo/{name}/` |" not in page]
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tops = [path.relative_to(SOURCE) for path in FOLDERS if path.parent.parent == SOURCE and path.name != "recipes"]
+    assert not [path for path in tops if f"| `src/{path}/` |" not in page]
 
 
 def test_no_files_import_each_other_in_a_ring() -> None:
     """import-linter orders folders, and passes over types; here imports in functions and for type checkers count."""
-    files = {"proximo." + ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
+    paths = (path for package in PACKAGES for path in (SOURCE / package.__name__).rglob("*.py"))
+    files = {".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in paths}
     TopologicalSorter({name: set(imported(name)) & files for name in files}).prepare()  # a CycleError names the ring
 
 
@@ -59,13 +67,14 @@ def test_a_module_imports_alone(name: str) -> None:
 
 @pytest.mark.soak
 def test_every_module_imports_alone() -> None:
-    names = [module.name for module in walk_packages(proximo.__path__, "proximo.") if module.name != "proximo.__main__"]
+    walks = (walk_packages(package.__path__, f"{package.__name__}.") for package in PACKAGES)
+    names = [module.name for walk in walks for module in walk if module.name != "proximo.__main__"]
     subprocess.run([sys.executable, "-c", EACH_ALONE, *names], check=True)
 
 
 def imported(name: str) -> Iterator[str]:
     """What a file imports anywhere in it, as modules, and as modules that are taken out of their folder by name."""
-    path = SOURCE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    path = SOURCE.joinpath(*name.split(".")).with_suffix(".py")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
