@@ -12,14 +12,15 @@ import pytest
 
 import proximo
 import proximo_cpu
+import proximo_verifiers
 
-SOURCE = Path(__file__).parents[1] / "src" / "proximo"
-PACKAGES = (SOURCE, SOURCE.with_name("proximo_cpu"))
+SOURCE = Path(__file__).parents[1] / "src"
+PACKAGES = (proximo, proximo_cpu, proximo_verifiers)
 FOLDERS = [
     path
     for package in PACKAGES
-    for path in (package, *package.rglob("*"))
-    if path.is_dir() and path.stem != "__pycache__"
+    for path in (SOURCE / package.__name__, *(SOURCE / package.__name__).rglob("*"))
+    if path.is_dir() and path.name != "__pycache__"
 ]
 
 
@@ -29,18 +30,15 @@ def test_no_folder_holds_more_than_twenty_files() -> None:
 
 
 def test_every_folder_at_the_top_has_its_row_on_the_page() -> None:
-    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tops = [path.name for path in FOLDERS if path.parent == SOURCE and path.name != "recipes"]
-    assert not [name for name in tops if f"| `src/proximo/{name}/` |" not in page]
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tops = [path.relative_to(SOURCE) for path in FOLDERS if path.parent.parent == SOURCE and path.name != "recipes"]
+    assert not [path for path in tops if f"| `src/{path}/` |" not in page]
 
 
 def test_no_files_import_each_other_in_a_ring() -> None:
     """import-linter orders folders, and passes over types; here imports in functions and for type checkers count."""
-    files = {
-        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
-        for package in PACKAGES
-        for path in package.rglob("*.py")
-    }
+    paths = (path for package in PACKAGES for path in (SOURCE / package.__name__).rglob("*.py"))
+    files = {".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in paths}
     TopologicalSorter({name: set(imported(name)) & files for name in files}).prepare()  # a CycleError names the ring
 
 
@@ -70,15 +68,14 @@ def test_a_module_imports_alone(name: str) -> None:
 
 @pytest.mark.soak
 def test_every_module_imports_alone() -> None:
-    packages = (proximo, proximo_cpu)
-    modules = [module for each in packages for module in walk_packages(each.__path__, f"{each.__name__}.")]
-    names = [module.name for module in modules if module.name != "proximo.__main__"]
+    walks = (walk_packages(package.__path__, f"{package.__name__}.") for package in PACKAGES)
+    names = [module.name for walk in walks for module in walk if module.name != "proximo.__main__"]
     subprocess.run([sys.executable, "-c", EACH_ALONE, *names], check=True)
 
 
 def imported(name: str) -> Iterator[str]:
     """What a file imports anywhere in it, as modules, and as modules that are taken out of their folder by name."""
-    path = SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py")
+    path = SOURCE.joinpath(*name.split(".")).with_suffix(".py")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

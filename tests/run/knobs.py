@@ -620,7 +620,6 @@ CODE = {
     "test_every_field_of_the_section_is_an_option_of_the_verifier": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
     "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
-    "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
 }
 CODE_GRADES = {
     "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
@@ -640,6 +639,10 @@ SHOWN_ELSEWHERE = {
         for test, names in CODE_GRADES.items()
         for name in names
     },
+    (CodeRewardConfig, "sandbox_waived"): (
+        "verifiers/code/test_code_verifier.py",
+        "test_a_guarantee_that_nobody_knows_cannot_be_waived",
+    ),
     (CodeRewardConfig, "idle_seconds"): (
         "verifiers/code/test_code_limits.py",
         "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",

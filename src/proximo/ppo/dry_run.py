@@ -18,11 +18,12 @@ from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, 
 from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
-from proximo.errors import DataError
+from proximo.errors import DataError, as_own_errors
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.calling.binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import reward_inputs
+from proximo_verifiers import errors as verifiers
 
 ON_BASE = ", on the policy's base, no second copy"
 
@@ -70,11 +71,12 @@ def _read_rows(
 
 def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequence[Row]) -> None:
     """Raises DataError for a row that the verifier could not grade. Others run programs, or are the user's."""
-    verifier = resolve_name(source.verifier_path())(**source.verifier_options())
+    with as_own_errors():
+        verifier = resolve_name(source.verifier_path())(**source.verifier_options())
     for row in rows:
         try:
             verifier.check_row(reference=answer_cell(row, "answer"), metadata=prompt_metadata(row))
-        except DataError as error:
+        except verifiers.DataError as error:
             raise DataError(f"{row.origin}: reward source {source.name!r}: {error}") from None
 
 
