@@ -26,7 +26,7 @@ from proximo.models.pretrained.vocabulary import vocabulary_size
 from proximo.models.scalar import ScalarModel, no_classifier
 from proximo.models.sharing.shared_base import base_alone
 from proximo.run.build.models import build_tokenizer, lora_options
-from proximo.run.checkpoint_lookup import stage_result
+from proximo.run.stage_results import stage_result
 
 Model = LanguageModel | ScalarModel
 

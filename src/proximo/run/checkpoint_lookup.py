@@ -1,4 +1,4 @@
-"""Finds runs, checkpoints and saved models by path or as the result of a stage, and verifies their hashes."""
+"""Finds runs, checkpoints and saved models by path, and verifies their hashes. Builds no model."""
 
 import re
 from collections.abc import Iterable
@@ -8,8 +8,7 @@ from pathlib import Path
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import CheckpointStore
-from proximo.config.stages import MARK
-from proximo.errors import ConfigError, RunFolderError
+from proximo.errors import RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
 from proximo.trainer_kinds import trainer_kinds
 
@@ -66,22 +65,6 @@ def find_model(folder: Path, checkpoint: str = "latest", role: str | None = None
     if wanted not in held:
         raise RunFolderError(f"the checkpoint {found.folder} has no {wanted} model; it has {', '.join(held)}")
     return SavedModel(folder=_verified(store, step, wanted), step=step)
-
-
-def stage_result(folder: Path, reference: str) -> Path:
-    """The model folder of `@stage`: from its best checkpoint if one was measured, otherwise from its latest.
-
-    Raises ConfigError if that stage has no checkpoint.
-    """
-    stage = reference.removeprefix(MARK)
-    store = CheckpointStore(folder / stage / "checkpoints")
-    checkpoint = store.best() or store.latest()
-    if checkpoint is None:
-        raise ConfigError(
-            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
-            f"give the recipe a section {stage}, or name a model by its path"
-        )
-    return checkpoint.path(checkpoint.roles[0])
 
 
 def language_model_path(path: str, checkpoint: str = "latest") -> str:

@@ -15,7 +15,7 @@ class RunOptions:
     resume: Resume = "never"
     """`never` refuses a folder with a run, `must` resumes it, `auto` resumes or starts."""
     overwrite: bool = False
-    """Replace the run that is in the folder."""
+    """Start although the folder holds a run, which is moved aside."""
     allow_different_environment: bool = False
     """Allow a resume with other versions, another processor, other numbers of threads or ranks; the last bits may then
     differ."""
