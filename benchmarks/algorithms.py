@@ -34,7 +34,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "GSPO": {
         "ppo": {
             "advantage": "group_standardised",
-            "policy_loss": {"objective": "gspo", "aggregation": "response_mean", "clip_low": 0.05, "clip_high": 0.05},
+            "policy_loss": {
+                "objective": {"kind": "gspo", "clip_low": 0.05, "clip_high": 0.05},
+                "aggregation": "response_mean",
+            },
         }
     },
     "decoupled PPO, bf16": {

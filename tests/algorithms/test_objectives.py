@@ -226,8 +226,8 @@ def test_equal_tokens_are_left_out_together_and_what_is_masked_is_not_looked_at(
 
 def test_m2po_has_no_clip_and_no_gradient_where_a_token_is_left_out():
     logprobs = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
-    advantages, m2po_mask = torch.tensor([2.0, 1.0, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0, 0.0])
-    found = m2po(logprobs, torch.zeros(3, dtype=torch.float64), advantages, m2po_mask)
+    advantages, kept_tokens = torch.tensor([2.0, 1.0, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0, 0.0])
+    found = m2po(logprobs, torch.zeros(3, dtype=torch.float64), advantages, kept_tokens)
     wanted = torch.tensor([-2 * math.e, -1 / math.e, 0.0], dtype=torch.float64)
     torch.testing.assert_close(found.loss.detach(), wanted)
     assert found.clipped.tolist() == [False, False, True]

@@ -169,9 +169,8 @@ RECIPES = (
     _override("frozen layers below an adapter", "model={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
     _override(
         "second bound of a weight that is bounded",
-        "ppo.policy_loss={objective: cispo, dual_clip: 3}",
-        "cispo already bounds the loss",
-        "remove dual_clip",
+        "ppo.policy_loss.objective={kind: cispo, dual_clip: 3}",
+        "dual_clip is for kind ppo or gspo, and this is of kind cispo",
     ),
     _override(
         "weights between a policy and itself",

@@ -111,7 +111,6 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://me:mine@host'}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', token_env: my-token}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', step_seconds: 60}]"),
-    ("ppo", "Losses and updates", "ppo.policy_loss.objective=cispo ppo.policy_loss.dual_clip=3"),
     ("ppo", "Losses and updates", "ppo.policy_loss.behaviour_weight=masked"),
     ("ppo", "Losses and updates", "ppo.policy_loss.rejection={kind: ratio, upper: 2}"),
     ("ppo", "Losses and updates", "ppo.minibatch_responses=1000"),

@@ -90,7 +90,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"policy_loss": {"aggregation": "response_mean", "entropy_coefficient": 0.3}, "rollout": {"temperature": 0.6}},
     {
         "kl": {"apply_to": "loss", "estimator": "k2"},
-        "policy_loss": {"objective": "gspo", "clip_low": 0.5, "clip_high": 0.5},
+        "policy_loss": {"objective": {"kind": "gspo", "clip_low": 0.5, "clip_high": 0.5}},
     },
     {"value_loss": {"kind": "huber", "huber_delta": 0.2, "normalise": "cumulative"}},
 ]

@@ -52,7 +52,7 @@ def test_it_is_asked_after_every_step_and_given_the_kl_of_each_response() -> Non
 
 
 def test_what_it_says_is_what_a_nat_costs() -> None:
-    dear, cheap = (trainer(Doubling(start), policy_loss={"clip_high": 9}) for start in (5.0, 0.0))
+    dear, cheap = (trainer(Doubling(start), policy_loss={"objective": {"clip_high": 9}}) for start in (5.0, 0.0))
     for made in (dear, cheap):
         made.train(PROMPTS, reward=lengths)
     assert dear.state.kl_coefficient == 40.0

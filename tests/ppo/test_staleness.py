@@ -131,8 +131,8 @@ def test_behaviour_weights_are_the_default_of_asynchronous_rollouts_and_can_be_t
     assert weight() == "none"
     assert weight(**ahead) == "truncated"
     assert weight(**ahead, policy_loss={"behaviour_weight": "none"}) == "none"
-    assert weight(**ahead, policy_loss=PolicyLossConfig(clip_low=0.1)) == "truncated"
-    assert PPOConfig(**ahead, policy_loss={"clip_low": 0.1}).policy_loss.clip_low == 0.1
+    assert weight(**ahead, policy_loss=PolicyLossConfig(objective={"clip_low": 0.1})) == "truncated"
+    assert PPOConfig(**ahead, policy_loss={"objective": {"clip_low": 0.1}}).policy_loss.objective.clip_low == 0.1
     assert weight(rollout=RolloutConfig(staleness=1), policy_loss={"behaviour_weight": "masked"}) == "masked"
 
 

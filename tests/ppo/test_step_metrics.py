@@ -10,6 +10,7 @@ import torch
 from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.return_spread import ReturnSpread
 from proximo.algorithms.scores import NOTHING_SEEN
+from proximo.config.ppo.objectives import GSPOConfig
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
@@ -253,7 +254,7 @@ def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
     everything = torch.ones(4, dtype=torch.bool)
     first = policy_statistics(torch.full((4,), 1e-3), torch.zeros(4), everything, everything)
     assert [name for name, *_ in broken_limits(first, precision="bf16")] == ["clip_fraction"]
-    assert broken_limits(first, precision="bf16", objective="gspo") == []
+    assert broken_limits(first, precision="bf16", objective=GSPOConfig(kind="gspo")) == []
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -104,11 +104,11 @@ def test_the_policy_gradient_does_not_depend_on_the_micro_batches(budget: int, k
 WIDE = {"clip_low": 0.5, "clip_high": 0.5}
 OBJECTIVES = [
     {"objective": "ppo"},
-    {"objective": "ppo", "dual_clip": 1.05},
-    {"objective": "gspo", **WIDE},
+    {"objective": {"kind": "ppo", "dual_clip": 1.05}},
+    {"objective": {"kind": "gspo", **WIDE}},
     {"objective": "cispo"},
     {"objective": "sapo"},
-    {"objective": "m2po", "max_second_moment": 0.03},
+    {"objective": {"kind": "m2po", "max_second_moment": 0.03}},
     {"entropy_coefficient": 0.3},
     {"behaviour_weight": "truncated"},
     {"behaviour_weight": "masked", "behaviour_cap": 1.0},
@@ -139,7 +139,7 @@ def test_every_objective_has_a_gradient_of_its_own(loss: dict) -> None:
 def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_from_the_old_policy(budget: int) -> None:
     """Counted down from the largest square, one at a time, until the mean of the rest is within the limit."""
     policy, value = models(torch.float64)
-    loss = {"objective": "m2po", "max_second_moment": 0.03}
+    loss = {"objective": {"kind": "m2po", "max_second_moment": 0.03}}
     roles, experience = make(policy, value, config(policy_loss=loss, tokens_per_microbatch=budget))
     now = roles.policy.logprobs([each.response for each in experience.scored])
     squares = sorted((now - experience.old_logprobs).square().tolist(), reverse=True)
@@ -147,7 +147,7 @@ def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_fro
     assert 0 < left_out < len(squares)
     report = roles.policy.train(experience, state())
     assert report.metrics["policy/clip_fraction"].value == pytest.approx(left_out / len(squares))
-    nothing = gradients("policy", policy_loss=loss | {"max_second_moment": 1e-12})
+    nothing = gradients("policy", policy_loss={"objective": {"kind": "m2po", "max_second_moment": 1e-12}})
     assert all(not gradient.any() for gradient in nothing.values())
 
 

@@ -93,23 +93,26 @@ def k3(token: Token) -> float:
 BOUNDS = {"clip_low": 0.15, "clip_high": 0.35}
 KL = {"apply_to": "loss", "estimator": "k2", "coefficient": 0.5}
 FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
-    "ppo": ({"policy_loss": BOUNDS | {"dual_clip": 1.6}}, lambda t: clipped(t.ratio, t.advantage, 0.15, 0.35, 1.6)),
+    "ppo": (
+        {"policy_loss": {"objective": BOUNDS | {"dual_clip": 1.6}}},
+        lambda t: clipped(t.ratio, t.advantage, 0.15, 0.35, 1.6),
+    ),
     "its default clips": ({}, plain),
     "gspo": (
-        {"policy_loss": BOUNDS | {"objective": "gspo", "dual_clip": 1.2}},
+        {"policy_loss": {"objective": BOUNDS | {"kind": "gspo", "dual_clip": 1.2}}},
         lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35, 1.2),
     ),
-    "gmpo": ({"policy_loss": BOUNDS | {"objective": "gmpo"}}, lambda t: gmpo(t, 0.15, 0.35)),
+    "gmpo": ({"policy_loss": {"objective": BOUNDS | {"kind": "gmpo"}}}, lambda t: gmpo(t, 0.15, 0.35)),
     "gmpo's default clips": (
         {"policy_loss": {"objective": "gmpo"}},
         lambda t: gmpo(t, 1 - math.exp(-0.4), math.exp(0.4) - 1),
     ),
     "cispo": (
-        {"policy_loss": BOUNDS | {"objective": "cispo"}},
+        {"policy_loss": {"objective": BOUNDS | {"kind": "cispo"}}},
         lambda t: -min(max(t.ratio, 0.85), 1.35) * t.advantage * t.now,
     ),
     "sapo": (
-        {"policy_loss": {"objective": "sapo", "gate_positive": 0.7, "gate_negative": 2.5}},
+        {"policy_loss": {"objective": {"kind": "sapo", "gate_positive": 0.7, "gate_negative": 2.5}}},
         lambda t: sapo(t, 0.7, 2.5),
     ),
     "truncated weights": (

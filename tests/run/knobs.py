@@ -6,7 +6,7 @@ from typing import Any
 
 from builders import CHARACTERS
 from proximo.config import data, devices, engine, push, run, sinks
-from proximo.config.ppo import losses
+from proximo.config.ppo import losses, objectives
 from proximo.config.ppo import options as ppo
 from proximo.config.rewards import maths as rewards_maths
 from proximo.config.rewards import remote as rewards_remote
@@ -411,13 +411,19 @@ KNOBS = [
     Knob(ppo.AdvantageConfig, "value_gae_lambda", "ppo", {"ppo.advantage.value_gae_lambda": 0.5}),
     Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
     Knob(ppo.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
-    Knob(ppo.PolicyLossConfig, "clip_low", "ppo", {"ppo.policy_loss.clip_low": 0.9}, STEEP),
-    Knob(ppo.PolicyLossConfig, "clip_high", "ppo", {"ppo.policy_loss.clip_high": 2.0}, STEEP),
+    Knob(objectives.PPOObjectiveConfig, "clip_low", "ppo", {"ppo.policy_loss.objective.clip_low": 0.9}, STEEP),
+    Knob(objectives.PPOObjectiveConfig, "clip_high", "ppo", {"ppo.policy_loss.objective.clip_high": 2.0}, STEEP),
     Knob(ppo.PolicyLossConfig, "objective", "ppo", {"ppo.policy_loss.objective": "cispo"}, STEEP),
-    Knob(ppo.PolicyLossConfig, "dual_clip", "ppo", {"ppo.policy_loss.dual_clip": 1.1}, STEEP),
-    Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
-    Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
-    Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
+    Knob(objectives.PPOObjectiveConfig, "dual_clip", "ppo", {"ppo.policy_loss.objective.dual_clip": 1.1}, STEEP),
+    Knob(objectives.SAPOConfig, "gate_positive", "ppo", {"ppo.policy_loss.objective.gate_positive": 3.0}, GATED),
+    Knob(objectives.SAPOConfig, "gate_negative", "ppo", {"ppo.policy_loss.objective.gate_negative": 3.0}, GATED),
+    Knob(
+        ppo.PolicyLossConfig,
+        "max_second_moment",
+        "ppo",
+        {"ppo.policy_loss.objective.max_second_moment": 1e-4},
+        TRUSTING,
+    ),
     Knob(
         ppo.PolicyLossConfig,
         "aggregation",
@@ -749,6 +755,30 @@ SHOWN_ELSEWHERE = {
             "test_what_is_out_of_the_bounds_of_a_ratio_is_rejected_and_counts_where_it_is_asked_to",
         )
         for name in losses.RatioRejectionConfig.model_fields
+    },
+    # An objective of each kind, with its own settings.
+    **{
+        (section, name): (
+            "ppo/test_wires_of_losses.py",
+            "test_the_loss_of_the_policy_is_the_formula_of_its_settings",
+        )
+        for section in (objectives.GSPOConfig, objectives.GMPOConfig, objectives.CISPOConfig)
+        for name in section.model_fields
+    },
+    **{
+        (section, "kind"): ("ppo/test_wires_of_losses.py", "test_the_loss_of_the_policy_is_the_formula_of_its_settings")
+        for section in (objectives.PPOObjectiveConfig, objectives.SAPOConfig)
+    },
+    (objectives.M2POConfig, "kind"): (
+        "ppo/test_updates.py",
+        "test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_from_the_old_policy",
+    ),
+    **{
+        (section, "kind"): (
+            "ppo/test_online_dpo.py",
+            "test_loss_metrics_and_gradient_are_those_of_one_response_at_a_time_in_any_cut",
+        )
+        for section in (objectives.OnlineDPOConfig, objectives.OnlineIPOConfig)
     },
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.

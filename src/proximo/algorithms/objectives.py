@@ -134,14 +134,14 @@ def m2po(
     logprobs: Float[Tensor, "tokens"],
     old_logprobs: Float[Tensor, "tokens"],
     advantages: Float[Tensor, "tokens"],
-    m2po_mask: Shaped[Tensor, "tokens"],
+    kept_tokens: Shaped[Tensor, "tokens"],
 ) -> TokenLosses:
-    """-r A where the mask is 1, else 0: no clip (arXiv:2510.01161). `m2po_mask` [T] is 1 or 0.
+    """-r A where the mask is 1, else 0: no clip (arXiv:2510.01161). `kept_tokens` [T] is 1 or 0.
 
     See `within_second_moment`. The denominator goes on counting the tokens that are left out.
     """
     ratio = bounded_exp(logprobs - old_logprobs)
-    return TokenLosses(loss=-m2po_mask * ratio * advantages, clipped=m2po_mask == 0)
+    return TokenLosses(loss=-kept_tokens * ratio * advantages, clipped=kept_tokens == 0)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.advantage import AdvantageConfig
-from proximo.config.ppo.losses import PAIRWISE
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.recipe import PPORecipe
 
@@ -27,7 +26,7 @@ def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
 def _unused_without_advantages(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     """Keys that act on advantages: without a reward, and with the KL in the loss, all of them are 0."""
     reason = "without a reward, and with kl.apply_to: loss, all advantages are 0"
-    keys = ("objective", "clip_low", "clip_high", "dual_clip", "behaviour_weight")
+    keys = ("objective", "behaviour_weight")
     yield from given_keys(ppo.policy_loss, keys, f"{prefix}policy_loss.", reason)
     yield from given_keys(ppo.advantage, ("gamma", "standardise"), f"{prefix}advantage.", reason)
 
@@ -59,7 +58,7 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from given_keys(ppo.value_loss, ("normalise_decay",), f"{prefix}value_loss.", reason)
     yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
     if ppo.kl.apply_to == "margin":
-        reason = f"objective {ppo.policy_loss.objective} compares the log-probs of whole responses"
+        reason = f"objective {ppo.policy_loss.objective.kind} compares the log-probs of whole responses"
         yield from given_keys(ppo.kl, ("estimator", "clamp"), f"{prefix}kl.", reason)
         yield from given_keys(ppo, ("keep_groups_together",), prefix, "pairs are always kept together")
     if ppo.kl.apply_to == "none":
@@ -81,17 +80,8 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
 def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     policy, guards = ppo.policy_loss, ppo.guards
     if policy.is_pairwise:
-        reason = f"objective {policy.objective} is the mean over pairs"
+        reason = f"objective {policy.objective.kind} is the mean over pairs"
         yield from given_keys(policy, ("aggregation",), f"{prefix}policy_loss.", reason)
-    if policy.objective in ("sapo", "m2po", *PAIRWISE):
-        reason = f"objective {policy.objective} does not clip"
-        yield from given_keys(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", reason)
-    if policy.objective != "m2po":
-        reason = f"objective {policy.objective} leaves no token out"
-        yield from given_keys(policy, ("max_second_moment",), f"{prefix}policy_loss.", reason)
-    if policy.objective != "sapo":
-        reason = f"objective {policy.objective} has no gate"
-        yield from given_keys(policy, ("gate_positive", "gate_negative"), f"{prefix}policy_loss.", reason)
     if policy.aggregation != "constant":
         yield from given_keys(policy, ("divisor",), f"{prefix}policy_loss.", f"aggregation is {policy.aggregation}")
     if policy.behaviour_weight == "none":

@@ -35,7 +35,7 @@ class PPOKind(TrainerKind["PPORecipe"]):
         "ppo.responses_per_prompt",
         "ppo.epochs_per_step",
         "ppo.advantage.estimator",
-        "ppo.policy_loss.objective",
+        "ppo.policy_loss.objective.kind",
         "ppo.kl.apply_to",
         "ppo.kl.coefficient",
         "ppo.rollout.temperature",

@@ -12,6 +12,7 @@ from torch import Tensor
 from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
 from proximo.algorithms.segments import segment_sum
+from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.metrics.diversity import distinct_fraction, repeated_fraction
@@ -27,7 +28,7 @@ from proximo.ppo.counted import (
     token_values,
 )
 from proximo.ppo.experience import RawAdvantages, ShapedScores
-from proximo.ppo.update.invariants import broken_limits
+from proximo.ppo.update.invariants import DEFAULT, broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 from proximo.rollout.asynchronous import Rollouts
@@ -142,7 +143,9 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     return metrics
 
 
-def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "ppo") -> dict[str, MetricValue]:
+def update_metrics(
+    outcome: StepOutcome, *, precision: str, objective: ObjectiveConfig = DEFAULT
+) -> dict[str, MetricValue]:
     """Metrics of the policy and value updates, and of the first-minibatch check."""
     metrics = {} if outcome.policy is None else dict(outcome.policy.metrics)
     if outcome.value is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proximo.config.ppo.losses import PAIRWISE
+from proximo.config.ppo.objectives import compares_pairs
 from proximo.config.schema.base import Section
 
 
@@ -11,7 +11,7 @@ def with_implied(values: Any) -> Any:
     """The values of the section `ppo` before validation, with what they imply."""
     if not isinstance(values, dict):
         return values
-    if _value(values.get("policy_loss"), "objective") in PAIRWISE:
+    if compares_pairs(_value(values.get("policy_loss"), "objective")):
         return _over_pairs(values)
     return _corrects_staleness(values)
 

@@ -1,26 +1,12 @@
 """Config sections of PPO's policy loss, value loss, loss on texts and update guards."""
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from proximo.config.ppo.objectives import Objective, PPOObjectiveConfig
 from proximo.config.schema.base import Section
-
-CLIPS = {
-    "ppo": (0.2, 0.2),
-    "gspo": (3e-4, 4e-4),
-    "gmpo": (1 - math.exp(-0.4), math.exp(0.4) - 1),
-    "cispo": (1.0, 0.2),
-    "sapo": (1.0, math.inf),
-    "m2po": (1.0, math.inf),
-    "online_dpo": (1.0, math.inf),
-    "online_ipo": (1.0, math.inf),
-}
-"""Objective -> default (clip_low, clip_high). sapo has a gate instead of a clip; m2po masks tokens instead;
-online_dpo and online_ipo have no ratio."""
-PAIRWISE = ("online_dpo", "online_ipo")
-"""Objectives that compare two responses to a prompt."""
 
 
 class RejectionConfig(Section):
@@ -61,30 +47,10 @@ class RatioRejectionConfig(RejectionConfig):
 
 
 class PolicyLossConfig(Section):
-    """The policy loss: objective, clip, aggregation, and corrections for another sampler."""
+    """The policy loss: objective, aggregation, and corrections for another sampler."""
 
-    objective: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "m2po", "online_dpo", "online_ipo"] = "ppo"
-    """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `gmpo`: the geometric mean of a
-    response's clipped ratios. `cispo`: the clipped ratio as a weight of the log-prob, so every token keeps its
-    gradient. `sapo`: a soft gate instead of the clip. `m2po`: no clip, but excludes the tokens furthest from the old
-    policy; see `max_second_moment`. `online_dpo` and `online_ipo`: the loss of DPO or
-    IPO on the better and the worse of two responses to each prompt, with `kl.coefficient` as beta
-    (docs/online-dpo.md)."""
-    clip_low: float | None = Field(None, gt=0, le=1)
-    """Lower clip of the ratio at 1 - clip_low; 1 means no bound. Null means 0.2, 0.0003 for gspo, 0.33 (a log-ratio of
-    -0.4) for gmpo and 1 for cispo."""
-    clip_high: float | None = Field(None, gt=0)
-    """Upper clip of the ratio at 1 + clip_high. Null means 0.2, 0.0004 for gspo, and 0.49 (0.4) for gmpo."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Bounds the loss of a token with a negative advantage by this times the size of the advantage; for `ppo` and
-    `gspo`."""
-    gate_positive: float = Field(1.0, gt=0)
-    """Steepness of the gate of `sapo` for positive advantages."""
-    gate_negative: float = Field(1.05, gt=0)
-    """Steepness of the gate of `sapo` for negative advantages."""
-    max_second_moment: float = Field(0.04, gt=0)
-    """For `m2po`: exclude the tokens with the largest squared log-ratio until the mean square of the others is at most
-    this."""
+    objective: Objective = PPOObjectiveConfig()
+    """What is minimised on each token. A name alone is its kind: `objective: sapo`."""
     aggregation: Literal["token_mean", "response_mean", "constant"] = "token_mean"
     """Mean over the tokens of the update (`token_mean`); mean over its responses of the mean over their tokens
     (`response_mean`); or the sum over tokens divided by the number of responses and by `divisor`, independent of
@@ -109,7 +75,7 @@ class PolicyLossConfig(Section):
     @property
     def is_pairwise(self) -> bool:
         """True if the loss compares two responses to a prompt."""
-        return self.objective in PAIRWISE
+        return self.objective.is_pairwise
 
     @property
     def needs_sampled_logprobs(self) -> bool:
@@ -120,21 +86,6 @@ class PolicyLossConfig(Section):
     def highest_weight(self) -> float:
         """`behaviour_cap`, infinite for null."""
         return math.inf if self.behaviour_cap is None else self.behaviour_cap
-
-    @property
-    def clips(self) -> tuple[float, float]:
-        """`clip_low` and `clip_high` with their defaults resolved."""
-        low, high = CLIPS[self.objective]
-        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
-
-    @model_validator(mode="after")
-    def _bounded_once(self) -> Self:
-        if self.dual_clip is not None and self.objective not in ("ppo", "gspo"):
-            raise ValueError(
-                f"dual_clip works with ppo and gspo only, because {self.objective} already bounds the loss: "
-                "remove dual_clip"
-            )
-        return self
 
 
 class ValueLossConfig(Section):

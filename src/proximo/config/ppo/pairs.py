@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from proximo.config.ppo.advantage import AdvantageConfig
-from proximo.config.ppo.losses import PAIRWISE, PolicyLossConfig
+from proximo.config.ppo.losses import PolicyLossConfig
 
 
 def pairs_problem(
@@ -20,7 +20,7 @@ def pairs_problem(
     `apply_to` and `beta`: `kl.apply_to` and `kl.coefficient`.
     """
     if not loss.is_pairwise:
-        told = f"kl.apply_to: margin is for the objectives {' and '.join(PAIRWISE)}: use loss or reward"
+        told = "kl.apply_to: margin is for the objectives online_dpo and online_ipo: use loss or reward"
         return told if apply_to == "margin" else None
     sizes = responses_per_prompt, responses_per_update
     problems = (*_kl_problems(loss, apply_to, beta), *_other_problems(loss, advantage, *sizes))
@@ -30,11 +30,12 @@ def pairs_problem(
 def _kl_problems(loss: PolicyLossConfig, apply_to: str, beta: float) -> Iterator[str]:
     if apply_to != "margin":
         yield (
-            f"policy_loss.objective {loss.objective} compares policy and reference within its margin, with "
+            f"policy_loss.objective {loss.objective.kind} compares policy and reference within its margin, with "
             "kl.coefficient as beta: leave out kl.apply_to, which is then margin"
         )
     if beta == 0:
-        yield f"kl.coefficient is the beta of objective {loss.objective}, and at 0 nothing is learned: set it above 0"
+        kind = loss.objective.kind
+        yield f"kl.coefficient is the beta of objective {kind}, and at 0 nothing is learned: set it above 0"
 
 
 def _other_problems(
@@ -42,13 +43,13 @@ def _other_problems(
 ) -> Iterator[str]:
     if responses_per_prompt != 2:
         yield (
-            f"policy_loss.objective {loss.objective} trains on 2 responses to each prompt, not on "
+            f"policy_loss.objective {loss.objective.kind} trains on 2 responses to each prompt, not on "
             f"{responses_per_prompt}: leave out responses_per_prompt, and set samples_per_prompt to sample more and "
             "train on the best and the worst"
         )
     if advantage.estimator != "group_centred" or advantage.standardise:
         yield (
-            f"policy_loss.objective {loss.objective} needs to know which of two responses is better, and no more: "
+            f"policy_loss.objective {loss.objective.kind} needs to know which of two responses is better, and no more: "
             "leave out advantage.estimator and advantage.standardise"
         )
     if responses_per_update % 2:
@@ -59,4 +60,4 @@ def _other_problems(
         "rejection": loss.rejection is not None,
     }.items():
         if is_given:
-            yield f"policy_loss.{key} is for losses of tokens, and {loss.objective} has one for a pair: remove it"
+            yield f"policy_loss.{key} is for losses of tokens, and {loss.objective.kind} has one for a pair: remove it"

@@ -36,6 +36,17 @@ def _frozen(section: "Section", name: str) -> ConfigError:
     )
 
 
+def _completed(given: Any, default: "Section") -> Any:
+    """A subsection as it was given, with what it leaves out from the default of its field."""
+    kind = getattr(default, "kind", None)
+    if kind is not None and isinstance(given, str):
+        return {"kind": given}
+    if not isinstance(given, dict) or given.get("kind", kind) != kind:
+        return given
+    known = default.model_dump(exclude_unset=True)
+    return {**known, **given} if kind is None else {**known, "kind": kind, **given}
+
+
 class Section(BaseModel, metaclass=_SectionMeta):
     """A config section. It is frozen, unknown keys are errors, and a field's docstring is its documentation."""
 
@@ -56,14 +67,16 @@ class Section(BaseModel, metaclass=_SectionMeta):
     @model_validator(mode="before")
     @classmethod
     def _keep_defaults(cls, data: Any) -> Any:
-        """Merge a partly given subsection into the default of its field."""
+        """Merge a partly given subsection into the default of its field, if it is of the same kind.
+
+        A name alone is the kind of a section that has kinds.
+        """
         if not isinstance(data, dict):
             return data
-        kept = {
-            name: {**field.default.model_dump(exclude_unset=True), **data[name]}
-            for name, field in cls.model_fields.items()
-            if isinstance(field.default, Section) and isinstance(data.get(name), dict)
+        defaults = {
+            name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Section)
         }
+        kept = {name: _completed(data[name], default) for name, default in defaults.items() if name in data}
         return {**data, **kept}
 
     @model_validator(mode="before")

@@ -43,11 +43,16 @@ def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
 
 
 def section_for(annotation: Any, value: Any) -> type[BaseModel] | None:
-    """The section class for `value`. If the type allows several, its `kind` decides; None if no class fits."""
+    """The section class for `value`. If the type allows several, its `kind` decides; None if no class fits.
+
+    Where `kind` may be left out, the first class is the default.
+    """
     sections = sections_of(annotation)
     if len(sections) < 2:
         return sections[0] if sections else None
-    kind = value.get("kind") if isinstance(value, dict) else None
+    kind = value.get("kind") if isinstance(value, dict) else value
+    if kind is None and not sections[0].model_fields["kind"].is_required():
+        return sections[0]
     return next((section for section in sections if kind in kinds_of(section)), None)
 
 

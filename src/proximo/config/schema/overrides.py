@@ -81,6 +81,8 @@ def _with_value(node: Any, done: tuple[str, ...], override: Override, target: _T
     piece = override.path[len(done)]
     if isinstance(node, list) or (node is None and is_list(target.annotation(done)) and piece.isdecimal()):
         return _with_item(node or [], done, override, target)
+    if isinstance(node, str) and section_for(target.annotation(done), node):
+        node = {"kind": node}
     if node is not None and not isinstance(node, dict):
         raise ConfigError(f"override {override.text!r}: {'.'.join(done)} is {node!r}, which has no keys below it")
     child = _with_value(child_of(node, piece), (*done, piece), override, target)

@@ -264,9 +264,9 @@ def _training_calls(
             loss = cost_model.likelihood_loss(policy)
             passes.append(TrainingPass(loss=loss, batches=ptx, tokens=updates * ptx.total_tokens))
         cost = train("policy", passes)
-        if config.policy_loss.objective != "m2po":
+        if config.policy_loss.objective.second_moment_limit is None:
             return cost
-        # M2PO computes the minibatch's log-probs once before the update, to choose the masked tokens.
+        # The minibatch's log-probs are computed once before the update, to choose the tokens that are left out.
         mask_pass = cost_model.inference_cost(policy, update, tokens=trained)
         return cost_model.sequential_cost([cost, mask_pass])
 

@@ -36,9 +36,9 @@ from proximo.ppo.update.invariants import check_first_minibatch, likely_causes
 from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_share, value_share
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.policy_loss import (
-    add_m2po_mask,
     behaviour_metrics,
     learned_part,
+    leave_tokens_out,
     policy_columns,
     policy_loss,
 )
@@ -101,7 +101,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             model,
             config,
             seed=seed,
-            prepare=lambda batches: add_m2po_mask(batches, model, config),
+            prepare=lambda batches: leave_tokens_out(batches, model, config),
         )
         self.ahead = ahead
         self.prompts_of: PromptsOfStep | None = None

@@ -3,9 +3,11 @@
 import warnings
 
 from proximo.algorithms.losses import PolicyStatistics
+from proximo.config.ppo.objectives import ObjectiveConfig, PPOObjectiveConfig
 from proximo.errors import TrainingError
 from proximo.records import Experience
 
+DEFAULT = PPOObjectiveConfig()
 FIRST_MINIBATCH_LIMITS = {
     "float32": {"max_abs_log_ratio": 1e-3, "mean_abs_log_ratio": 1e-5},
     "tf32": {"mean_abs_log_ratio": 0.005, "clip_fraction": 0.01},
@@ -20,11 +22,11 @@ UNKNOWN_CAUSES = (
 
 
 def broken_limits(
-    statistics: PolicyStatistics, *, precision: str, objective: str = "ppo"
+    statistics: PolicyStatistics, *, precision: str, objective: ObjectiveConfig = DEFAULT
 ) -> list[tuple[str, float, float]]:
     """(name, value, limit) of every limit that the first minibatch exceeds.
 
-    gspo's clip range is narrower than rounding errors in bf16, so its clip fraction is not checked.
+    The clip fraction is not checked for an objective whose clip range is narrower than rounding errors in bf16.
     """
     count = statistics.num_tokens.item()
     if not count:
@@ -35,7 +37,7 @@ def broken_limits(
         "clip_fraction": statistics.clipped.item() / count,
     }
     limits = dict(FIRST_MINIBATCH_LIMITS[precision])
-    if objective == "gspo":
+    if not objective.clip_is_wider_than_rounding:
         limits.pop("clip_fraction", None)
     # Negated, so that NaN counts as exceeding the limit.
     return [(name, measured[name], limit) for name, limit in limits.items() if not measured[name] <= limit]
@@ -58,7 +60,7 @@ def check_first_minibatch(
     *,
     precision: str,
     step: int,
-    objective: str = "ppo",
+    objective: ObjectiveConfig = DEFAULT,
     causes: str = UNKNOWN_CAUSES,
 ) -> None:
     """Warn if the learner's log-probs differ from the sampler's by more than a limit.

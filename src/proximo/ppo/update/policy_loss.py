@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from proximo.algorithms import kl, objectives
+from proximo.algorithms import kl
 from proximo.algorithms.behaviour import (
     behaviour_ratios,
     bounded_weights,
@@ -19,6 +20,7 @@ from proximo.algorithms.losses import PolicyStatistics, policy_statistics
 from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
 from proximo.config.ppo.losses import DivergenceRejectionConfig, PolicyLossConfig, RatioRejectionConfig
+from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue
@@ -48,7 +50,7 @@ def policy_loss(
     tokens = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
     (clean,) = select(batch.mask, tokens.logprobs)
     if options.is_pairwise:
-        loss, sums = pair_loss(clean, batch, objective=options.objective, beta=kl_coefficient)
+        loss, sums = pair_loss(clean, batch, formula=options.objective.formula, beta=kl_coefficient)
         nowhere = torch.zeros_like(batch.mask)
         statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], nowhere, batch.mask)
         return loss, replace(statistics, others=sums)
@@ -113,7 +115,7 @@ def _kept(experience: Experience, config: PolicyLossConfig) -> Tensor:
 
 def token_losses(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
     """The configured objective at each token. `logprobs`: [T], 0 outside the mask."""
-    losses = _objective(logprobs, batch, config)
+    losses = _objective(logprobs, batch, config.objective)
     weights = batch.columns.get("behaviour_weights")
     return losses if weights is None else replace(losses, loss=weights * losses.loss)
 
@@ -158,22 +160,15 @@ def _rejected(experience: Experience, config: PolicyLossConfig) -> Mean:
     return Mean(counted - kept, counted)
 
 
-def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
-    given = logprobs, batch.columns["old_logprobs"], batch.columns["advantages"]
-    clip_low, clip_high = config.clips
-    if config.objective == "sapo":
-        return objectives.sapo(*given, gate_positive=config.gate_positive, gate_negative=config.gate_negative)
-    if config.objective == "m2po":
-        return objectives.m2po(*given, batch.columns["m2po_mask"])
-    if config.objective == "cispo":
-        return objectives.cispo(*given, clip_low=clip_low, clip_high=clip_high)
-    if config.objective == "gmpo":
-        lengths = batch.packed.response_lengths
-        return objectives.gmpo(*given, batch.mask, lengths, clip_low=clip_low, clip_high=clip_high)
-    bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": config.dual_clip}
-    if config.objective == "gspo":
-        return objectives.gspo(*given, batch.mask, batch.packed.response_lengths, **bounds)
-    return objectives.ppo(*given, **bounds)
+def _objective(logprobs: Tensor, batch: Microbatch, objective: ObjectiveConfig) -> TokenLosses:
+    """What the objective's formula gives for log-probs, old log-probs and advantages, with what else it reads."""
+    columns = batch.columns
+    given: list[Any] = [logprobs, columns["old_logprobs"], columns["advantages"]]
+    if objective.reads_responses:
+        given += [batch.mask, batch.packed.response_lengths]
+    if objective.second_moment_limit is not None:
+        given.append(columns["kept_tokens"])
+    return objective.formula(*given, **objective.options)
 
 
 def _behaviour_ratios(experience: Experience, config: PolicyLossConfig) -> Tensor:
@@ -197,15 +192,16 @@ def _sampled_logprobs(experience: Experience) -> Tensor:
 
 
 @torch.no_grad()
-def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: PPOConfig) -> list[Microbatch]:
-    """Add M2PO's token mask to the micro-batches of a minibatch, as a column `m2po_mask` of 1 and 0.
+def leave_tokens_out(batches: Sequence[Microbatch], policy: LanguageModel, config: PPOConfig) -> list[Microbatch]:
+    """Add which tokens an objective with a `second_moment_limit` keeps, as a column `kept_tokens` of 1 and 0.
 
-    Returns the micro-batches unchanged for other objectives.
+    Returns the micro-batches of a minibatch unchanged for other objectives.
 
     The second moment is taken over the whole minibatch under the current policy, so that the mask does not depend on
     the micro-batches, nor on the number of ranks. It costs one more forward pass per update.
     """
-    if config.policy_loss.objective != "m2po":
+    limit = config.policy_loss.objective.second_moment_limit
+    if limit is None:
         return list(batches)
     temperature = config.rollout.temperature
 
@@ -215,18 +211,18 @@ def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: 
 
     log_ratios = [policy.backbone.run_pass(partial(log_ratios_of, batch)) for batch in batches]
     masks = [batch.mask for batch in batches]
-    m2po_mask = _within_second_moment(
-        torch.cat(log_ratios), torch.cat(masks), limit=config.policy_loss.max_second_moment
-    ).split([len(mask) for mask in masks])
+    kept_tokens = _within_second_moment(torch.cat(log_ratios), torch.cat(masks), limit=limit).split(
+        [len(mask) for mask in masks]
+    )
     return [
-        replace(batch, columns=batch.columns | {"m2po_mask": part.to(ratios)})
-        for batch, part, ratios in zip(batches, m2po_mask, log_ratios, strict=True)
+        replace(batch, columns=batch.columns | {"kept_tokens": part.to(ratios)})
+        for batch, part, ratios in zip(batches, kept_tokens, log_ratios, strict=True)
     ]
 
 
 def _within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> Tensor:
     """`within_second_moment` over the tokens of all ranks: this rank's part of it, [T] bool."""
-    world, what = current(), "the log-ratios of M2PO"
+    world, what = current(), "the log-ratios of a minibatch"
     if world.size == 1:
         return within_second_moment(log_ratios, mask, limit=limit)
     counts = world.gather(len(mask), what=what)
