@@ -102,13 +102,13 @@ def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
     assert found == {part: size for part, size in held.items() if size}
 
 
-def test_the_phases_of_a_step_are_the_calls_of_its_graph(place, plain):
+def test_the_phases_of_a_step_are_its_calls(place, plain):
     names = ["generate", "score", "reference_logprobs", "values", "train_policy", "train_value"]
     assert [phase.name for phase in plain["ppo"].phases] == names
     joint = plan_of(
         "ppo", place, {"value": {"init_from": "trunk"}, "ppo.value_optimizer": SLOW, "run.precision": "bf16"}
     )
-    names = ["generate", "policy_logprobs_and_values", "score", "reference_logprobs", "train_policy_and_value"]
+    names = ["generate", "score", "policy_logprobs_and_values", "reference_logprobs", "train_policy_and_value"]
     assert [phase.name for phase in joint.phases] == names
 
 

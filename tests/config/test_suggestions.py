@@ -32,6 +32,7 @@ def best(typed, schema=PPORecipe, tree=None):
         ("ppo.kl.coef", "ppo.kl.coefficient"),
         ("ppo.Num-Steps", "ppo.num_steps"),
         ("ppo.gae_lambda", "ppo.advantage.gae_lambda"),
+        ("run.thread", "run.num_threads"),
         ("tokeniser", "tokenizer"),
         ("reward.1.pth", "reward.1.path"),
         ("data.max_tokens", "data.max_prompt_tokens"),

@@ -5,8 +5,8 @@ import pytest
 from proximo.data.difficulty import DifficultyFilter, FilterOptions
 from proximo.errors import DataError
 from proximo.metrics.values import Last
-from proximo.ppo.difficulty import make_difficulty_filter, update_difficulty
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.task import make_difficulty_filter, update_difficulty
 from proximo.records import ScoreState
 from records_made import prompt, response, scored
 

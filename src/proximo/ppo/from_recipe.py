@@ -28,11 +28,10 @@ from proximo.models.narrowing import narrow_frozen
 from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
-from proximo.ppo.difficulty import make_difficulty_filter
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.roles.critic_initialisation import build_value, value_reader
-from proximo.ppo.task import PPOTask
+from proximo.ppo.task import PPOTask, make_difficulty_filter
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
