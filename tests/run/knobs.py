@@ -130,8 +130,8 @@ def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
 
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"init_from": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
-GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
-TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
+GATED = STEEP | {"ppo.policy_loss.objective.kind": "sapo"}
+TRUSTING = STEEP | {"ppo.policy_loss.objective.kind": "m2po"}
 BF16 = {"run.precision": "bf16"}
 EXPERTS = {
     "model.config.model_type": "qwen2_moe",
@@ -418,7 +418,7 @@ KNOBS = [
     Knob(objectives.SAPOConfig, "gate_positive", "ppo", {"ppo.policy_loss.objective.gate_positive": 3.0}, GATED),
     Knob(objectives.SAPOConfig, "gate_negative", "ppo", {"ppo.policy_loss.objective.gate_negative": 3.0}, GATED),
     Knob(
-        ppo.PolicyLossConfig,
+        objectives.M2POConfig,
         "max_second_moment",
         "ppo",
         {"ppo.policy_loss.objective.max_second_moment": 1e-4},
