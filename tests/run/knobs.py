@@ -713,7 +713,7 @@ SHOWN_ELSEWHERE = {
     },
     (devices.DevicesConfig, "reduce_gradients"): (
         "distributed/test_memory_of_ranks.py",
-        "test_ranks_exchange_what_the_formula_says",
+        "test_gradients_are_reduced_once_per_update_whatever_the_accumulation",
     ),
     **{
         (section, name): (
