@@ -13,6 +13,7 @@ from pathlib import Path
 from running import ALONE, LOOPBACK, Deadline, Failed, run
 
 TESTS = (
+    *("tests/algorithms", "tests/config", "tests/data", "tests/learner"),
     *("tests/checkpoint/test_store.py", "tests/checkpoint/test_tensors.py", "tests/checkpoint/test_interruption.py"),
     # What torch, transformers, peft, tokenizers and matplotlib decide.
     *(f"tests/models/test_{part}.py" for part in ("parity", "loading", "lora", "saving", "scalar", "sharing")),
