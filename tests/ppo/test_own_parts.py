@@ -1,0 +1,58 @@
+"""Parts of the algorithm that a user brings, each made here in a few lines, without touching the package."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.algorithms.objectives import TokenLosses
+from proximo.config.ppo.objectives import ObjectiveConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.ppo.trainer import PPOTrainer
+
+PROMPTS = ["ab", "cde", "f", "gh"]
+
+
+def unclipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, scale: float) -> TokenLosses:
+    """-scale r A."""
+    loss = -scale * (logprobs - old_logprobs).exp() * advantages
+    return TokenLosses(loss=loss, clipped=torch.zeros_like(advantages, dtype=torch.bool))
+
+
+class UnclippedConfig(ObjectiveConfig):
+    """The plain ratio, without any bound."""
+
+    kind: Literal["unclipped"] = "unclipped"
+    scale: float = 1.0
+
+    @property
+    def formula(self) -> Callable[..., Any]:
+        return unclipped
+
+
+def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [float(text.count("a")) + len(text) for text in responses]
+
+
+def trained(objective: Any) -> Tensor:
+    rates = {"policy_optimizer": {"learning_rate": 1e-2}, "minibatch_responses": 2}
+    config = PPOConfig(num_steps=2, prompts_per_step=4, rollout={"max_new_tokens": 5}, **rates)
+    config = PPOConfig(**{**dict(config), "policy_loss": {"objective": objective}})
+    made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
+    made.train(PROMPTS, reward=count_a)
+    return torch.cat([parameter.detach().flatten() for parameter in made.policy.model.parameters()])
+
+
+def test_an_objective_of_ones_own_trains_as_its_formula_says() -> None:
+    own = trained(UnclippedConfig())
+    torch.testing.assert_close(own, trained({"clip_low": 1.0, "clip_high": 1e6}), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(own, trained({"clip_low": 1e-3, "clip_high": 1e-3}), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(own, trained(UnclippedConfig(scale=-1.0)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_section_of_another_base_is_no_objective() -> None:
+    with pytest.raises(ValueError, match="policy_loss.objective"):
+        PPOConfig(policy_loss={"objective": PPOConfig()})
