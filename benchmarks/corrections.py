@@ -50,13 +50,13 @@ SAFE = 0.75
 LENGTHS = {"dislikes": 4, "fragile": 5}
 PREFERENCE, SLIPS = 2.0, 0.15
 WATCHED = ("mismatch/k3", "mismatch/max_abs_log_ratio", "policy/behaviour_weight", "policy/behaviour_clip_fraction")
-RESPONSES = {"behaviour_of": "response", "behaviour_cap": 4.0}
+RESPONSES = {"of": "response", "cap": 4.0}
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "token, truncated": {"behaviour_weight": "truncated"},
-    "token, masked": {"behaviour_weight": "masked", "behaviour_floor": 0.5},
-    "response, truncated": {"behaviour_weight": "truncated", **RESPONSES},
-    "response, masked": {"behaviour_weight": "masked", "behaviour_floor": 0.25, **RESPONSES},
+    "token, masked": {"behaviour_weight": {"kind": "masked", "floor": 0.5}},
+    "response, truncated": {"behaviour_weight": {"kind": "truncated", **RESPONSES}},
+    "response, masked": {"behaviour_weight": {"kind": "masked", "floor": 0.25, **RESPONSES}},
     "rejection of responses": {"rejection": {"kind": "divergence", "over": "max", "limit": 1.5}},
     "rejection, and token, truncated": {
         "rejection": {"kind": "divergence", "over": "max", "limit": 2.5},

@@ -20,6 +20,7 @@ import proximo
 from proximo import api
 from proximo.cli import main
 from proximo.commands.pipeline.recipe import PipelineRecipe
+from proximo.config.schema.fields import has_kinds
 from proximo.config.shipped import shipped_recipes
 from proximo.metrics.catalogue import catalogue
 from proximo.ppo.recipe import PPORecipe
@@ -92,7 +93,9 @@ def exists_here(word: str) -> bool:
 
 
 def takes(annotation: Any, value: object) -> bool:
-    """Whether a setting of that type may have that value."""
+    """Whether a setting of that type may have that value. A name alone is the kind of a section that has kinds."""
+    if isinstance(value, str) and has_kinds(annotation):
+        value = {"kind": value}
     try:
         TypeAdapter(annotation).validate_python(value)
     except ValidationError:

@@ -54,14 +54,14 @@ def test_of_two_bounds_on_a_ratio_the_one_that_rejects_most_is_told(below: float
 
 @pytest.mark.parametrize(("below", "bound"), [(0.2, "cap is 2"), (0.4, "floor is 0.5")])
 def test_of_two_bounds_on_weights_the_one_that_cuts_most_is_told(below: float, bound: str):
-    settings = {"policy_loss": {"behaviour_weight": "masked", "behaviour_cap": 2.0, "behaviour_floor": 0.5}}
+    settings = {"policy_loss": {"behaviour_weight": {"kind": "masked", "cap": 2.0, "floor": 0.5}}}
     (alarm,) = alarms(settings, policy__behaviour_clip_fraction=0.6, policy__behaviour_below_fraction=below)
-    assert alarm.advice.startswith(f"ppo.policy_loss.behaviour_{bound}. ")
+    assert alarm.advice.startswith(f"ppo.policy_loss.behaviour_weight.{bound}. ")
 
 
 @pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])
 def test_weights_that_are_cut_to_0_leave_out_as_well_and_those_cut_to_a_bound_do_not(weight, found):
-    settings = {"policy_loss": {"behaviour_weight": weight, "behaviour_cap": 2.0}}
+    settings = {"policy_loss": {"behaviour_weight": {"kind": weight, "cap": 2.0}}}
     assert titles(settings, policy__behaviour_clip_fraction=0.7) == found
 
 

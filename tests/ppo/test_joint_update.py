@@ -92,7 +92,7 @@ OPTIONS: list[dict[str, Any]] = [
         "kl": {"apply_to": "loss", "estimator": "k2"},
         "policy_loss": {"objective": {"kind": "gspo", "clip_low": 0.5, "clip_high": 0.5}},
     },
-    {"value_loss": {"kind": "huber", "huber_delta": 0.2, "normalise": "cumulative"}},
+    {"value_loss": {"error": {"kind": "huber", "delta": 0.2}, "normalise": "cumulative"}},
 ]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -111,8 +112,8 @@ OBJECTIVES = [
     {"objective": {"kind": "m2po", "max_second_moment": 0.03}},
     {"entropy_coefficient": 0.3},
     {"behaviour_weight": "truncated"},
-    {"behaviour_weight": "masked", "behaviour_cap": 1.0},
-    {"behaviour_weight": "truncated", "behaviour_cap": None, "behaviour_of": "geometric_mean"},
+    {"behaviour_weight": {"kind": "masked", "cap": 1.0}},
+    {"behaviour_weight": {"kind": "truncated", "cap": None, "of": "geometric_mean"}},
     *(
         {"rejection": {"kind": "ratio", "over": over, "lower": 0.0365, "upper": 1.4, "denominator": denominator}}
         for over in ("token", "geometric_mean")
@@ -156,7 +157,7 @@ def singly(**options) -> list[dict[str, Tensor]]:
     found = []
     for index in range(len(LENGTHS)):
         policy, value = models(torch.float64)
-        alone = config(**options, policy_loss={"aggregation": "constant", "divisor": 1})
+        alone = config(**options, policy_loss={"aggregation": {"kind": "constant", "divisor": 1}})
         roles, experience = make(policy, value, alone)
         others = torch.cat([torch.full((n,), i == index) for i, (_, n) in enumerate(LENGTHS)])
         roles.policy.learner = learner = Gathered(policy.model)
@@ -170,7 +171,7 @@ def singly(**options) -> list[dict[str, Tensor]]:
     [
         ({"aggregation": "token_mean"}, [1 / 29] * 6),
         ({"aggregation": "response_mean"}, [1 / (6 * n) for _, n in LENGTHS]),
-        ({"aggregation": "constant", "divisor": 7}, [1 / (6 * 7)] * 6),
+        ({"aggregation": {"kind": "constant", "divisor": 7}}, [1 / (6 * 7)] * 6),
         ({"aggregation": "constant"}, [1 / (6 * 11)] * 6),
     ],
 )
@@ -208,7 +209,7 @@ def test_the_entropy_bonus_is_the_entropy_of_the_next_token_at_the_temperature(t
 def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
     """The sampler's log-probs are -1 in these records; PPO's loss scales with its advantages."""
     policy, value = models(torch.float64)
-    roles, experience = make(policy, value, config(policy_loss={"behaviour_weight": kind, "behaviour_cap": 1.5}))
+    roles, experience = make(policy, value, config(policy_loss={"behaviour_weight": {"kind": kind, "cap": 1.5}}))
     ratios = [math.exp(float(old) + 1) for old in experience.old_logprobs]
     ratios[3] = 9.0
     old = experience.old_logprobs.clone()
@@ -229,12 +230,12 @@ def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 17, 30])
-@pytest.mark.parametrize("kind", ["squared", "huber", "smooth_l1"])
-def test_the_value_gradient_does_not_depend_on_the_micro_batches(budget: int, kind: str) -> None:
-    options = {"value_loss": {"kind": kind, "huber_delta": 0.2}}
+@pytest.mark.parametrize("error", ["squared", {"kind": "huber", "delta": 0.2}, "smooth_l1"])
+def test_the_value_gradient_does_not_depend_on_the_micro_batches(budget: int, error: Any) -> None:
+    options = {"value_loss": {"error": error}}
     whole = gradients("value", **options)
     assert worst_difference(whole, gradients("value", **options, tokens_per_microbatch=budget)) < 1e-10
-    assert (worst_difference(whole, gradients("value")) > 1e-3) == (kind != "squared")
+    assert (worst_difference(whole, gradients("value")) > 1e-3) == (error != "squared")
 
 
 @pytest.mark.parametrize("role", ["policy", "value"])

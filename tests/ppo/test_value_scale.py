@@ -74,7 +74,7 @@ def test_scores_of_a_thousandfold_size_teach_the_same(normalise: str, start: Hea
 
 def test_without_normalising_the_size_of_the_scores_matters() -> None:
     """So that the test above could fail."""
-    (_, values), (_, large_values) = (learn(trainer(normalise="none"), factor=f) for f in (1.0, 1000.0))
+    (_, values), (_, large_values) = (learn(trainer(normalise=None), factor=f) for f in (1.0, 1000.0))
     assert (large_values - 1000 * values).abs().max() > 50
 
 
@@ -147,7 +147,7 @@ def test_answers_that_do_not_count_move_no_moments() -> None:
 
 
 def test_values_that_are_not_normalised_are_left_alone() -> None:
-    made = trainer(value=critic(HeadStart.NORMAL), normalise="none")
+    made = trainer(value=critic(HeadStart.NORMAL), normalise=None)
     before, returns = values_of(made), torch.tensor([3.0, 30.0])
     said, wanted = made.roles.value.scale.follow(torch.ones(2), returns, torch.ones(2, dtype=torch.bool))
     assert said.tolist() == [1, 1]

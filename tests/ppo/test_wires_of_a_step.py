@@ -161,11 +161,11 @@ def test_a_step_is_flat_up_to_its_share_of_the_deviation_of_the_run(share: float
 STEPS = ([1.0, 2.0, 6.0], [-4.0, 9.0], [0.5, 0.5, 0.75, 8.0])
 
 
-@pytest.mark.parametrize("kind", ["exponential", "cumulative"])
-def test_the_unit_of_values_is_the_deviation_of_the_returns_as_they_are_weighed(kind: str) -> None:
+@pytest.mark.parametrize("normalise", [{"kind": "exponential", "decay": 0.6}, {"kind": "cumulative"}])
+def test_the_unit_of_values_is_the_deviation_of_the_returns_as_they_are_weighed(normalise: Any) -> None:
     """Every step alike, and 0.6 of that after each further one; or every return alike."""
     model = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL, seed=1)
-    scale = ValueScale(model, ValueLossConfig(normalise=kind, normalise_decay=0.6))
+    scale, kind = ValueScale(model, ValueLossConfig(normalise=normalise)), normalise["kind"]
     for number, returns in enumerate(STEPS):
         values = torch.zeros(len(returns))
         _, wanted = scale.follow(values, torch.tensor(returns), torch.ones(len(returns), dtype=torch.bool))

@@ -116,20 +116,17 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
         lambda t: sapo(t, 0.7, 2.5),
     ),
     "truncated weights": (
-        {"policy_loss": {"behaviour_weight": "truncated", "behaviour_cap": 1.3, "behaviour_floor": 0.8}},
+        {"policy_loss": {"behaviour_weight": {"kind": "truncated", "cap": 1.3, "floor": 0.8}}},
         lambda t: cut(t.weight, 0.8, 1.3) * plain(t),
     ),
     "masked weights": (
-        {"policy_loss": {"behaviour_weight": "masked", "behaviour_cap": 1.3, "behaviour_floor": 0.8}},
+        {"policy_loss": {"behaviour_weight": {"kind": "masked", "cap": 1.3, "floor": 0.8}}},
         lambda t: kept(t.weight, 0.8, 1.3) * plain(t),
     ),
     "truncated weights of responses": (
         {
             "policy_loss": {
-                "behaviour_weight": "truncated",
-                "behaviour_of": "response",
-                "behaviour_cap": 1.9,
-                "behaviour_floor": 0.55,
+                "behaviour_weight": {"kind": "truncated", "of": "response", "cap": 1.9, "floor": 0.55},
             }
         },
         lambda t: cut(product(t), 0.55, 1.9) * plain(t),
@@ -137,10 +134,7 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "masked weights of responses": (
         {
             "policy_loss": {
-                "behaviour_weight": "masked",
-                "behaviour_of": "response",
-                "behaviour_cap": 1.9,
-                "behaviour_floor": 0.55,
+                "behaviour_weight": {"kind": "masked", "of": "response", "cap": 1.9, "floor": 0.55},
             }
         },
         lambda t: kept(product(t), 0.55, 1.9) * plain(t),
@@ -148,23 +142,19 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "geometric means as weights": (
         {
             "policy_loss": {
-                "behaviour_weight": "truncated",
-                "behaviour_of": "geometric_mean",
-                "behaviour_cap": 1.1,
-                "behaviour_floor": 0.95,
+                "behaviour_weight": {"kind": "truncated", "of": "geometric_mean", "cap": 1.1, "floor": 0.95},
             }
         },
         lambda t: cut(geometric_mean(t), 0.95, 1.1) * plain(t),
     ),
     "weights without a cap": (
-        {"policy_loss": {"behaviour_weight": "truncated", "behaviour_cap": None}},
+        {"policy_loss": {"behaviour_weight": {"kind": "truncated", "cap": None}}},
         lambda t: t.weight * plain(t),
     ),
     "OpenRLHF's seq-mask-tis": (
         {
             "policy_loss": {
-                "behaviour_weight": "truncated",
-                "behaviour_cap": None,
+                "behaviour_weight": {"kind": "truncated", "cap": None},
                 "rejection": {"kind": "ratio", "lower": 0.95, "upper": 1.1, "denominator": "all"},
             }
         },
@@ -173,10 +163,7 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "AReaL's mask of sequences": (
         {
             "policy_loss": {
-                "behaviour_weight": "masked",
-                "behaviour_of": "geometric_mean",
-                "behaviour_cap": 1.1,
-                "behaviour_floor": 0.95,
+                "behaviour_weight": {"kind": "masked", "of": "geometric_mean", "cap": 1.1, "floor": 0.95},
             }
         },
         lambda t: kept(geometric_mean(t), 0.95, 1.1) * plain(t),
@@ -184,9 +171,7 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "AReaL's mask of sequences by the product": (
         {
             "policy_loss": {
-                "behaviour_weight": "truncated",
-                "behaviour_of": "geometric_mean",
-                "behaviour_cap": None,
+                "behaviour_weight": {"kind": "truncated", "of": "geometric_mean", "cap": None},
                 "rejection": {"kind": "ratio", "over": "product", "lower": 0.7, "upper": 1.4, "denominator": "all"},
             }
         },
@@ -195,8 +180,7 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "AReaL's mask of sequences by kl_k3": (
         {
             "policy_loss": {
-                "behaviour_weight": "truncated",
-                "behaviour_cap": None,
+                "behaviour_weight": {"kind": "truncated", "cap": None},
                 "rejection": {
                     "kind": "divergence",
                     "estimator": "k3_reverse",
@@ -296,7 +280,10 @@ def test_the_loss_of_the_policy_is_the_formula_of_its_settings(name: str) -> Non
     [
         ({"aggregation": "token_mean"}, lambda losses: mean([x for each in losses for x in each])),
         ({"aggregation": "response_mean"}, lambda losses: mean([mean(each) for each in losses])),
-        ({"aggregation": "constant", "divisor": 3.5}, lambda losses: mean([sum(each) / 3.5 for each in losses])),
+        (
+            {"aggregation": {"kind": "constant", "divisor": 3.5}},
+            lambda losses: mean([sum(each) / 3.5 for each in losses]),
+        ),
         ({"aggregation": "constant"}, lambda losses: mean([sum(each) / 11 for each in losses])),
     ],
 )
@@ -365,7 +352,7 @@ def test_a_step_of_which_all_is_rejected_makes_no_update() -> None:
 
 
 def test_the_metrics_of_the_sampler_are_over_all_tokens_and_both_bounds() -> None:
-    loss = {"behaviour_weight": "masked", "behaviour_cap": 1.3, "behaviour_floor": 0.8}
+    loss = {"behaviour_weight": {"kind": "masked", "cap": 1.3, "floor": 0.8}}
     roles, experience, responses = batch(policy_loss=loss)
     weights = [token.weight for response in responses for token in response]
     found = policy_line(roles, experience)
@@ -384,8 +371,8 @@ def huber(error: float, delta: float) -> float:
 VALUES: dict[str, tuple[Mapping[str, Any], Callable[[float], float], float]] = {
     "squared": ({"clip": 0.15}, squared, 0.15),
     "without a clip": ({"clip": None}, squared, math.inf),
-    "huber": ({"kind": "huber", "huber_delta": 0.6, "clip": 0.3}, lambda e: huber(e, 0.6), 0.3),
-    "smooth_l1": ({"kind": "smooth_l1", "clip": 0.25}, lambda e: huber(e, 1.0), 0.25),
+    "huber": ({"error": {"kind": "huber", "delta": 0.6}, "clip": 0.3}, lambda e: huber(e, 0.6), 0.3),
+    "smooth_l1": ({"error": "smooth_l1", "clip": 0.25}, lambda e: huber(e, 1.0), 0.25),
 }
 
 

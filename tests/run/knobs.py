@@ -141,8 +141,8 @@ EXPERTS = {
     "model.config.shared_expert_intermediate_size": 8,
 }
 BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"init_from": "policy"}}
-FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
-NORMALISED = {"ppo.value_loss.normalise": "exponential"}
+FAR = {"ppo.value_loss.error.kind": "huber", "ppo.value_loss.error.delta": 0.02}
+NORMALISED = {"ppo.value_loss.normalise.kind": "exponential"}
 EQUAL = {
     "ppo.responses_per_prompt": 2,
     "ppo.advantage": {"estimator": "group_centred"},
@@ -432,11 +432,11 @@ KNOBS = [
         {"ppo.rollout.random_limit_min": 1},  # of responses of one length both averages are the same number
     ),
     Knob(
-        ppo.PolicyLossConfig,
+        losses.ConstantDivisorConfig,
         "divisor",
         "ppo",
-        {"ppo.policy_loss.divisor": 3},
-        {"ppo.policy_loss.aggregation": "constant"},
+        {"ppo.policy_loss.aggregation.divisor": 3},
+        {"ppo.policy_loss.aggregation.kind": "constant"},
     ),
     Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
@@ -447,12 +447,12 @@ KNOBS = [
         {"ppo.policy_loss.rejection": {"kind": "divergence", "limit": 1e-9}},
         BF16,
     ),
-    Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
-    Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
+    Knob(ppo.ValueLossConfig, "error", "ppo", {"ppo.value_loss.error": "smooth_l1"}, FAR),
+    Knob(losses.HuberConfig, "delta", "ppo", {"ppo.value_loss.error.delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "coefficient", "ppo", {"ppo.value_loss.coefficient": 1.0}, TRUNK),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
-    Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
+    Knob(losses.ExponentialScaleConfig, "decay", "ppo", {"ppo.value_loss.normalise.decay": 0.5}, NORMALISED),
     Knob(run.ScalarModelConfig, "init_from", "ppo", TRUNK, {"value.init_from": "policy", "ppo.value_optimizer": SLOW}),
     Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),
@@ -783,16 +783,31 @@ SHOWN_ELSEWHERE = {
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.
     **{
-        (ppo.PolicyLossConfig, name): (
+        (section, name): (
             "ppo/test_wires_of_losses.py",
             "test_the_loss_of_the_policy_is_the_formula_of_its_settings",
         )
-        for name in ("behaviour_floor", "behaviour_of")
+        for section in (losses.TruncatedWeightConfig, losses.MaskedWeightConfig)
+        for name in section.model_fields
     },
-    (ppo.PolicyLossConfig, "behaviour_cap"): (
-        "ppo/test_updates.py",
-        "test_a_behaviour_weight_is_a_factor_of_the_advantage",
-    ),
+    **{
+        (section, "kind"): ("ppo/test_wires_of_losses.py", "test_an_average_is_over_what_it_says")
+        for section in (losses.TokenMeanConfig, losses.ResponseMeanConfig, losses.ConstantDivisorConfig)
+    },
+    **{
+        (section, "kind"): (
+            "ppo/test_wires_of_losses.py",
+            "test_the_loss_of_the_values_is_the_formula_of_its_settings",
+        )
+        for section in (losses.SquaredErrorConfig, losses.HuberConfig, losses.SmoothL1Config)
+    },
+    **{
+        (section, "kind"): (
+            "ppo/test_wires_of_a_step.py",
+            "test_the_unit_of_values_is_the_deviation_of_the_returns_as_they_are_weighed",
+        )
+        for section in (losses.ExponentialScaleConfig, losses.CumulativeScaleConfig)
+    },
     (run.RunConfig, "token_cache"): ("data/test_token_cache.py", "test_a_run_keeps_its_ids_where_it_is_told_to"),
     # An extra, which need not be installed.
     (run.ModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),

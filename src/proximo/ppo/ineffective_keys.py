@@ -53,9 +53,6 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if not ppo.uses_critic:
         reason = f"advantage {ppo.advantage.estimator} has no critic"
         yield from given_keys(ppo, ("value_loss", "value_optimizer"), prefix, reason)
-    elif ppo.value_loss.normalise != "exponential":
-        reason = f"normalise is {ppo.value_loss.normalise}"
-        yield from given_keys(ppo.value_loss, ("normalise_decay",), f"{prefix}value_loss.", reason)
     yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
     if ppo.kl.apply_to == "margin":
         reason = f"objective {ppo.policy_loss.objective.kind} compares the log-probs of whole responses"
@@ -82,15 +79,6 @@ def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if policy.is_pairwise:
         reason = f"objective {policy.objective.kind} is the mean over pairs"
         yield from given_keys(policy, ("aggregation",), f"{prefix}policy_loss.", reason)
-    if policy.aggregation != "constant":
-        yield from given_keys(policy, ("divisor",), f"{prefix}policy_loss.", f"aggregation is {policy.aggregation}")
-    if policy.behaviour_weight == "none":
-        keys = ("behaviour_cap", "behaviour_floor", "behaviour_of")
-        yield from given_keys(policy, keys, f"{prefix}policy_loss.", "behaviour_weight is none")
-    if ppo.uses_critic and ppo.value_loss.kind != "huber":
-        yield from given_keys(
-            ppo.value_loss, ("huber_delta",), f"{prefix}value_loss.", f"kind is {ppo.value_loss.kind}"
-        )
     if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:
         yield from given_keys(guards, ("max_kl",), f"{prefix}guards.", "target_kl ends the step before")
 

@@ -135,7 +135,7 @@ class PPORecipe(TrainerRecipe):
         if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
         if self.ppo.policy_loss.needs_sampled_logprobs and self.sampler_is_exact:
-            weighs = self.ppo.policy_loss.behaviour_weight != "none"
+            weighs = self.ppo.policy_loss.behaviour_weight is not None
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
                 "sampler, but with run.precision float32 and the built-in engine their log-probs are the same, "

@@ -1,7 +1,7 @@
 """Config sections of PPO's policy loss, value loss, loss on texts and update guards."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -46,29 +46,84 @@ class RatioRejectionConfig(RejectionConfig):
     """Reject above this ratio."""
 
 
+class BehaviourWeightConfig(Section):
+    """Weights each token by the ratio of the policy, at the step's start, to the sampler."""
+
+    cap: float | None = Field(2.0, ge=1)
+    """Upper bound of the weights; null means no bound."""
+    floor: float = Field(0.0, ge=0, le=1)
+    """Lower bound of the weights; 0 means no bound."""
+    of: Literal["token", "response", "geometric_mean"] = "token"
+    """Use the weight of each single token, or for all tokens the weight of the response, which is the product over its
+    tokens, or their geometric mean."""
+
+    @property
+    def highest(self) -> float:
+        """`cap`, infinite for null."""
+        return math.inf if self.cap is None else self.cap
+
+
+class TruncatedWeightConfig(BehaviourWeightConfig):
+    """Weights that are clipped to their bounds."""
+
+    is_masked: ClassVar[bool] = False
+
+    kind: Literal["truncated"]
+    """A weight outside `floor` to `cap` is set to the bound (arXiv:1802.01561)."""
+
+
+class MaskedWeightConfig(BehaviourWeightConfig):
+    """Weights that are 0 outside their bounds."""
+
+    is_masked: ClassVar[bool] = True
+
+    kind: Literal["masked"]
+    """A weight outside `floor` to `cap` is set to 0 (IcePop)."""
+
+
+class TokenMeanConfig(Section):
+    """A mean over the tokens of the update."""
+
+    weighs_tokens: ClassVar[bool] = True
+    """Whether an update counts in the mean over updates with its tokens, or else with its responses."""
+
+    kind: Literal["token_mean"] = "token_mean"
+    """Long responses count for more."""
+
+
+class ResponseMeanConfig(Section):
+    """A mean over the responses of the update of the mean over their tokens."""
+
+    weighs_tokens: ClassVar[bool] = False
+
+    kind: Literal["response_mean"]
+    """Each response counts alike."""
+
+
+class ConstantDivisorConfig(Section):
+    """The sum over tokens, divided by the number of responses and by a constant."""
+
+    weighs_tokens: ClassVar[bool] = False
+
+    kind: Literal["constant"]
+    """The weight of a token does not depend on lengths (Dr. GRPO)."""
+    divisor: float | None = Field(None, gt=0)
+    """Tokens per response; null means rollout.max_new_tokens."""
+
+
 class PolicyLossConfig(Section):
     """The policy loss: objective, aggregation, and corrections for another sampler."""
 
     objective: Objective = PPOObjectiveConfig()
     """What is minimised on each token. A name alone is its kind: `objective: sapo`."""
-    aggregation: Literal["token_mean", "response_mean", "constant"] = "token_mean"
-    """Mean over the tokens of the update (`token_mean`); mean over its responses of the mean over their tokens
-    (`response_mean`); or the sum over tokens divided by the number of responses and by `divisor`, independent of
-    lengths (`constant`)."""
-    divisor: float | None = Field(None, gt=0)
-    """Divisor for `aggregation: constant`, in tokens per response; null means rollout.max_new_tokens."""
+    aggregation: Annotated[
+        TokenMeanConfig | ResponseMeanConfig | ConstantDivisorConfig, Field(discriminator="kind")
+    ] = TokenMeanConfig()
+    """How the losses of tokens become that of an update. A name alone is its kind."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the entropy of the next-token distribution at the temperature, at each token."""
-    behaviour_weight: Literal["none", "truncated", "masked"] = "none"
-    """Weight each token by the ratio of the policy at the step's start to the sampler; a weight outside
-    `behaviour_floor` to `behaviour_cap` is clipped (`truncated`) or set to 0 (`masked`)."""
-    behaviour_cap: float | None = Field(2.0, ge=1)
-    """Upper bound of these weights; null means no bound."""
-    behaviour_floor: float = Field(0.0, ge=0, le=1)
-    """Lower bound of these weights; 0 means no bound."""
-    behaviour_of: Literal["token", "response", "geometric_mean"] = "token"
-    """Use the weight of each single token, or for all tokens the weight of the response, which is the product over its
-    tokens, or their geometric mean."""
+    behaviour_weight: Annotated[TruncatedWeightConfig | MaskedWeightConfig, Field(discriminator="kind")] | None = None
+    """Correct for another sampler, by weights of tokens; null does not. A name alone is its kind."""
     rejection: Annotated[DivergenceRejectionConfig | RatioRejectionConfig, Field(discriminator="kind")] | None = None
     """Reject tokens or responses on which sampler and policy differ too much; null keeps all."""
 
@@ -80,44 +135,73 @@ class PolicyLossConfig(Section):
     @property
     def needs_sampled_logprobs(self) -> bool:
         """True if the loss needs the sampler's log-probs in addition to the old log-probs."""
-        return self.behaviour_weight != "none" or self.rejection is not None
+        return self.behaviour_weight is not None or self.rejection is not None
 
-    @property
-    def highest_weight(self) -> float:
-        """`behaviour_cap`, infinite for null."""
-        return math.inf if self.behaviour_cap is None else self.behaviour_cap
+
+class SquaredErrorConfig(Section):
+    """Half the squared error."""
+
+    delta: ClassVar[float | None] = None
+
+    kind: Literal["squared"] = "squared"
+    """Outliers pull in proportion to their error."""
+
+
+class HuberConfig(Section):
+    """Half the squared error, linear beyond an error of `delta`."""
+
+    kind: Literal["huber"]
+    """An outlier pulls no harder than an error of `delta`."""
+    delta: float = Field(10.0, gt=0)
+    """The error beyond which the loss is linear, in units of the score."""
+
+
+class SmoothL1Config(Section):
+    """Huber with a delta of 1."""
+
+    delta: ClassVar[float | None] = 1.0
+
+    kind: Literal["smooth_l1"]
+    """As torch's smooth L1 loss."""
+
+
+class ExponentialScaleConfig(Section):
+    """The scale of the returns, which forgets old ones."""
+
+    kind: Literal["exponential"]
+    """A moving mean and variance."""
+    decay: float = Field(0.99, ge=0, lt=1)
+    """Weight of earlier returns after each further step; AReaL uses 0.99995."""
+
+
+class CumulativeScaleConfig(Section):
+    """The scale of all returns of the run."""
+
+    kind: Literal["cumulative"]
+    """All returns have the same weight."""
 
 
 class ValueLossConfig(Section):
     """The value loss: its form, its clip, and the scale of the returns."""
 
-    kind: Literal["squared", "huber", "smooth_l1"] = "squared"
-    """`squared`: half the squared error; `huber`: linear beyond an error of `huber_delta`; `smooth_l1`: `huber` with a
-    delta of 1."""
-    huber_delta: float = Field(10.0, gt=0)
-    """The error beyond which `huber` is linear, in units of the score."""
+    error: Annotated[SquaredErrorConfig | HuberConfig | SmoothL1Config, Field(discriminator="kind")] = (
+        SquaredErrorConfig()
+    )
+    """The loss of an error. A name alone is its kind."""
     coefficient: float | None = Field(None, gt=0)
     """Weight of the value loss beside the policy loss on a shared trunk (`value.init_from: trunk`); null means 0.1. A
     separate value model has its own optimizer instead."""
     clip: float | None = Field(0.2, gt=0)
     """Clip range of new values around the old ones; null does not clip. With normalised values, in standard deviations
     of the returns."""
-    normalise: Literal["none", "exponential", "cumulative"] = "none"
-    """Train the value model on returns divided by their running standard deviation. When the deviation changes, the
-    last layer is rescaled so that no value changes (PopArt). `exponential` forgets old returns, `cumulative` weights
-    all returns equally."""
-    normalise_decay: float = Field(0.99, ge=0, lt=1)
-    """Weight of earlier returns after each further step, for `normalise: exponential`; AReaL uses 0.99995."""
+    normalise: Annotated[ExponentialScaleConfig | CumulativeScaleConfig, Field(discriminator="kind")] | None = None
+    """Train the value model on returns divided by their running standard deviation; null does not. When the deviation
+    changes, the last layer is rescaled so that no value changes (PopArt). A name alone is its kind."""
 
     @property
     def weight(self) -> float:
         """`coefficient` with its default resolved."""
         return 0.1 if self.coefficient is None else self.coefficient
-
-    @property
-    def delta(self) -> float | None:
-        """Error size beyond which the Huber loss is linear; None for a squared loss."""
-        return {"squared": None, "huber": self.huber_delta, "smooth_l1": 1.0}[self.kind]
 
 
 class GuardConfig(Section):

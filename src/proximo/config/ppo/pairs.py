@@ -56,7 +56,7 @@ def _other_problems(
         yield f"minibatch_responses ({responses_per_update}) must be even, because pairs stay together"
     for key, is_given in {
         "entropy_coefficient": loss.entropy_coefficient > 0,
-        "behaviour_weight": loss.behaviour_weight != "none",
+        "behaviour_weight": loss.behaviour_weight is not None,
         "rejection": loss.rejection is not None,
     }.items():
         if is_given:

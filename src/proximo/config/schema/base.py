@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from proximo.config.schema.fields import has_kinds
 from proximo.config.schema.validation_messages import construction_error
 from proximo.errors import ConfigError
 
@@ -39,8 +40,6 @@ def _frozen(section: "Section", name: str) -> ConfigError:
 def _completed(given: Any, default: "Section") -> Any:
     """A subsection as it was given, with what it leaves out from the default of its field."""
     kind = getattr(default, "kind", None)
-    if kind is not None and isinstance(given, str):
-        return {"kind": given}
     if not isinstance(given, dict) or given.get("kind", kind) != kind:
         return given
     known = default.model_dump(exclude_unset=True)
@@ -77,7 +76,12 @@ class Section(BaseModel, metaclass=_SectionMeta):
             name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Section)
         }
         kept = {name: _completed(data[name], default) for name, default in defaults.items() if name in data}
-        return {**data, **kept}
+        named = {
+            name: {"kind": value}
+            for name, value in data.items()
+            if isinstance(value, str) and name in cls.model_fields and has_kinds(cls.model_fields[name].annotation)
+        }
+        return {**data, **kept, **named}
 
     @model_validator(mode="before")
     @classmethod

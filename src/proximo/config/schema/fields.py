@@ -56,6 +56,13 @@ def section_for(annotation: Any, value: Any) -> type[BaseModel] | None:
     return next((section for section in sections if kind in kinds_of(section)), None)
 
 
+def has_kinds(annotation: Any) -> bool:
+    """Whether the type is a union of sections, or one of them and null, that `kind` selects."""
+    sections = sections_of(annotation)
+    others = [each for each in alternatives(annotation) if each not in (*sections, NoneType)]
+    return bool(sections) and not others and all(kinds_of(section) for section in sections)
+
+
 def kinds_of(section: type[BaseModel]) -> tuple[str, ...]:
     """The values of `kind` that select a section in a union; empty for a section without kinds."""
     return get_args(section.model_fields["kind"].annotation) if "kind" in section.model_fields else ()

@@ -91,11 +91,11 @@ def mostly_left_out(run: Run) -> Finding | None:
     """Most tokens are rejected, or have behaviour weight 0 because they are out of bounds; with the bound that most of
     these are beyond."""
     loss = ("ppo", "policy_loss")
-    masked = setting(run.config, *loss, "behaviour_weight") == "masked"
+    masked = setting(run.config, *loss, "behaviour_weight", "kind") == "masked"
     upper = "upper" if setting(run.config, *loss, "rejection", "kind") == "ratio" else "limit"
     for metric, below, keys, holds in (
         ("rejected", "rejected_below", ("rejection.lower", f"rejection.{upper}"), True),
-        ("behaviour_clip", "behaviour_below", ("behaviour_floor", "behaviour_cap"), masked),
+        ("behaviour_clip", "behaviour_below", ("behaviour_weight.floor", "behaviour_weight.cap"), masked),
     ):
         means = fifths(run.series(f"policy/{metric}_fraction"))
         if means is None or means[-1] <= MAX_EXCLUDED_SHARE or not holds:
@@ -164,7 +164,7 @@ def critic_useless(run: Run) -> Finding | None:
 
 def _divergence_advice(run: Run) -> str | None:
     loss, spread = run.series("value/loss"), run.series("score/std")
-    if not len(loss) or not len(spread) or setting(run.config, "ppo", "value_loss", "normalise") not in (None, "none"):
+    if not len(loss) or not len(spread) or setting(run.config, "ppo", "value_loss", "normalise"):
         return None
     highest, widest = max(loss.values), max(spread.values) ** 2
     if highest <= DIVERGED_LOSS_RATIO * widest:

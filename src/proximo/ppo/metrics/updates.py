@@ -70,11 +70,11 @@ POLICY = (
         "for noise. Only with `policy_loss.behaviour_weight`."
     ),
     Metric("policy/behaviour_clip_fraction", Mean, "fraction", DOWN).means(
-        "Fraction of those tokens whose weight is above `policy_loss.behaviour_cap` or below "
-        "`policy_loss.behaviour_floor`."
+        "Fraction of those tokens whose weight is above `policy_loss.behaviour_weight.cap` or below "
+        "`policy_loss.behaviour_weight.floor`."
     ),
     Metric("policy/behaviour_below_fraction", Mean, "fraction", DOWN).means(
-        "Fraction of those tokens whose weight is below `policy_loss.behaviour_floor`. Only with a floor."
+        "Fraction of those tokens whose weight is below `policy_loss.behaviour_weight.floor`. Only with a floor."
     ),
     Metric("policy/rejected_fraction", Mean, "fraction", DOWN).means(
         "Fraction of the counted tokens that `policy_loss.rejection` rejects, alone or with their response."
@@ -113,8 +113,8 @@ PTX = (
 
 VALUE = (
     Metric("value/loss", Mean, "score squared", DOWN).means(
-        "Value loss (half the squared error, or as set by `value_loss.kind`; clipped if enabled), mean over the tokens "
-        "of all updates; with normalised values, in squared standard deviations of the returns."
+        "Value loss (half the squared error, or as set by `value_loss.error`; clipped if enabled), mean over the "
+        "tokens of all updates; with normalised values, in squared standard deviations of the returns."
     ),
     Metric("value/clip_fraction", Mean, "fraction").means(
         "Fraction of tokens, over all updates, whose clipped error was the larger one."

@@ -15,7 +15,7 @@ from proximo.algorithms.value_units import (
     followed_units,
 )
 from proximo.checkpoint.reading import as_record
-from proximo.config.ppo.options import ValueLossConfig
+from proximo.config.ppo.losses import ExponentialScaleConfig, ValueLossConfig
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.scalar import ScalarModel
 
@@ -35,7 +35,7 @@ class ValueScale:
     @property
     def is_on(self) -> bool:
         """Whether values are normalised."""
-        return self._config.normalise != "none"
+        return self._config.normalise is not None
 
     def values(self, outputs: Tensor) -> Tensor:
         """Convert outputs of the value model to units of the return. The shape is kept."""
@@ -73,6 +73,6 @@ class ValueScale:
 
     def _with_returns(self, returns: Tensor, mask: Tensor) -> ReturnMoments:
         batch = {"mean": float(masked_mean(returns, mask)), "variance": float(masked_variance(returns, mask))}
-        if self._config.normalise == "cumulative":
-            return cumulative_moments(self.moments, **batch, count=int(mask.sum()))
-        return exponential_moments(self.moments, **batch, decay=self._config.normalise_decay)
+        if isinstance(self._config.normalise, ExponentialScaleConfig):
+            return exponential_moments(self.moments, **batch, decay=self._config.normalise.decay)
+        return cumulative_moments(self.moments, **batch, count=int(mask.sum()))

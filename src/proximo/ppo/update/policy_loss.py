@@ -19,7 +19,17 @@ from proximo.algorithms.behaviour import (
 from proximo.algorithms.losses import PolicyStatistics, policy_statistics
 from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
-from proximo.config.ppo.losses import DivergenceRejectionConfig, PolicyLossConfig, RatioRejectionConfig
+from proximo.config.ppo.losses import (
+    BehaviourWeightConfig,
+    ConstantDivisorConfig,
+    DivergenceRejectionConfig,
+    MaskedWeightConfig,
+    PolicyLossConfig,
+    RatioRejectionConfig,
+    ResponseMeanConfig,
+    TokenMeanConfig,
+    TruncatedWeightConfig,
+)
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
@@ -81,8 +91,8 @@ def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str
     columns = {"old_logprobs": experience.old_logprobs, "advantages": experience.advantages}
     if experience.reference_logprobs is not None:
         columns["reference_logprobs"] = experience.reference_logprobs
-    if config.behaviour_weight != "none":
-        columns["behaviour_weights"] = _behaviour_weights(experience, config)
+    if config.behaviour_weight is not None:
+        columns["behaviour_weights"] = _behaviour_weights(experience, config.behaviour_weight)
     if config.rejection is not None and config.rejection.denominator == "all":
         weights = columns.get("behaviour_weights", torch.ones_like(experience.old_logprobs))
         columns["behaviour_weights"] = torch.where(_kept(experience, config), weights, 0)
@@ -125,26 +135,27 @@ def aggregate(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor
 
     Denominators are those of the whole update, so micro-batches add up to its loss.
     """
-    options = config.policy_loss
-    if options.aggregation == "response_mean":
-        lengths = batch.packed.response_lengths
-        return sum_of_response_means(per_token, batch.mask, lengths, denominator=batch.num_update_responses)
-    if options.aggregation == "constant":
-        num_tokens = options.divisor or config.rollout.max_new_tokens
-        return sum_per_token(per_token, batch.mask, denominator=batch.num_update_responses * num_tokens)
-    return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens)
+    match config.policy_loss.aggregation:
+        case ResponseMeanConfig():
+            lengths = batch.packed.response_lengths
+            return sum_of_response_means(per_token, batch.mask, lengths, denominator=batch.num_update_responses)
+        case ConstantDivisorConfig() as constant:
+            num_tokens = constant.divisor or config.rollout.max_new_tokens
+            return sum_per_token(per_token, batch.mask, denominator=batch.num_update_responses * num_tokens)
+        case TokenMeanConfig():
+            return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens)
 
 
 def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[str, MetricValue]:
     """Metrics of behaviour weights and rejection over all tokens in the mask; empty if neither is configured."""
     mask, metrics = experience.mask, dict[str, MetricValue]()
-    if config.behaviour_weight != "none":
-        weights = _behaviour_ratios(experience, config)[mask].double()
-        beyond = (weights > config.highest_weight) | (weights < config.behaviour_floor)
+    if (bounds := config.behaviour_weight) is not None:
+        weights = _behaviour_ratios(experience, bounds)[mask].double()
+        beyond = (weights > bounds.highest) | (weights < bounds.floor)
         metrics["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
         metrics["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
-        if config.behaviour_floor > 0:
-            below = int((weights < config.behaviour_floor).sum())
+        if bounds.floor > 0:
+            below = int((weights < bounds.floor).sum())
             metrics["policy/behaviour_below_fraction"] = Mean(below, len(weights))
     if config.rejection is not None:
         metrics["policy/rejected_fraction"] = _rejected(experience, config)
@@ -171,15 +182,14 @@ def _objective(logprobs: Tensor, batch: Microbatch, objective: ObjectiveConfig) 
     return objective.formula(*given, **objective.options)
 
 
-def _behaviour_ratios(experience: Experience, config: PolicyLossConfig) -> Tensor:
+def _behaviour_ratios(experience: Experience, config: BehaviourWeightConfig) -> Tensor:
     old, sampled = experience.old_logprobs, _sampled_logprobs(experience)
-    return behaviour_ratios(old, sampled, experience.mask, experience.lengths, of=config.behaviour_of)
+    return behaviour_ratios(old, sampled, experience.mask, experience.lengths, of=config.of)
 
 
-def _behaviour_weights(experience: Experience, config: PolicyLossConfig) -> Tensor:
-    bounds = {"floor": config.behaviour_floor, "cap": config.highest_weight}
+def _behaviour_weights(experience: Experience, config: TruncatedWeightConfig | MaskedWeightConfig) -> Tensor:
     ratios = _behaviour_ratios(experience, config)
-    return bounded_weights(ratios, **bounds, masked=config.behaviour_weight == "masked")
+    return bounded_weights(ratios, floor=config.floor, cap=config.highest, masked=config.is_masked)
 
 
 def _sampled_logprobs(experience: Experience) -> Tensor:

@@ -12,6 +12,6 @@ def value_loss(values: Tensor, batch: Microbatch, options: ValueLossConfig) -> t
     """The value loss of a micro-batch, a scalar, with statistics. Micro-batches add up to the loss. `values`: [T]."""
     old, returns = batch.columns["values"], batch.columns["returns"]
     (clean,) = select(batch.mask, values)
-    per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.delta)
+    per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.error.delta)
     statistics = value_statistics(values, old, returns, batch.mask, clip=options.clip)
     return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
