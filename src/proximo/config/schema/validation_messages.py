@@ -159,8 +159,10 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
         case "union_tag_not_found":
             return f"{name}.kind is missing; it is one of {_expected_kinds(path, source)}"
         case "union_tag_invalid":
-            kind = show(child_of(error["input"], "kind"))
-            return f"{name}.kind must be one of {_expected_kinds(path, source)}, got {kind}"
+            kind, kinds = child_of(error["input"], "kind"), _expected_kinds(path, source)
+            meant = suggested_value(kind, kinds.split(", "))
+            hint = "" if meant is None else f"; did you mean {meant}?"
+            return f"{name}.kind must be one of {kinds}, got {show(kind)}{hint}"
     expected = list(dict.fromkeys(_expected(error, path, source) for error in errors))
     if is_nullable(annotation_at(source.schema, source.tree, path)) and error["input"] is not None:
         expected.append("null")

@@ -61,7 +61,7 @@ def destroyed(run: Run) -> Finding | None:
 
 def clip_fraction_high(run: Run) -> Finding | None:
     """A high share of clipped tokens. Only for objective ppo, since other objectives clip many tokens by design."""
-    if setting(run.config, "ppo", "policy_loss", "objective") not in (None, "ppo"):
+    if setting(run.config, "ppo", "policy_loss", "objective", "kind") not in (None, "ppo"):
         return None
     means = fifths(run.series("policy/clip_fraction"))
     if means is None or means[-1] <= 0.3:
