@@ -8,10 +8,10 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from builders import tiny_language_model
+from proximo.data.codec.decoding import decode, end_of_prompt, response_text
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
-from proximo.data.parts.decoding import decode, end_of_prompt, response_text
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import encode_exchanges, render_for

@@ -21,8 +21,8 @@ from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary
 from proximo.rollout.vllm.process import ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.run.build import engine as built
-from proximo.run.build.engine import EngineServers, Sampling, engine_of, make_servers
+from proximo.run.make import engine as built
+from proximo.run.make.engine import EngineServers, Sampling, engine_of, make_servers
 from tiny_runs import make_inputs, recipe_of
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=40)

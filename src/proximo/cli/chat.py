@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proximo.cli.loading import loading
-from proximo.cli.using import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
+from proximo.cli.model_commands import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
 from proximo.errors import UserError
 
 if TYPE_CHECKING:

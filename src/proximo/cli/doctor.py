@@ -1,4 +1,4 @@
-"""`proximo doctor`: reports what a run would find on this machine. The checks: machine.py, sandbox/, kernels.py."""
+"""`proximo doctor`: reports what a run would find on this machine (`doctor_checks.py`, `sandbox/`, `kernels.py`)."""
 
 import json
 from dataclasses import asdict
@@ -29,7 +29,7 @@ def doctor(
     """
     if context.invoked_subcommand is not None:
         return
-    from proximo.cli.machine import examine_machine
+    from proximo.cli.doctor_checks import examine_machine
 
     if as_json:
         print(json.dumps({name: asdict(finding) for name, finding in examine_machine(folder)}, indent=2))

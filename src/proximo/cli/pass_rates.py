@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from proximo.cli.loading import loading
+from proximo.cli.model_commands import check_new_file
 from proximo.cli.training import Overrides, RecipeName
-from proximo.cli.using import check_new_file
 from proximo.commands.checked_recipe import checked
 from proximo.early_interrupt import EndsSilently
 from proximo.ppo.kind import PPO

@@ -17,13 +17,13 @@ from proximo.cli import (
     configuration,
     doctor,
     engine,
+    model_commands,
     pass_rates,
     planning,
     recipes,
     reporting,
     serving,
     training,
-    using,
 )
 from proximo.errors import ConfigError, ProximoError, redacted
 from proximo.pages import with_addresses
@@ -40,7 +40,7 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context
 training.add_to(app)
 planning.add_to(app)
 pass_rates.add_to(app)
-using.add_to(app)
+model_commands.add_to(app)
 reporting.add_to(app)
 chat.add_to(app)
 serving.add_to(app)

@@ -33,9 +33,9 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stop_token_ids import ending_ids
-from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
-from proximo.run.build.models import DeviceSpec, build_reward_source, reward_model_config
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
+from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
+from proximo.run.make.models import DeviceSpec, build_reward_source, reward_model_config
 
 LONGEST_SHOWN = 60
 """Characters of a prompt that a note repeats."""

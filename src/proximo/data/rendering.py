@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from proximo.data.formats.prompt_response import Exchange, said
+from proximo.data.formats.prompt_response import Exchange, assistant_turn
 from proximo.data.templates.chat import Learned, render_conversation
 from proximo.data.tokenise import Encoded, Rendered, Segment, TextEncoder
 from proximo.errors import DataError
@@ -72,7 +72,7 @@ def _asked_again(encoder: TextEncoder, prompt: Prompt, response_text: str) -> Ex
         return Exchange(
             origin=f"prompt '{prompt.id}'",
             prompt=prompt.messages,
-            responses=(said(response_text),),
+            responses=(assistant_turn(response_text),),
             template_variables=prompt.template_variables,
         )
     if prompt.text is not None:

@@ -1,10 +1,10 @@
 """Text to token ids, always segment by segment: the one place where data is tokenised. Not chat templates
-(`templates/chat.py`), not ids to text (`parts/decoding.py`).
+(`templates/chat.py`), not ids to text (`codec/decoding.py`).
 
 A prompt and its response are separate segments wherever they are met (fine-tuning, reward training, rollouts, scoring
 by a reward model with a tokenizer of its own), so the same text gives the same ids everywhere, and what a policy was
 asked is a prefix of what it was trained on. Each segment has the ids of its place in the text: what a tokenizer puts
-before a whole text (`parts/encoding.py`) stands at its beginning and before no other part of it, and white space that a
+before a whole text (`codec/encoding.py`) stands at its beginning and before no other part of it, and white space that a
 special token takes in has no id. Tokenising the joined text could merge characters across the boundary; `count_merges`
 says for how many examples it would.
 """
@@ -15,8 +15,8 @@ from functools import cached_property
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
-from proximo.data.parts.decoding import decode
-from proximo.data.parts.encoding import PartEncoder
+from proximo.data.codec.decoding import decode
+from proximo.data.codec.encoding import PartEncoder
 from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
 from proximo.local_or_hub import UNNAMED_TOKENIZER

@@ -39,10 +39,10 @@ from proximo.rewards.model import ModelReward
 from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
 from proximo.rewards.weighted import WeightedReward
-from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
-from proximo.run.build.data import SplitRows, evaluation_notes, read_split, token_cache
-from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
-from proximo.run.build.models import (
+from proximo.run.make.conversion import check_optimizer, example_options, prompt_options
+from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
+from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
+from proximo.run.make.models import (
     DeviceSpec,
     build_language_model,
     build_reference,
@@ -54,7 +54,7 @@ from proximo.run.build.models import (
     prepare_device,
     reads_alike,
 )
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from proximo.run.memory import check_release
 from proximo.run.resume_fingerprint import inputs_fingerprint
 

@@ -18,11 +18,11 @@ from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange, in_form, no_template
 from proximo.data.load_report import Remark, remark_lines, unread_lines
 from proximo.data.rows import Row, check_row_ids
-from proximo.data.templates.unread import missing_words
+from proximo.data.templates.ignored_content import missing_words
 from proximo.errors import ModelError
 from proximo.local_or_hub import UNNAMED_TOKENIZER
 from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
-from proximo.run.build.data import SplitRows, read_split
+from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
 MOST_BYTES = 256 * 2**20

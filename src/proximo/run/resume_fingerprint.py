@@ -15,7 +15,7 @@ from proximo.config.functions import source_digest
 from proximo.config.recipe import Recipe
 from proximo.distributed.unread import numbers_of
 from proximo.distributed.world import current
-from proximo.run.build.data import SplitRows
+from proximo.run.make.data import SplitRows
 from proximo.run.preflight import inputs_of
 
 

@@ -17,10 +17,10 @@ from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
-from proximo.run.build.reward_sources import check_sources
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.folders import check_folders
 from proximo.run.loop import run_trainer
+from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
 from proximo.run.stage_results import stage_result
 from proximo.trainer_kinds import trainer_kinds

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from proximo.data.formats.messages import messages_cell
-from proximo.data.formats.prompt_response import Exchange, Messages, asked, preceded, said
+from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, preceded, user_turn
 from proximo.data.formats.tool_calls import parsed, tools_cell, without_added_nulls
 from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
@@ -69,7 +69,7 @@ def _history(row: Row) -> Messages:
                 f"{row.origin}: turn {number} of column 'history' must be a pair of an instruction and its answer, got "
                 f"{describe(pair)}"
             )
-        turns += [*asked(pair[0]), *said(pair[1])]
+        turns += [*user_turn(pair[0]), *assistant_turn(pair[1])]
     return tuple(turns)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from proximo.data.formats import transcripts
 from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import ASKING, messages_cell
-from proximo.data.formats.prompt_response import Exchange, Messages, asked, said
+from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, user_turn
 from proximo.data.formats.typed_columns import cell, text_cell, votes_cell
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
@@ -19,7 +19,7 @@ from proximo.errors import DataError
 PreferenceForm = Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"]
 
 
-def asked_in(row: Row) -> str | Messages:
+def prompt_in(row: Row) -> str | Messages:
     """The prompt of a row: `prompt` (text or messages), `messages`, `conversations`, or `instruction` with `input`."""
     for field in ASKING:
         if field in row.values:
@@ -97,7 +97,7 @@ def _exchange(row: Row, form: PreferenceForm) -> Exchange | None:
 
 
 def _text_prompt(row: Row) -> str:
-    prompt = asked_in(row)
+    prompt = prompt_in(row)
     return prompt if isinstance(prompt, str) else text_cell(row, "prompt")
 
 
@@ -133,8 +133,8 @@ def _voted(row: Row) -> Exchange | None:
 def _conversational(row: Row) -> Exchange:
     chosen, rejected = _reply(row, "chosen"), _reply(row, "rejected")
     if chosen[0]["role"] == "assistant" and rejected[0]["role"] == "assistant":
-        prompt = asked_in(row)
-        prompt = asked(prompt) if isinstance(prompt, str) else prompt
+        prompt = prompt_in(row)
+        prompt = user_turn(prompt) if isinstance(prompt, str) else prompt
     else:
         cut = _parting(row, chosen, rejected)
         prompt, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
@@ -144,7 +144,7 @@ def _conversational(row: Row) -> Exchange:
 
 
 def _reply(row: Row, field: str) -> Messages:
-    return said(text_cell(row, field)) if isinstance(cell(row, field), str) else messages_cell(row, field)
+    return assistant_turn(text_cell(row, field)) if isinstance(cell(row, field), str) else messages_cell(row, field)
 
 
 def _parting(row: Row, chosen: Messages, rejected: Messages) -> int:

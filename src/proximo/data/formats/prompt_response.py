@@ -65,12 +65,12 @@ def no_template(origin: str, tokenizer: str) -> str:
     )
 
 
-def said(text: str) -> Messages:
+def assistant_turn(text: str) -> Messages:
     """One turn of the assistant."""
     return ({"role": "assistant", "content": text},)
 
 
-def asked(text: str) -> Messages:
+def user_turn(text: str) -> Messages:
     """One turn of the user."""
     return ({"role": "user", "content": text},)
 
@@ -87,8 +87,8 @@ def as_messages(exchange: Exchange, *, system: str | None = None) -> Exchange:
             prompt = transcripts.prompt_messages(prompt, origin)
             responses = tuple(transcripts.reply_messages(text, origin) for text in texts)
         else:
-            prompt = asked(prompt)
-            responses = tuple(said(text) for text in texts)
+            prompt = user_turn(prompt)
+            responses = tuple(assistant_turn(text) for text in texts)
     exchange = preceded(replace(exchange, prompt=prompt, responses=responses, is_transcript=False))
     if system is None or isinstance(exchange.prompt, str) or _has_system(exchange.prompt):
         return exchange

@@ -13,14 +13,14 @@ from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import ANSWERS, messages_cell
 from proximo.data.formats.preference_formats import (
     PreferenceForm,
-    asked_in,
     has_prompt,
     is_preference,
     preference_exchange,
     preference_form,
     preference_prompt,
+    prompt_in,
 )
-from proximo.data.formats.prompt_response import Exchange, opening, refuse_weights, said
+from proximo.data.formats.prompt_response import Exchange, assistant_turn, opening, refuse_weights
 from proximo.data.formats.typed_columns import flag_cell, text_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row, columns_found, nearest
@@ -46,7 +46,7 @@ def prompt_exchanges(
 
 
 def prompt_metadata(row: Row) -> dict[str, Any]:
-    """The columns of a row beside what is asked, and beside a reference answer that is text or absent."""
+    """The columns of a row without the prompt and a reference answer that is text or absent."""
     answer = row.values.get("answer")
     left_out = _NOT_METADATA | {"answer"} if answer is None or isinstance(answer, str) else _NOT_METADATA
     return {name: value for name, value in row.values.items() if name not in left_out}
@@ -106,7 +106,7 @@ def _prompt_reader(first: Row) -> Callable[[Row], Exchange]:
 
 
 def _prompt_of(row: Row) -> Exchange:
-    prompt = asked_in(row)
+    prompt = prompt_in(row)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         prompt = prompt[:-1]
         if not prompt:
@@ -145,11 +145,11 @@ def _text_form(row: Row) -> TextForm:
 
 
 def _prompt_response(row: Row) -> Exchange:
-    prompt, field = asked_in(row), _response_field(row) or ANSWERS[0]
+    prompt, field = prompt_in(row), _response_field(row) or ANSWERS[0]
     if isinstance(prompt, str):
         return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),)))
     is_text = isinstance(row.values.get(field), str)
-    response = said(text_cell(row, field)) if is_text else messages_cell(row, field)
+    response = assistant_turn(text_cell(row, field)) if is_text else messages_cell(row, field)
     if response[0]["role"] != "assistant" or response[-1]["role"] != "assistant":
         raise DataError(f"{row.origin}: the response must begin and end with a turn of the assistant")
     return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(response,)))

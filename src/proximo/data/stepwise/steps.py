@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from proximo.data.formats.prompt_response import Exchange, Messages, said
-from proximo.data.parts.decoding import UNFINISHED, decode, response_text
+from proximo.data.codec.decoding import UNFINISHED, decode, response_text
+from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn
 from proximo.data.rendering import render
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError
@@ -145,7 +145,7 @@ def rendered_solution(encoder: TextEncoder, solution: Solution, separator: str) 
     always the last.
     """
     text = separator.join(solution.steps)
-    response = text if isinstance(solution.prompt, str) else said(text)
+    response = text if isinstance(solution.prompt, str) else assistant_turn(text)
     exchange = Exchange(
         origin=solution.origin,
         prompt=solution.prompt,

@@ -19,10 +19,10 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.formats.prompt_response import no_template
 from proximo.data.templates.conversation_text import conversation_text
+from proximo.data.templates.ignored_content import unread
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
 from proximo.data.templates.tool_forms import DUMMY
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
-from proximo.data.templates.unread import unread
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Message

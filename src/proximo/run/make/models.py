@@ -33,7 +33,7 @@ from proximo.models.sharing.trunk import copy_head, scalar_on
 from proximo.rewards.model import ModelReward
 from proximo.rewards.prm import ProcessReward
 from proximo.rewards.source import RewardSource
-from proximo.run.build.reward_sources import build_source_without_model
+from proximo.run.make.reward_sources import build_source_without_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
