@@ -12,7 +12,7 @@ import torch.distributed as dist
 from distributed.launched import MOST_SECONDS, sft_recipe
 from distributed.ranks import joined
 from proximo.checkpoint import ranks
-from proximo.cli.ranks import say_idle_tasks
+from proximo.cli.ranks import note_idle_tasks
 from proximo.distributed.world import current
 
 SRUN = {
@@ -76,7 +76,7 @@ def test_a_process_alone_in_a_job_of_several_tasks_says_so(
     given: dict[str, str], says: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "environ", given)
-    say_idle_tasks()
+    note_idle_tasks()
     note = (
         "note: this job has 8 tasks of Slurm's, but this process trains alone: start the command by srun for a rank in "
         "each task, or set devices.num for the devices of this machine\n"

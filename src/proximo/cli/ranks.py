@@ -74,7 +74,7 @@ def _check_same(world: World, recipe: "Recipe") -> None:
             )
 
 
-def say_idle_tasks() -> None:
+def note_idle_tasks() -> None:
     """For a process that trains alone: say so in a job of Slurm's that has tasks for more ranks."""
     if num := idle_tasks(os.environ):
         print(

@@ -49,10 +49,10 @@ from proximo.run.make.models import (
     build_reward_source,
     build_tokenizer,
     check_readers,
+    gives_same_ids,
     load_reward_tokenizer,
     model_source,
     prepare_device,
-    reads_alike,
 )
 from proximo.run.make.sharding import shard_model
 from proximo.run.memory import check_release
@@ -84,7 +84,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = _load_data(recipe, rows, tokenizer, cache)
     for own in owns:
-        if own is not None and not reads_alike(own, tokenizer):
+        if own is not None and not gives_same_ids(own, tokenizer):
             check_rendering(TextEncoder(own), data.all_prompts)
     build = partial(
         build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget(recipe)

@@ -192,7 +192,7 @@ def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
 
 def _problem_of(path: str, key: str, refuse: Callable[[str], object]) -> Iterator[Input]:
     """A model's folder as the input of another key, if something is wrong with it for that."""
-    if Path(path).expanduser().is_dir() and (problem := _said(refuse, path)) is not None:
+    if Path(path).expanduser().is_dir() and (problem := _error_text(refuse, path)) is not None:
         yield Input(key=key, name=path, kind="folder", problem=problem)
 
 
@@ -200,10 +200,10 @@ def _with_problem(found: Input, refuse: Callable[[Path], None]) -> Input:
     """The input with what is refused of its folder, where it is one and nothing else is wrong."""
     if found.kind != "folder" or found.problem is not None:
         return found
-    return replace(found, problem=_said(refuse, Path(found.name).expanduser()))
+    return replace(found, problem=_error_text(refuse, Path(found.name).expanduser()))
 
 
-def _said(refuse: Callable[[Any], object], given: object) -> str | None:
+def _error_text(refuse: Callable[[Any], object], given: object) -> str | None:
     """What the function says in the error that it raises; None if it raises none."""
     try:
         refuse(given)
@@ -226,7 +226,9 @@ def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str
         return Input(key=key, name=name, kind="stage")
     path = Path(name).expanduser()
     if path.is_dir():
-        problem = _folder_problem(path, wanted_files, what) or (_said(check_folder, path) if what == "model" else None)
+        problem = _folder_problem(path, wanted_files, what) or (
+            _error_text(check_folder, path) if what == "model" else None
+        )
         return Input(key=key, name=name, kind="folder", problem=problem)
     if path.exists():
         return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")

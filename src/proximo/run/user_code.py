@@ -17,7 +17,7 @@ from proximo.rewards.source import RewardSource
 from proximo.system_errors import disk_refused, memory_ran_out
 
 
-def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
+def checked_scores(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
     """Scores of these responses as Python numbers. On several ranks every rank calls it and gets the same.
 
     Raises TrainingError if a user-defined source raises, or does not return one `Scored` per response, in order.

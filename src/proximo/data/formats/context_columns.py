@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from proximo.data.formats.messages import messages_cell
-from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, preceded, user_turn
+from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, prepend_messages, user_turn
 from proximo.data.formats.tool_calls import parsed, tools_cell, without_added_nulls
 from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
@@ -31,7 +31,7 @@ def in_context(row: Row, exchange: Exchange) -> Exchange:
     tools = tools_cell(row)
     variables = _variables(row) | ({"tools": tools} if tools else {})
     exchange = replace(exchange, before=(*_system(row), *_history(row)), template_variables=variables)
-    return exchange if isinstance(exchange.prompt, str) else preceded(exchange)
+    return exchange if isinstance(exchange.prompt, str) else prepend_messages(exchange)
 
 
 def refuse_media(row: Row) -> None:

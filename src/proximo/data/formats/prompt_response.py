@@ -89,13 +89,13 @@ def as_messages(exchange: Exchange, *, system: str | None = None) -> Exchange:
         else:
             prompt = user_turn(prompt)
             responses = tuple(assistant_turn(text) for text in texts)
-    exchange = preceded(replace(exchange, prompt=prompt, responses=responses, is_transcript=False))
+    exchange = prepend_messages(replace(exchange, prompt=prompt, responses=responses, is_transcript=False))
     if system is None or isinstance(exchange.prompt, str) or _has_system(exchange.prompt):
         return exchange
     return replace(exchange, prompt=({"role": "system", "content": system}, *exchange.prompt))
 
 
-def preceded(exchange: Exchange) -> Exchange:
+def prepend_messages(exchange: Exchange) -> Exchange:
     """The conversation with the messages before it as its first ones; a system message stays in front.
 
     Raises DataError where there are two system messages that differ.

@@ -187,7 +187,7 @@ class _Template:
             return runs[0] if runs else (0, "")
         return runs[-1] if runs else (len(behind.rstrip()), "")
 
-    def as_it_is(self, message: Message) -> _Reply:
+    def verbatim(self, message: Message) -> _Reply:
         """A turn without what the template would make of its words."""
         if not isinstance(message["content"], str) or message.get("tool_calls"):
             raise ModelError(
@@ -347,7 +347,7 @@ def _answer(
             f"{template.origin}: the chat template of '{template.encoder.name}' renders the prompt in another way once "
             "the first turn of the response follows; give responses of one turn"
         )
-    reply = _split_reply(template, before, whole, messages) or template.as_it_is(response[-1])
+    reply = _split_reply(template, before, whole, messages) or template.verbatim(response[-1])
     opening = before[len(asked) :]
     return [
         *([Segment(text=opening, written=False)] if opening else []),

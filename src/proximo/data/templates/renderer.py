@@ -64,7 +64,7 @@ class TemplateRenderer:
         if "error" in reply:
             raise TemplateError(reply["error"])
         if "over" in reply:
-            raise _over(f"{MEMORY_BYTES >> 20} MiB of memory")
+            raise _limit_error(f"{MEMORY_BYTES >> 20} MiB of memory")
         return reply["text"]
 
     def close(self) -> None:
@@ -93,10 +93,10 @@ class TemplateRenderer:
             # An answer that nobody waited for must not be taken for the next one.
             self.close()
             if isinstance(error, TimeoutError):
-                raise _over(f"{WALL_SECONDS:.0f} s") from error
+                raise _limit_error(f"{WALL_SECONDS:.0f} s") from error
             if isinstance(error, (BrokenPipeError, EOFError)):
                 too_long = process.returncode == -signal.SIGXCPU
-                raise _over(
+                raise _limit_error(
                     f"{CPU_SECONDS} s of computing" if too_long else "what the system has left for it"
                 ) from error
             raise
@@ -139,7 +139,7 @@ def _line(pipe: IO[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _over(limit: str) -> TemplateLimitError:
+def _limit_error(limit: str) -> TemplateLimitError:
     return TemplateLimitError(f"it took more than {limit}, so it is broken or was made to do harm")
 
 

@@ -142,7 +142,7 @@ class EngineServers:
             config.architectures = [type(policy.base).__name__]  # by which vLLM chooses its own class
             config.save_pretrained(folder)
             return str(folder)
-        if path is not None and _lies_at(policy, path):
+        if path is not None and _holds_start_of(policy, path):
             return path
         base = policy.base.state_dict(keep_vars=True)
         kept = {name.replace(".base_layer.", "."): numbers_of(base[name]) for name in base if ".lora_" not in name}
@@ -262,7 +262,7 @@ def _is_pushed_whole(policy: LanguageModel) -> bool:
     return all(parameter.requires_grad for parameter in policy.model.parameters())
 
 
-def _lies_at(policy: LanguageModel, path: str) -> bool:
+def _holds_start_of(policy: LanguageModel, path: str) -> bool:
     """Whether a folder or Hub name holds what the policy starts from: no earlier adapter, no tokens added since."""
     if adapter_base(ModelSource(path=path)) is not None:
         return False

@@ -284,7 +284,7 @@ def build_reward_source(
     return ModelReward(
         model,
         name=config.name,
-        tokenizer=None if reads_alike(own, policy_tokenizer) else own,
+        tokenizer=None if gives_same_ids(own, policy_tokenizer) else own,
         tokens_per_microbatch=tokens_per_microbatch,
         dense=config.dense,
     )
@@ -306,7 +306,7 @@ def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
     return own
 
 
-def reads_alike(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
+def gives_same_ids(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
     """True if both give the same ids for the same texts and messages."""
     if other is None:
         return False

@@ -38,7 +38,7 @@ def shard_model(
     else:
         read_all(model.model, device)
         for each in (model, on_trunk):
-            if each is not None and _lies_elsewhere(each.model, device):
+            if each is not None and _is_elsewhere(each.model, device):
                 each.model.to(device)
     if leaves_device:
         from proximo.models.backbone import IdlePlace
@@ -87,7 +87,7 @@ def _shard(
         on_trunk.backbone.sharding, on_trunk.backbone.home = model.backbone.sharding, device
 
 
-def _lies_elsewhere(module: nn.Module, device: torch.device) -> bool:
+def _is_elsewhere(module: nn.Module, device: torch.device) -> bool:
     """Whether any part does. A quantised module that is there already must not be moved."""
     return any(tensor.device != device for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
