@@ -592,7 +592,7 @@ def test_doctor_advises_where_something_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_checks, "LEAST_FREE_BYTES", 2**80)
     assert "12 bytes for each trained parameter" in doctor_checks.disk(tmp_path).advice
     monkeypatch.setattr("proximo.commands.preflight_warnings.CDLL", lambda name: None)
-    assert "is no build for CUDA" in doctor_checks._why_no_cuda("2.13.0+cpu", None)
+    assert "is built without CUDA" in doctor_checks._why_no_cuda("2.13.0+cpu", None)
     assert "nvidia-smi" in doctor_checks._why_no_cuda("2.13.0", "13.0")
     monkeypatch.setattr("proximo.models.precision.placement.resolve_device", lambda name: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("proximo.models.attention.varlen.varlen_kernel", lambda: None)

@@ -134,7 +134,7 @@ def test_data_that_is_a_pipe_is_refused_and_not_waited_for(place: Path, tmp_path
     command = [sys.executable, "-m", "proximo", "sft", recipe]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 2
-    assert f"{pipe} is no file, and data is read more than once" in done.stderr
+    assert f"{pipe} is not a regular file, and data is read more than once" in done.stderr
 
 
 def test_a_function_where_a_path_is_wanted_gets_the_key(

@@ -260,7 +260,7 @@ def test_the_results_on_held_out_rows_are_in_the_front_matter(place: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"),
+        ({}, "there is no token of the Hub: run `hf auth login`, or set HF_TOKEN"),
         ({"model.lora": LORA, "model.path": "language_model", "model.config": None}, "would load nowhere else"),
         ({"run.push.name": "a/b/c"}, "must be a name on the Hub"),
     ],

@@ -120,7 +120,7 @@ def _command(kind: str) -> Callable[..., int]:
 
 
 def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
-    """Of the run that a rank 0 led which was killed."""
+    """Write the outcome of each run whose rank 0 was killed."""
     from proximo.run.reporting.lost_run import write_outcome_of_lost
 
     for _, stage in recipe.given_stages():

@@ -1,7 +1,7 @@
-"""`proximo pass-rate`: how often the initial policy of a run solves each training prompt. Trains nothing.
+"""`proximo pass-rate`: measures how often the initial policy of a run solves each training prompt.
 
-What it writes is a data set: the prompts of the recipe, ready to be read, with the outcomes as `base_scores`, by which
-`data.filter` leaves prompts out.
+It writes a data set: the prompts of the recipe with their scores as `base_scores`, by which `data.filter` leaves
+prompts out.
 """
 
 import json
@@ -78,7 +78,7 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
 
 
 def sampling_only(recipe: PPORecipe) -> PPORecipe:
-    """The recipe without reference, value model, filter and PTX texts, which sampling does not need."""
+    """The recipe without the parts that sampling does not need: reference, value model, filter and PTX texts."""
     ppo = recipe.ppo.model_copy(
         update={
             "kl": recipe.ppo.kl.model_copy(update={"apply_to": "none", "reference_every_steps": None}),
@@ -119,7 +119,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
 def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any]:
     """The prompt as a data row, with the outcomes of its scored responses.
 
-    What the columns `system` and `history` said stands in the prompt already.
+    The prompt already contains the columns `system` and `history`.
     """
     prompt = group[0].response.prompt
     variables = dict(prompt.template_variables)

@@ -67,7 +67,7 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
 
 
 class _OneAtATime:
-    """A source that was made to be asked from one thread at a time, asked from several: any but a graded one."""
+    """Lets several threads use a source that supports one at a time, as all sources do except graded ones."""
 
     def __init__(self, source: RewardSource) -> None:
         self.name = source.name
@@ -138,7 +138,7 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> int:
     try:
         thread.start()
         while thread.is_alive():
-            thread.join(timeout=0.2)  # a join without a limit would not let signals through
+            thread.join(timeout=0.2)  # a join without a limit would block signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

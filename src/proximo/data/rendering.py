@@ -30,9 +30,9 @@ def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, l
     # A text without a prompt may bring its own BOS.
     begins = encoder.start(exchange.prompt or (texts[0] if texts else ""))
     return Rendered(
-        prompt=(*begins, *_text_segments(exchange.prompt, written=False)),
+        prompt=(*begins, *_segments_of(exchange.prompt, written=False)),
         responses=tuple(
-            (*_text_segments(text, written=True), *(encoder.end(text) if finished else ())) for text in texts
+            (*_segments_of(text, written=True), *(encoder.end(text) if finished else ())) for text in texts
         ),
     )
 
@@ -85,5 +85,5 @@ def _asked_again(encoder: TextEncoder, prompt: Prompt, response_text: str) -> Ex
     )
 
 
-def _text_segments(text: str, *, written: bool) -> tuple[Segment, ...]:
+def _segments_of(text: str, *, written: bool) -> tuple[Segment, ...]:
     return (Segment(text=text, written=written),) if text else ()

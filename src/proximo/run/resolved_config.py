@@ -24,7 +24,7 @@ def saved_recipe(run: Path) -> TrainerRecipe:
         raise RunFolderError(f"{saved} is damaged ({reason}): it cannot be read") from error
     if not isinstance(kind, TrainerKind):
         names = ", ".join(each.name for each in trainer_kinds())
-        raise RunFolderError(f"{saved} is of no trainer that is known here; known are {names}")
+        raise RunFolderError(f"{saved} is for a trainer that is not installed here; installed are {names}")
     return read_saved(kind.schema, content, saved_by=None)
 
 

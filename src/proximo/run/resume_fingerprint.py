@@ -43,7 +43,7 @@ def function_sources(recipe: Recipe) -> dict[str, str | None]:
 
 @torch.no_grad()
 def model_digest(module: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and every bit of all parameters, those that were not read yet included.
+    """SHA-256 over names, types, shapes and every bit of all parameters, also of those still in their files.
 
     Tensors are hashed in parallel, because hashing releases the interpreter's lock.
     """

@@ -36,8 +36,8 @@ def run_recipe(recipe: Recipe, options: RunOptions) -> int:
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` finished stages are skipped and the interrupted one is resumed. All folders are checked, and the
-    reward functions and services checked, before anything runs.
+    With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions and
+    services are checked before anything runs.
     """
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
