@@ -1,4 +1,4 @@
-"""Exchanges to segments to tokens: of data at load, and of responses for a reward model with its own tokenizer."""
+"""Exchanges to segments to tokens, for data and for responses that a reward model with its own tokenizer reads."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from proximo.records import Prompt
 
 
 def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, learned: Learned = "last") -> Rendered:
-    """Segments of an exchange: text as it is with BOS and EOS by id, messages by the tokenizer's chat template.
+    """Segments of an exchange: text unchanged, with BOS and EOS by id; messages by the tokenizer's chat template.
 
     Responses that are not `finished` have no end. `learned`: the turns of the assistant that a loss learns.
     """
@@ -27,7 +27,7 @@ def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, l
             variables=exchange.template_variables,
         )
     texts = [str(response) for response in exchange.responses]
-    # A text without a prompt may bring its own BOS.
+    # A text without a prompt may begin with a BOS.
     begins = encoder.start(exchange.prompt or (texts[0] if texts else ""))
     return Rendered(
         prompt=(*begins, *_segments_of(exchange.prompt, written=False)),
@@ -46,7 +46,7 @@ def encode_exchanges(
 
 
 def count_unread(rendered: Iterable[Rendered]) -> dict[str, int]:
-    """What the chat template made nothing of, with the number of conversations."""
+    """Keys that the chat template ignored -> number of conversations."""
     return Counter(name for each in rendered for name in each.unread)
 
 
@@ -55,8 +55,8 @@ def render_for(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(prompt ids, response ids) under another tokenizer and template than the policy's: from messages or text.
 
-    The same ids as a reward model of this tokenizer was trained on. `finished` says that the policy ended its answer:
-    then the end of turn (or EOS) follows, else not. Raises DataError for a prompt that has token ids alone.
+    They are the ids on which a reward model of this tokenizer was trained. `finished`: the policy ended its answer, so
+    the end of turn (or EOS) follows. Raises DataError for a prompt that has only token ids.
     """
     rendered = render(encoder, _asked_again(encoder, prompt, response_text), finished=finished)
     encoded = encoder.rendered([rendered])[0]

@@ -1,6 +1,6 @@
-"""What a row of preference data means: a prompt, the chosen and the rejected response. Not their tokens.
+"""Reads a row of preference data: a prompt, the chosen and the rejected response.
 
-The form of a source is seen from the columns of its first row unless it is named; every row of the source must have it.
+The form of a source is named, or found from the columns of its first row; every row of the source must have it.
 """
 
 from collections import Counter
@@ -33,17 +33,17 @@ def prompt_in(row: Row) -> str | Messages:
 
 
 def has_prompt(row: Row) -> bool:
-    """True where a column of the row says what is asked."""
+    """Whether a column of the row holds a prompt."""
     return "instruction" in row.values or any(field in row.values for field in ASKING)
 
 
 def is_preference(row: Row) -> bool:
-    """True where a row has two responses."""
+    """Whether a row has two responses."""
     return {"chosen", "rejected"} <= row.values.keys() or {"output_1", "output_2"} <= row.values.keys()
 
 
 def preference_form(row: Row) -> PreferenceForm:
-    """The form that the columns of a row say. Raises DataError where they say none."""
+    """The form that the columns of a row show. Raises DataError if they show none."""
     values = row.values
     if not is_preference(row):
         wanted = "rejected" if "chosen" in values else "chosen"
@@ -62,13 +62,13 @@ def preference_form(row: Row) -> PreferenceForm:
 
 
 def preference_exchange(row: Row, form: PreferenceForm) -> Exchange | None:
-    """Prompt, chosen and rejected response of a row; None where the votes of form `outputs` are a tie."""
+    """Prompt, chosen and rejected response of a row; None if the votes of form `outputs` are a tie."""
     exchange = _exchange(row, form)
     return None if exchange is None else in_context(row, exchange)
 
 
 def preference_prompt(row: Row, form: PreferenceForm) -> Exchange:
-    """The prompt of a row of preferences alone: also that of a tie."""
+    """The prompt of a row of preferences, also of a tie."""
     exchange = Exchange(origin=row.origin, prompt=_text_prompt(row)) if form == "outputs" else _exchange(row, form)
     assert exchange is not None, "only votes can be a tie"
     return in_context(row, replace(exchange, responses=()))
@@ -102,7 +102,7 @@ def _text_prompt(row: Row) -> str:
 
 
 def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
-    """(prompt, chosen, rejected) of two texts with the same beginning: what they share, up to a whole word.
+    """(prompt, chosen, rejected) of two texts; the prompt is their common beginning, up to a whole word.
 
     A space belongs to the response that it begins, a line end to the prompt that it ends.
     """
@@ -119,7 +119,7 @@ def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def _voted(row: Row) -> Exchange | None:
-    """The output that most votes name is the chosen one; as many for the other, or for a tie, is a tie."""
+    """The pair with the output of most votes as the chosen one; None if as many are for the other, or for a tie."""
     votes = Counter(votes_cell(row, "label"))
     first, second = text_cell(row, "output_1"), text_cell(row, "output_2")
     prompt = _text_prompt(row)
@@ -148,7 +148,7 @@ def _reply(row: Row, field: str) -> Messages:
 
 
 def _parting(row: Row, chosen: Messages, rejected: Messages) -> int:
-    """The assistant's turn at which two whole conversations part, or the last one before."""
+    """Index of the assistant's turn at which two conversations first differ, or of the last one before."""
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1

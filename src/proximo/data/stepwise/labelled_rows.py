@@ -19,7 +19,7 @@ LabelledSolution = tuple[Row, Exchange, tuple[str, ...], tuple[float, ...]]
 
 
 def labelled_solutions(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[LabelledSolution]:
-    """The solution of each row. `remarks`: `read_by_source`. Raises DataError naming the row for what is malformed."""
+    """The solution of each row. `remarks`: see `read_by_source`. Raises DataError naming a malformed row."""
     return read_by_source(rows, lambda _: _solution, remarks)
 
 
