@@ -173,7 +173,7 @@ def test_rows_whose_steps_the_separator_does_not_tell_apart_are_dropped_and_coun
     ]
     kept, report = load(*given)
     assert (len(kept), report.num_inseparable) == (1, 1)
-    assert "1 with steps that the separator does not tell apart, dropped" in str(report)
+    assert "1 with steps that the separator does not separate, dropped" in str(report)
     assert len(load(*given, separator=";")[0]) == 2
 
 
