@@ -192,13 +192,13 @@ CONTENTS = [
         "transcripts that share nothing",
         "pairs",
         [{"chosen": "Human: a", "rejected": "Human: b"}],
-        ["row 1", "Assistant:", "column of its own"],
+        ["row 1", "Assistant:", "in a separate column"],
     ),
     (
         "texts that share nothing",
         "pairs",
         [{"chosen": "ab c", "rejected": "abd c"}],
-        ["row 1", "no beginning in common", "column of its own"],
+        ["row 1", "no beginning in common", "in a separate column"],
     ),
     (
         "conversations that share nothing",

@@ -77,8 +77,8 @@ def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: P
         "" if may.allow_different_environment else _listing("environment", of_environment, _ENVIRONMENT_ADVICE),
     ]
     if any(problems):
-        told = "\n".join(problem for problem in problems if problem)
-        raise RunFolderError(f"the run cannot be resumed with what has changed since.\n{told}")
+        listed = "\n".join(problem for problem in problems if problem)
+        raise RunFolderError(f"the run cannot be resumed with what has changed since.\n{listed}")
     return [
         *(f"resumed with changed rewards: {each}" for each in of_rewards),
         *(f"resumed in another environment: {each}" for each in of_environment),
@@ -86,11 +86,11 @@ def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: P
 
 
 _REWARDS_ADVICE = (
-    "bring them back; or, if the change is meant, --allow-changed-rewards (in Python allow_changed_rewards=True) goes "
-    "on, and later steps are scored by what is there now"
+    "bring them back; or, if the change is meant, --allow-changed-rewards (in Python allow_changed_rewards=True) "
+    "continues, and scores the later steps with the new rewards"
 )
 _ENVIRONMENT_ADVICE = (
-    "bring it back; or --allow-different-environment (in Python allow_different_environment=True) goes on, but the "
+    "bring it back; or --allow-different-environment (in Python allow_different_environment=True) continues, but the "
     "bits may differ from those of an uninterrupted run"
 )
 
@@ -123,7 +123,7 @@ def relocated(value: Any, pipeline_folder: str) -> Any:
 
 
 def _listing(what: str, lines: Sequence[object], advice: str) -> str:
-    """Empty where there are no lines."""
+    """The lines under a heading, with advice; "" if there are no lines."""
     return "\n".join([f"{what} (saved -> now):", *(f"  {line}" for line in lines), f"  {advice}"]) if lines else ""
 
 

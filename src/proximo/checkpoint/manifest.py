@@ -81,8 +81,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise DamagedError(f"{path} has other contents than when it was saved (its sha256 differs)")
         if content["format"] != FORMAT:
             raise OtherFormatError(
-                f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: go on "
-                f"with the version that saved it ({content.get('saved_by') or 'its number is not known'})"
+                f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: continue "
+                f"with the version that saved it ({content.get('saved_by') or 'its number is unknown'})"
             )
         if seal is None:
             raise DamagedError(f"{path} has no hash of its content")

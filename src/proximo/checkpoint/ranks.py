@@ -37,7 +37,7 @@ class RankWriter:
     """A part whose tensors are spread over several ranks."""
 
     capture: Callable[[], Captured]
-    """Called on every rank at the same step; ranks may exchange tensors in it. Training goes on after it."""
+    """Called on every rank at the same step; ranks may exchange tensors in it. Training continues after it."""
 
 
 def captured(writers: Mapping[str, Writer | RankWriter]) -> dict[str, Captured]:
@@ -181,8 +181,8 @@ def replace_shards(checkpoint: Path, part: str, shards: str, write: Writer) -> N
     """Put whole weight files into a finished checkpoint in place of the shards of its ranks.
 
     The weight files of the folder that `write` makes go into the folder `part`; `shards` is removed from there. Other
-    files that `write` makes, such as configurations, are already there and are left out. `checkpoint` is the folder of
-    one step.
+    files that `write` makes (configurations) are already there and are left out. `checkpoint` is the folder of one
+    step.
 
     The new files get their names first; no manifest lists them yet. Then the manifest that lists them replaces the old
     one, and then the shards are removed. After a crash the checkpoint is therefore complete by its manifest.
@@ -191,7 +191,7 @@ def replace_shards(checkpoint: Path, part: str, shards: str, write: Writer) -> N
     atomic.clear_temporaries(checkpoint / part)
     temporary = atomic.temporary_beside(checkpoint / part)
     write(temporary)
-    # The index, by which a reader finds several files, is the last of them.
+    # The index comes last, because readers find the other files through it.
     files = [*sorted(temporary.glob("*.safetensors")), *sorted(temporary.glob("*.safetensors.index.json"))]
     atomic.fsync_tree(temporary)
     entries = dict(zip([f"{part}/{path.name}" for path in files], describe_files(files), strict=True))

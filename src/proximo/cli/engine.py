@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer(help="Install vLLM beside Proximo, and serve models for PPO with it.", no_args_is_help=True)
+app = typer.Typer(help="Install vLLM next to Proximo, and serve models for PPO with it.", no_args_is_help=True)
 Folder = Annotated[
     str | None,
     typer.Option("--folder", metavar="FOLDER", help="Folder of vLLM's environment.  [default: in the user's cache]"),

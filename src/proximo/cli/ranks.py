@@ -43,8 +43,8 @@ def check_ranks(recipe: "Recipe", place: Place | None) -> None:
         return
     if place is None and os.environ.get("WORLD_SIZE") == "1" and "RANK" in os.environ:
         raise ConfigError(
-            f"devices.num is {wanted}, but torchrun started one rank: remove torchrun, or devices.num and say "
-            f"--nproc-per-node={wanted}"
+            f"devices.num is {wanted}, but torchrun started one rank: remove torchrun, or remove devices.num and give "
+            f"torchrun --nproc-per-node={wanted}"
         )
     for prefix, stage in recipe.given_stages():
         for key, section in stage.sections().items():

@@ -144,7 +144,7 @@ class GuardedSink:
         self.num_failures += 1
         if self.num_failures == 1:
             self._warn(
-                f"{self.label} failed, and the run goes on ({type(error).__name__}: {redacted(str(error))[:300]})"
+                f"{self.label} failed, and the run continues ({type(error).__name__}: {redacted(str(error))[:300]})"
             )
 
     def _remembered(self) -> _Memory | None:

@@ -1,4 +1,4 @@
-"""A run folder as an object: its metrics and samples, and what the commands do with a run."""
+"""A run folder as an object: its metrics and samples, and the commands for a run as methods."""
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence

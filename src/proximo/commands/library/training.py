@@ -38,7 +38,7 @@ class Training:
         """Check the recipe as the commands do: everything that needs no model and no data set.
 
         `recipe`: a YAML file, the name of a shipped recipe, or a mapping of the same form. `overrides`: dotted key ->
-        value. In the mapping and in the values, objects may stand in place of text: a function where a recipe names one
+        value. In the mapping and in the values, objects may replace text: a function where a recipe names one
         by its import path; rows (a list of dicts, a `datasets.Dataset`, any iterable that can be read again) where it
         has a data source; as `reward` a function, a source, or a list of them and of pairs (weight, source); as an item
         of `run.sinks` a `Sink`, or a function that makes one.

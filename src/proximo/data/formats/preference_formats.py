@@ -111,7 +111,7 @@ def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
     if last is None:
         raise DataError(
             f"{row.origin}: 'chosen' and 'rejected' have no beginning in common that could be their prompt (chosen "
-            f"begins {chosen[:40]!r}, rejected {rejected[:40]!r}); give the prompt in a column of its own, or map an "
+            f"begins {chosen[:40]!r}, rejected {rejected[:40]!r}); give the prompt in a separate column, or map an "
             "empty one"
         )
     cut = last if shared[last] == " " else last + 1
@@ -160,7 +160,7 @@ def _parting(row: Row, chosen: Messages, rejected: Messages) -> int:
     if not turns:
         raise DataError(
             f"{row.origin}: 'chosen' and 'rejected' are whole conversations, but share no turns up to an "
-            "assistant's; give the prompt in a column of its own"
+            "assistant's; give the prompt in a separate column"
         )
     return turns[-1]
 

@@ -24,7 +24,7 @@ def split_pair(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
         raise DataError(
             f"{origin}: the chosen and the rejected transcript share no turn up to '\\n\\nAssistant:' "
             f"(chosen begins {chosen[:40]!r}, rejected {rejected[:40]!r}); "
-            "give the prompt in a column of its own, or transcripts with the same beginning"
+            "give the prompt in a separate column, or transcripts with the same beginning"
         )
     cut += len(_ASSISTANT)
     return chosen[:cut], chosen[cut:], rejected[cut:]

@@ -56,4 +56,4 @@ class DataSource:
         if self.kwargs and not is_function:
             raise ConfigError(f"source '{self.path}' has kwargs, but it is not a function")
         if self.template is not None and self.problems is None:
-            raise ConfigError(f"source '{self.path}' has a template, but problems does not say of what; see columns")
+            raise ConfigError(f"source '{self.path}' has a template, which needs problems: set it, or use columns")

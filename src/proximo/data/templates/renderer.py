@@ -97,7 +97,7 @@ class TemplateRenderer:
             if isinstance(error, (BrokenPipeError, EOFError)):
                 too_long = process.returncode == -signal.SIGXCPU
                 raise _limit_error(
-                    f"{CPU_SECONDS} s of computing" if too_long else "what the system has left for it"
+                    f"{CPU_SECONDS} s of computing" if too_long else "the system's free memory"
                 ) from error
             raise
 

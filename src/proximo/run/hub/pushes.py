@@ -180,7 +180,7 @@ class Pushes:
         failures = self._state.failures + 1
         self._remember(replace(self._state, failures=failures, reason=f"step {step} to {self._config.name}: {told}"))
         if self.num_failures == 1:
-            self._warn(f"step {step} was not pushed to {self._config.name}, and the run goes on: {told}")
+            self._warn(f"step {step} was not pushed to {self._config.name}, and the run continues: {told}")
 
     def _clear(self) -> None:
         for left in self._folder.glob("step-*"):

@@ -223,8 +223,8 @@ def _cut_logs_back(folder: RunFolder, spelled: str, step: int, num_lines: Mappin
         if found != saved:
             yield (
                 f"{shown(folder, spelled, log)} has {found} lines up to step {step}, and had {saved} when the "
-                "checkpoint was saved: it was changed since. The training goes on with the same bits; curves and "
-                "report show what is left"
+                "checkpoint was saved: it was changed since. The training continues with the same bits; curves and "
+                "report show the rest"
             )
 
 
