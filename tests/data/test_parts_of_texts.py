@@ -241,7 +241,7 @@ def test_a_tokenizer_that_keeps_no_white_space_is_refused_where_a_response_is_le
     assert tokenizer.decode(ids_of_prompt[0][0].token_ids, skip_special_tokens=True) == "once a"
     with pytest.raises(ModelError, match=r"'the/tokenizer' cannot write one text after another: 'a' and then 'b' read"):
         ids(tokenizer, "once", " a")
-    with pytest.raises(ModelError, match="such as byte-level BPE or sentencepiece"):
+    with pytest.raises(ModelError, match="for example byte-level BPE or sentencepiece"):
         render_for(TextEncoder(tokenizer), Prompt(id="p", token_ids=(), text="once"), "a")
 
 

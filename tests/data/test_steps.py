@@ -126,7 +126,7 @@ def test_what_a_template_writes_before_the_steps_is_no_step() -> None:
     assert tokenizer.decode(example.token_ids).endswith("hm\n\ncd\ne\n")
     assert [tokenizer.decode(example.token_ids[: end + 1])[-3:] for end in example.ends] == ["cd\n", "\ne\n"]
     # A step of special tokens alone is no text: what the template wrote is not taken for it.
-    with pytest.raises(DataError, match="1 with steps that the separator does not tell apart"):
+    with pytest.raises(DataError, match="1 with steps that the separator does not separate"):
         load(row(steps=["<|user|>", "e"], labels=[True, False]), tokenizer=tokenizer, as_messages=True)
 
 

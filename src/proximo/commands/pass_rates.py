@@ -35,7 +35,7 @@ from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.preflight import inputs_of
-from proximo.run.user_code import ask
+from proximo.run.user_code import checked_scores
 from proximo.system_errors import naming
 from proximo.working_directory import kept_working_directory
 
@@ -110,7 +110,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
             key=key,
             on_finished=eager_begin(task.reward),
         )
-        scored = ask(task.reward, responses)
+        scored = checked_scores(task.reward, responses)
         check_scored_fraction(scored, config.guards, where=f"step {index + 1}")
         each = config.responses_per_prompt
         yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))
