@@ -193,7 +193,7 @@ def test_a_row_that_does_not_fit_is_one_error_with_file_and_row(
 def test_a_name_that_a_template_cannot_fill_is_named_with_the_nearest() -> None:
     with pytest.raises(DataError, match="no column 'qestion'.*nearest: 'question'"):
         made("gsm8k", GSM8K, "{qestion}")
-    with pytest.raises(ConfigError, match="has a template, but problems does not say"):
+    with pytest.raises(ConfigError, match="has a template, which needs problems"):
         DataSource(path="set.jsonl", template="{question}")
 
 
