@@ -113,7 +113,7 @@ def test_a_training_is_interrupted_in_a_notebook_and_goes_on_with_equal_bits_the
     with kernel(tmp_path) as (manager, ask):
         interrupt = [manager.interrupt_kernel]
         said = ask(SCORE + FIT, {"scoring": interrupt, "ending this step": [gate.touch]})
-        assert "KeyboardInterrupt: saved in cut: go on with fit(resume='auto')" in said
+        assert "KeyboardInterrupt: saved in cut: continue with fit(resume='auto')" in said
         assert [line["step"] for line in lines_of(tmp_path / "cut")][-1] == 1
 
         gate.unlink()

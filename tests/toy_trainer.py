@@ -28,10 +28,10 @@ from proximo.models.language import LanguageModel
 from proximo.plan.cost_model import likelihood_loss
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
-from proximo.run.build.conversion import example_options
-from proximo.run.build.data import read_split
-from proximo.run.build.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
+from proximo.run.make.conversion import example_options
+from proximo.run.make.data import read_split
+from proximo.run.make.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.run.task import Record
 from proximo.supervised.plan import plan_update

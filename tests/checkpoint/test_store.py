@@ -151,7 +151,7 @@ DAMAGES = {
         lambda folder: (folder / "manifest.json").write_text(
             f'{{"format": {FORMAT}, "step": 3, "metric": null, "files": {{}}}}'
         ),
-        "has no hash of its own",
+        "has no hash of its content",
         True,
     ),
     "missing folder": (shutil.rmtree, r"manifest\.json is missing", True),

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from builders import tiny_tokenizer
-from proximo.cli import machine, main
-from proximo.cli.machine import CHECKS
+from proximo.cli import doctor_checks, main
+from proximo.cli.doctor_checks import CHECKS
+from proximo.cli.model_commands import lines_of_stdin
 from proximo.cli.program import explicit_resume
-from proximo.cli.using import lines_of_stdin
 from proximo.config.loader import load_recipe, read_document
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import CheckpointError, TrainingError, UserError
@@ -578,23 +578,25 @@ def test_doctor_says_what_a_run_would_find_here(capsys, monkeypatch, tmp_path):
 
 
 def test_doctor_advises_where_something_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "version", lambda name: "1.0")
-    monkeypatch.setattr(machine, "requires", lambda name: ["torch>=2.11", "absent>=3", 'other>=1; extra == "more"'])
-    monkeypatch.setattr(machine, "installed_version", {"torch": "2.10.0"}.get)
+    monkeypatch.setattr(doctor_checks, "version", lambda name: "1.0")
+    monkeypatch.setattr(
+        doctor_checks, "requires", lambda name: ["torch>=2.11", "absent>=3", 'other>=1; extra == "more"']
+    )
+    monkeypatch.setattr(doctor_checks, "installed_version", {"torch": "2.10.0"}.get)
     advice = CHECKS["versions"]().advice
     assert advice == (
         "torch 2.10.0 (torch>=2.11 is needed), absent is missing (absent>=3 is needed): install Proximo again"
     )
     extras = CHECKS["extras"]()
-    assert extras == machine.Finding("none; without more (other>=1)", "pip install 'proximo[NAME]' adds one")
-    monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 2**80)
-    assert "12 bytes for each trained parameter" in machine.disk(tmp_path).advice
+    assert extras == doctor_checks.Finding("none; without more (other>=1)", "pip install 'proximo[NAME]' adds one")
+    monkeypatch.setattr(doctor_checks, "LEAST_FREE_BYTES", 2**80)
+    assert "12 bytes for each trained parameter" in doctor_checks.disk(tmp_path).advice
     monkeypatch.setattr("proximo.commands.preflight_warnings.CDLL", lambda name: None)
-    assert "is no build for CUDA" in machine._why_no_cuda("2.13.0+cpu", None)
-    assert "nvidia-smi" in machine._why_no_cuda("2.13.0", "13.0")
+    assert "is built without CUDA" in doctor_checks._why_no_cuda("2.13.0+cpu", None)
+    assert "nvidia-smi" in doctor_checks._why_no_cuda("2.13.0", "13.0")
     monkeypatch.setattr("proximo.models.precision.placement.resolve_device", lambda name: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("proximo.models.attention.varlen.varlen_kernel", lambda: None)
-    assert "torch 2.12 or newer" in machine._precision().advice
+    assert "torch 2.12 or newer" in doctor_checks._precision().advice
 
 
 def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):

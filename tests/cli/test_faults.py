@@ -115,7 +115,7 @@ def test_a_template_that_is_no_jinja_is_named_with_its_line(
     changes = {"tokenizer.chat_template": template, "run.folder": str(tmp_path / "run")}
     recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "sft.yaml")
     said = refused(capsys, ["sft", recipe])
-    assert "tokenizer.chat_template is no Jinja" in said
+    assert "tokenizer.chat_template is not valid Jinja" in said
     assert "line 3: '{% end %}'" in said
     model = shutil.copytree(place / "language_model", tmp_path / "model")
     (model / "chat_template.jinja").write_text(template)
@@ -124,7 +124,7 @@ def test_a_template_that_is_no_jinja_is_named_with_its_line(
     changes = {"data": {"sources": [{"path": str(rows)}]}, "tokenizer.path": str(model), "run.folder": "none"}
     recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "own.yaml")
     said = refused(capsys, ["sft", recipe])
-    assert f"{model / 'chat_template.jinja'}, line 3: the chat template is no Jinja" in said
+    assert f"{model / 'chat_template.jinja'}, line 3: the chat template is not valid Jinja" in said
 
 
 def test_data_that_is_a_pipe_is_refused_and_not_waited_for(place: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_data_that_is_a_pipe_is_refused_and_not_waited_for(place: Path, tmp_path
     command = [sys.executable, "-m", "proximo", "sft", recipe]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 2
-    assert f"{pipe} is no file, and data is read more than once" in done.stderr
+    assert f"{pipe} is not a regular file, and data is read more than once" in done.stderr
 
 
 def test_a_function_where_a_path_is_wanted_gets_the_key(

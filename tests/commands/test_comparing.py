@@ -51,7 +51,7 @@ def test_a_page_replaces_a_page_and_nothing_else(capsys) -> None:
     Path("mine.html").write_text("<!DOCTYPE html>\n<html>my own notes</html>")
     for given in (runs, runs[:1]):
         assert main(["report", *given, "--out", "mine.html"]) == 2
-        assert "mine.html is no page of Proximo and is left as it is" in capsys.readouterr().err
+        assert "mine.html is not a page of Proximo and is left as it is" in capsys.readouterr().err
     assert "my own notes" in Path("mine.html").read_text()
     assert list(Path().glob("*.partial")) == []
 

@@ -125,6 +125,6 @@ def test_a_run_that_is_over_is_reported_once_and_its_alarms_told(
 def test_a_page_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     write(tmp_path / "sft", 2)
     (tmp_path / "mine.html").write_text("mine")
-    with pytest.raises(UserError, match="is no page of Proximo"):
+    with pytest.raises(UserError, match="is not a page of Proximo"):
         next(followed_report(tmp_path / "sft", tmp_path / "mine.html"))
     assert (tmp_path / "mine.html").read_text() == "mine"

@@ -98,7 +98,7 @@ def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
     assert "run.device is cuda, but torch" in err
     assert "is a build for CPUs" in err
     assert main(["sft", "r.yaml", "run.device=cuda"]) == 2
-    assert "is a build for CPUs: say auto or cpu" in capsys.readouterr().err
+    assert "is a build for CPUs: use auto or cpu" in capsys.readouterr().err
 
 
 def test_more_threads_than_cores_are_noted(capsys, monkeypatch):

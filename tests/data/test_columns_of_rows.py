@@ -258,7 +258,7 @@ def test_an_answer_to_a_prompt_of_text_stays_the_text_that_it_is(text: str, dial
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
 def test_a_row_with_pictures_is_refused(kind: str, column: str) -> None:
-    with pytest.raises(DataError, match=rf"made, row 1: column '{column}' holds .*text alone.*{column}: ''"):
+    with pytest.raises(DataError, match=rf"made, row 1: column '{column}' holds .*text only.*{column}: ''"):
         load(kind, TEXT_ROWS[kind] | {column: ["a.png"]})
     assert not load(kind, TEXT_ROWS[kind] | {column: []})[1].remarks
 

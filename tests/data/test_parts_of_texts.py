@@ -8,10 +8,10 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from builders import tiny_language_model
+from proximo.data.codec.decoding import decode, end_of_prompt, response_text
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
-from proximo.data.parts.decoding import decode, end_of_prompt, response_text
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import encode_exchanges, render_for
@@ -239,9 +239,9 @@ def test_a_tokenizer_that_keeps_no_white_space_is_refused_where_a_response_is_le
         [Row(source="made", number=1, values={"prompt": "once a"})], tokenizer, PromptOptions()
     )
     assert tokenizer.decode(ids_of_prompt[0][0].token_ids, skip_special_tokens=True) == "once a"
-    with pytest.raises(ModelError, match=r"'the/tokenizer' cannot write a text behind another: 'a' and then 'b' read"):
+    with pytest.raises(ModelError, match=r"'the/tokenizer' cannot write one text after another: 'a' and then 'b' read"):
         ids(tokenizer, "once", " a")
-    with pytest.raises(ModelError, match="such as byte-level BPE or sentencepiece"):
+    with pytest.raises(ModelError, match="for example byte-level BPE or sentencepiece"):
         render_for(TextEncoder(tokenizer), Prompt(id="p", token_ids=(), text="once"), "a")
 
 

@@ -193,7 +193,7 @@ def test_a_row_that_does_not_fit_is_one_error_with_file_and_row(
 def test_a_name_that_a_template_cannot_fill_is_named_with_the_nearest() -> None:
     with pytest.raises(DataError, match="no column 'qestion'.*nearest: 'question'"):
         made("gsm8k", GSM8K, "{qestion}")
-    with pytest.raises(ConfigError, match="has a template, but problems does not say"):
+    with pytest.raises(ConfigError, match="has a template, which needs problems"):
         DataSource(path="set.jsonl", template="{question}")
 
 
@@ -217,7 +217,7 @@ def test_what_a_problem_says_beside_its_columns_is_read_or_refused(problems: Pro
     assert asked(system, extra="{system}").startswith("<|im_start|>user\n"), "a template of columns has taken it"
     assert asked({"history": [["One?", "1"]]}).startswith("<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n1")
     for columns, told in (
-        ({"images": ["a.png"]}, r"set.jsonl, row 1: column 'images' holds .*text alone"),
+        ({"images": ["a.png"]}, r"set.jsonl, row 1: column 'images' holds .*text only"),
         ({"tools": 5}, r"set.jsonl, row 1: column 'tools'"),
         ({"chat_template_kwargs": 5}, r"set.jsonl, row 1: column 'chat_template_kwargs' must be an object"),
     ):

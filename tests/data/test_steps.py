@@ -126,7 +126,7 @@ def test_what_a_template_writes_before_the_steps_is_no_step() -> None:
     assert tokenizer.decode(example.token_ids).endswith("hm\n\ncd\ne\n")
     assert [tokenizer.decode(example.token_ids[: end + 1])[-3:] for end in example.ends] == ["cd\n", "\ne\n"]
     # A step of special tokens alone is no text: what the template wrote is not taken for it.
-    with pytest.raises(DataError, match="1 with steps that the separator does not tell apart"):
+    with pytest.raises(DataError, match="1 with steps that the separator does not separate"):
         load(row(steps=["<|user|>", "e"], labels=[True, False]), tokenizer=tokenizer, as_messages=True)
 
 
@@ -173,7 +173,7 @@ def test_rows_whose_steps_the_separator_does_not_tell_apart_are_dropped_and_coun
     ]
     kept, report = load(*given)
     assert (len(kept), report.num_inseparable) == (1, 1)
-    assert "1 with steps that the separator does not tell apart, dropped" in str(report)
+    assert "1 with steps that the separator does not separate, dropped" in str(report)
     assert len(load(*given, separator=";")[0]) == 2
 
 

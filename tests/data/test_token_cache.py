@@ -135,7 +135,7 @@ def test_a_damaged_file_is_made_anew_with_a_note(damage: Callable[[bytes], bytes
     file.write_bytes(damage(whole))
     cache = TokenCache(tmp_path)
     assert loaded(cache, tiny_tokenizer(), rows()) == wanted
-    assert f"{file} is of no use and is made anew" in cache.notes[0]
+    assert f"{file} is unusable and is written again" in cache.notes[0]
     assert file.read_bytes() == whole
 
 
@@ -147,7 +147,7 @@ def test_ids_of_something_that_the_key_does_not_see_are_found_out(
     monkeypatch.setattr(TextEncoder, "_call", lambda self, texts: [[*ids, 5] for ids in really(self, texts)])
     cache = TokenCache(tmp_path)
     assert loaded(cache, tiny_tokenizer(), rows()) == loaded(None, tiny_tokenizer(), rows())
-    assert "its ids are not those of the tokenizer" in cache.notes[0]
+    assert "its ids differ from the tokenizer's" in cache.notes[0]
 
 
 @pytest.mark.parametrize("kind", ["a file in its place", "a folder that is full"])
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_used_costs_a_note(kind: str, tmp_path: Path, mo
         monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     cache = TokenCache(folder)
     assert loaded(cache, tiny_tokenizer(), rows()) == loaded(None, tiny_tokenizer(), rows())
-    assert "nothing is kept" in cache.notes[0]
+    assert "not saved" in cache.notes[0]
     assert folder.is_file() or not list(folder.iterdir())
 
 
@@ -190,7 +190,7 @@ look = dict(zip(texts, wanted))
 for turn in range(20):
     cache = TokenCache(Path(sys.argv[1]))
     assert cache.ids(Fixed(), texts, lambda given: [look[text] for text in given], within=False) == wanted
-    assert not any("of no use" in note or "nothing is kept" in note for note in cache.notes), cache.notes
+    assert not any("unusable" in note or "not saved" in note for note in cache.notes), cache.notes
     if turn % 3 == int(sys.argv[2]):
         for file in Path(sys.argv[1]).glob("*.safetensors"):
             file.unlink(missing_ok=True)

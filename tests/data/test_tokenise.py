@@ -90,7 +90,7 @@ def test_characters_that_the_tokenizer_cannot_write_are_counted(real_tokenizers)
     text = {"prompt": "A café ß noir", "response": " oui…"}
     _, report = load_text_examples(rows(text), tiny_tokenizer(), ExampleOptions())
     assert report.unwritable == {"é": 1, "ß": 1, "…": 1}
-    assert "the tokenizer cannot write 3 of the characters ('ß' 'é' '…'), which stand 3 times" in str(report)
+    assert "the tokenizer cannot write 3 of the characters ('ß' 'é' '…'), which occur 3 times" in str(report)
     for name, tokenizer in real_tokenizers.items():
         _, report = load_prompts(rows(text), tokenizer, PromptOptions())
         assert not report.unwritable or name == "tiny_bpe"

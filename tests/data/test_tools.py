@@ -242,7 +242,7 @@ def test_nulls_of_json_text_in_a_table_stay() -> None:
 MALFORMED = [
     ({"tools": [5]}, "tool 1 of column 'tools' must be a function"),
     ({"tools": [{"function": {}}]}, "tool 1 of column 'tools' must be a function"),
-    ({"tools": "weather"}, "column 'tools' is text, but no JSON"),
+    ({"tools": "weather"}, "column 'tools' is text, but not JSON"),
     ({"tools": 5}, "column 'tools' must be a list"),
     ({"messages": [ASK, {**CALLS, "tool_calls": [{"id": "x"}]}]}, "a call in 'messages', message 2 must have the name"),
     (
@@ -251,14 +251,14 @@ MALFORMED = [
     ),
     (
         {"messages": [ASK, {**CALLS, "tool_calls": [{"name": "a", "arguments": "{b: 1}"}]}]},
-        "arguments of 'a' in 'messages', message 2 is text, but no JSON",
+        "arguments of 'a' in 'messages', message 2 is text, but not JSON",
     ),
     (
         {"messages": [ASK, {**CALLS, "tool_calls": [{"name": "a", "arguments": "[1]"}]}]},
         "must be an object, got a list of 1",
     ),
     ({"messages": [{**ASK, "tool_calls": [CALL]}, ANSWER]}, "message 1 calls a tool, but is a turn of user"),
-    ({"messages": [ASK, {"from": "function_call", "value": "weather()"}]}, "is text, but no JSON"),
+    ({"messages": [ASK, {"from": "function_call", "value": "weather()"}]}, "is text, but not JSON"),
 ]
 
 

@@ -21,7 +21,7 @@ from proximo.models.narrowing import narrow_frozen
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from proximo.run.task import Record
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.dpo.trainer import DPOTask

@@ -84,7 +84,7 @@ def held(way: str, pipe: Any) -> None:
 
     from proximo.distributed.sharding import mesh_of
     from proximo.distributed.world import World, using
-    from proximo.run.build.sharding import shard_model
+    from proximo.run.make.sharding import shard_model
 
     torch.set_num_threads(1)
     devices = DevicesConfig(**WAYS[way])

@@ -31,8 +31,8 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, vocabulary_layers
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.trunk import scalar_on
-from proximo.run.build.sharding import shard_model
 from proximo.run.checkpointing import consolidate, restore_models, update_counts, writers_for
+from proximo.run.make.sharding import shard_model
 
 CASES: dict[str, dict[str, Any]] = {
     # 61 tokens and 48 rows over 2 and 3 ranks: uneven shards; a value head has one row, so that ranks have empty ones.

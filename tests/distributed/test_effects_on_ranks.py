@@ -33,7 +33,7 @@ from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from records_made import prompt, response
 from rewards.remote.reward_services import ScriptedService, grades, reply
 from tiny_runs import make_inputs, recipe_of

@@ -33,14 +33,14 @@ from proximo.models.narrowing import narrow_frozen
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone, value_on_base
-from proximo.run.build.models import (
+from proximo.run.make.models import (
     DeviceSpec,
     build_language_model,
     build_scalar_model,
     build_value_on_trunk,
     prepare_device,
 )
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from proximo.run.resume_fingerprint import model_digest
 
 Model = LanguageModel | ScalarModel

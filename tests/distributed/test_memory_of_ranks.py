@@ -35,7 +35,7 @@ from proximo.plan.cost_model import Passes, StepCost
 from proximo.plan.rank_layout import Ranks as PlannedRanks
 from proximo.plan.rank_layout import lay_out
 from proximo.plan.rank_memory import REDUCTION, rank_memory
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 
 LAYERS = 4
 ADAMW = OptimizerConfig(learning_rate=1e-3)

@@ -32,7 +32,7 @@ from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from proximo.run.options import RunOptions
 from tiny_runs import changed, make_inputs, recipe_of, run
 

@@ -32,7 +32,7 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks, push_to, sampling_with
 from proximo.rollout.response_bytes import from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from records_made import response
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(5)]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from distributed.launched import MOST_SECONDS, sft_recipe
 from distributed.ranks import joined
 from proximo.checkpoint import ranks
-from proximo.cli.ranks import say_idle_tasks
+from proximo.cli.ranks import note_idle_tasks
 from proximo.distributed.world import current
 
 SRUN = {
@@ -61,8 +61,8 @@ def test_ranks_with_other_recipes_are_refused_with_the_key_that_differs(tmp_path
     assert first == (
         2,
         f"2 ranks, started by slurm, meet at 127.0.0.1:{port}\n"
-        "error: the ranks were started with different things (rank 0 -> rank 1): one command, with one recipe file and "
-        "one environment, starts them all\n  sft.examples_per_step: 4 -> 2\n",
+        "error: the ranks were started differently (rank 0 -> rank 1): start all with one command, one recipe file and "
+        "one environment\n  sft.examples_per_step: 4 -> 2\n",
     )
     assert second == (2, "")
     assert not (tmp_path / "run").exists()
@@ -76,9 +76,9 @@ def test_a_process_alone_in_a_job_of_several_tasks_says_so(
     given: dict[str, str], says: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "environ", given)
-    say_idle_tasks()
+    note_idle_tasks()
     note = (
-        "note: this job has 8 tasks of Slurm's, but this process trains alone: start the command by srun for a rank in "
+        "note: this Slurm job has 8 tasks, but this process trains alone: start the command by srun for a rank in "
         "each task, or set devices.num for the devices of this machine\n"
     )
     assert capsys.readouterr().err == (note if says else "")

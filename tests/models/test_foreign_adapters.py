@@ -25,7 +25,7 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.shared_base import base_alone
-from proximo.run.build.models import DeviceSpec, build_language_model
+from proximo.run.make.models import DeviceSpec, build_language_model
 
 IDS = [1, 7, 5, 8, 6, 9, 10]
 KINDS: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ from proximo.models.sharing.shared_base import base_alone, is_shared, scalar_fro
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
-from proximo.run.build.models import DeviceSpec, build_language_model, build_scalar_model
+from proximo.run.make.models import DeviceSpec, build_language_model, build_scalar_model
 from proximo.supervised.sft.recipe import SFTRecipe
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, make_inputs, recipe_of

@@ -23,7 +23,7 @@ from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update import micro_batching
 from proximo.records import Experience, Passes, Prompt, Response, Scored, ScoreState
-from proximo.run.build import models
+from proximo.run.make import models
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 DEVICES = {"policy": torch.device("cuda", 0), "reference": torch.device("cuda", 1), "value": torch.device("cuda", 2)}

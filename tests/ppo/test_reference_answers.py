@@ -10,7 +10,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.data.formats.prompt_response import Exchange, asked, said
+from proximo.data.formats.prompt_response import Exchange, assistant_turn, user_turn
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError, TrainingError
@@ -59,13 +59,13 @@ class Lengths:
 
 def test_answers_are_responses_that_ended_in_the_tokens_that_fine_tuning_sees() -> None:
     tokenizer = tiny_tokenizer()
-    chat = Prompt(id="chat", token_ids=(5,), messages=asked("cd"), answer="ef")
+    chat = Prompt(id="chat", token_ids=(5,), messages=user_turn("cd"), answer="ef")
     bare = Prompt(id="bare", token_ids=(5, 6), answer="abc")
     found = answer_responses([*ANSWERED, chat, bare], tokenizer)
     exchanges = [
         Exchange(origin="", prompt="hi", responses=("abc",)),
         Exchange(origin="", prompt="cd", responses=("e",)),
-        Exchange(origin="", prompt=asked("cd"), responses=(said("ef"),)),
+        Exchange(origin="", prompt=user_turn("cd"), responses=(assistant_turn("ef"),)),
         Exchange(origin="", prompt="", responses=("abc",)),
     ]
     _, encoded = encode_exchanges(TextEncoder(tokenizer), exchanges)

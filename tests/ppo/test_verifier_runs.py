@@ -23,8 +23,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
 from proximo.rollout.decoding import DecodingCall
 from proximo.rollout.sampling import RandomKey
-from proximo.run.build import models as build
-from proximo.run.build import reward_sources
+from proximo.run.make import models as build
+from proximo.run.make import reward_sources
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_inputs
 from tiny_runs import changed, make_inputs, recipe_of, run

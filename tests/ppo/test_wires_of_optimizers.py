@@ -20,7 +20,7 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.ppo.trainer import PPOTrainer
-from proximo.run.build.conversion import optimizer_options
+from proximo.run.make.conversion import optimizer_options
 from supervised.test_dpo import task as dpo_task
 from supervised.test_dpo import two_models
 from supervised.test_kto import labelled

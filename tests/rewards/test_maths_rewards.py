@@ -17,7 +17,7 @@ from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfi
 from proximo.errors import ConfigError, DataError, MissingExtraError
 from proximo.records import ScoreState
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.run.build.models import DeviceSpec, build_reward_source
+from proximo.run.make.models import DeviceSpec, build_reward_source
 from proximo.trainer_kinds import recipe_kind
 from proximo_verifiers.maths.countdown import CountdownVerifier
 from proximo_verifiers.maths.symbols import is_installed

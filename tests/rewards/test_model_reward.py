@@ -18,7 +18,7 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.records import Finish, Prompt, Response, ScoreState
 from proximo.rewards.model import ModelReward
-from proximo.run.build.models import DeviceSpec, build_reward_source
+from proximo.run.make.models import DeviceSpec, build_reward_source
 from records_made import prompt, response
 
 UNREADABLE = (10**6, 10**6 + 1)

@@ -20,7 +20,7 @@ from proximo.models.scalar import HeadStart, ScalarModel, mark_steps, scalar_fro
 from proximo.ppo.recipe import PPORecipe
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.prm import ProcessReward
-from proximo.run.build.models import DeviceSpec, build_reward_source, reward_model_config
+from proximo.run.make.models import DeviceSpec, build_reward_source, reward_model_config
 from records_made import response
 from rewards.test_model_reward import other_tokenizer
 from tiny_runs import changed, make_inputs, recipe_of

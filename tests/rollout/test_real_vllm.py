@@ -32,7 +32,7 @@ from proximo.rollout.engine import Holding, fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm.engine import VLLMEngine
-from proximo.run.build.engine import Sampling, engine_of, make_servers
+from proximo.run.make.engine import Sampling, engine_of, make_servers
 
 ENVIRONMENT = os.environ.get("PROXIMO_TEST_VLLM")
 pytestmark = pytest.mark.skipif(ENVIRONMENT is None, reason="PROXIMO_TEST_VLLM names no environment of vLLM")

@@ -24,7 +24,7 @@ from proximo.ppo import from_recipe
 from proximo.rollout.vllm.environment import install
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.run.build import engine as engine_section
+from proximo.run.make import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of
 
 ENDED_SECONDS = 300

@@ -133,14 +133,14 @@ def ended(folder: Path) -> Mapping[str, Any]:
 def test_a_signal_in_the_last_step_finds_the_run_complete(tmp_path: Path) -> None:
     assert start(tmp_path / "run", Signalled(3)) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "go on with --resume" not in log
+    assert "continue with --resume" not in log
     assert "the signal came in step 3, the last one: nothing is left to do\nfinished: 3 steps" in log
     assert ended(tmp_path / "run")["state"] == "finished"
 
 
 def test_a_signal_before_the_last_step_stops_the_run(tmp_path: Path) -> None:
     assert start(tmp_path / "run", Signalled(2)) == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM after step 2; go on with --resume" in (tmp_path / "run" / "log.txt").read_text()
+    assert "stopped by SIGTERM after step 2; continue with --resume" in (tmp_path / "run" / "log.txt").read_text()
     assert ended(tmp_path / "run") == {"state": "stopped", "total_steps": 3, "reason": "SIGTERM"}
 
 

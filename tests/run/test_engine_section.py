@@ -21,8 +21,8 @@ from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary
 from proximo.rollout.vllm.process import ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.run.build import engine as built
-from proximo.run.build.engine import EngineServers, Sampling, engine_of, make_servers
+from proximo.run.make import engine as built
+from proximo.run.make.engine import EngineServers, Sampling, engine_of, make_servers
 from tiny_runs import make_inputs, recipe_of
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=40)
@@ -198,7 +198,7 @@ def test_a_server_has_the_revision_that_the_policy_was_loaded_from(
     config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
     start = policy()
     start.base.config._commit_hash = "0123abc"
-    monkeypatch.setattr(built, "_lies_at", lambda *_: True)
+    monkeypatch.setattr(built, "_holds_start_of", lambda *_: True)
     with ExitStack() as opened:
         made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
         command = started.specs[0].command()

@@ -13,8 +13,8 @@ from proximo.distributed.world import World, using
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision import placement
-from proximo.run.build import models
-from proximo.run.build.sharding import shard_model
+from proximo.run.make import models
+from proximo.run.make.sharding import shard_model
 
 
 class TwoRanks(World):

@@ -428,7 +428,7 @@ def test_resuming_a_finished_run_is_an_error_unless_auto(tmp_path: Path) -> None
         start(tmp_path / "run", resume="must")
     assert start(tmp_path / "run", resume="auto") == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-    with pytest.raises(RunFolderError, match="is at step 5, beyond the 4 steps that are asked for"):
+    with pytest.raises(RunFolderError, match="is at step 5, beyond the 4 steps of the recipe"):
         start(tmp_path / "run", Counting(num_steps=4), resume="must")
 
 

@@ -117,7 +117,7 @@ def test_a_push_that_fails_is_counted_and_shown_and_tried_again_by_a_resume(
     hub.refuses = 1
     assert run("sft", pushing(place), QUIET) == 0
     said = (place / "run" / "log.txt").read_text()
-    assert "step 5 was not pushed to me/mine, and the run goes on" in said
+    assert "step 5 was not pushed to me/mine, and the run continues" in said
     assert "the storage is full" in said
     assert "failed pushes to me/mine: 1; --resume=auto tries again" in said
     assert TOKEN not in said + capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_the_results_on_held_out_rows_are_in_the_front_matter(place: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"),
+        ({}, "there is no token of the Hub: run `hf auth login`, or set HF_TOKEN"),
         ({"model.lora": LORA, "model.path": "language_model", "model.config": None}, "would load nowhere else"),
         ({"run.push.name": "a/b/c"}, "must be a name on the Hub"),
     ],

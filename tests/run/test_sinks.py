@@ -153,7 +153,7 @@ def test_three_failures_in_a_row_give_a_sink_up_and_a_resume_sends_what_it_misse
 def test_a_tracker_that_cannot_be_opened_does_not_end_the_run(recipe: dict[str, Any], capsys) -> None:
     assert run("sft", changed(recipe, {"run.sinks": [BOOK | {"kwargs": {"refuses": True}}]}), START) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "the run goes on (TimeoutError: no answer)" in said
+    assert "the run continues (TimeoutError: no answer)" in said
     assert "failed 7 times" in said
 
 

@@ -1,8 +1,8 @@
 """Durable changes to files and folders: all of a change is on disk, or none.
 
 Every effect on the file system goes through one of five one-line functions (`_make_folder`, `_write_file`, `_sync`,
-`_rename`, `_delete`), so that a test can stop a save before, within and after each of them. What is unfinished bears a
-name that begins with `TEMPORARY_PREFIX`; `clear_temporaries` removes what a crash left behind.
+`_rename`, `_delete`), so that a test can stop a save before, within and after each of them. Names of unfinished files
+begin with `TEMPORARY_PREFIX`; `clear_temporaries` removes those that a crash left behind.
 """
 
 import os
@@ -39,7 +39,7 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file durably that nobody reads yet, because its folder is still temporary."""
+    """Write a file durably into a folder that is still temporary, so that nobody reads it yet."""
     _write_file(path, data)
     _sync(path)
     _sync(path.parent)
@@ -57,8 +57,8 @@ def make_folder(folder: Path) -> None:
 def fsync_tree(folder: Path) -> None:
     """Sync every file below `folder`, then every folder, from the leaves up to `folder` itself.
 
-    Files get the mode of `folder` but for execution, which is what the umask leaves: safetensors writes its own for
-    their owner alone.
+    Files get the mode of `folder` without execution, as the umask would give: safetensors makes its files readable for
+    their owner only.
     """
     mode = folder.stat().st_mode & 0o666
     for root, _, files in os.walk(folder, topdown=False):
@@ -79,7 +79,7 @@ def sync_files(files: Sequence[Path]) -> None:
 def publish_folder(temporary: Path, final: Path) -> None:
     """Rename a finished, synced folder into place and sync its parent. An existing folder is moved aside first.
 
-    Between the two renames there is nothing at `final`: replace only what nothing points to.
+    Between the two renames nothing exists at `final`, so no pointer may name it.
     """
     if final.exists():
         _rename(final, _free(temporary_beside(final, "replaced")))
@@ -96,7 +96,7 @@ def rename(path: Path, new_path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder. It is renamed first, so that no part of it is ever found under its name."""
+    """Delete a file or a folder. It is renamed first, so that a half-deleted one is never found under its name."""
     doomed = _free(temporary_beside(path, "removed"))
     _rename(path, doomed)
     _sync(path.parent)

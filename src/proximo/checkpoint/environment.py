@@ -30,7 +30,7 @@ VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-"""Variables that choose other instructions or numbers of threads than the rest of the environment says."""
+"""Variables that override instructions or numbers of threads."""
 
 
 def describe_environment(*, device: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def describe_environment(*, device: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model name: kernels are chosen by it. Linux keeps it in a file, others tell it to `platform`."""
+    """The model name, by which libraries choose kernels: from /proc/cpuinfo on Linux, else from `platform`."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -25,7 +25,7 @@ class Fingerprints:
     """Hashes of data, tokenizers, and models that are in no checkpoint."""
     environment: Mapping[str, Any]
     functions: Mapping[str, Any] = field(default_factory=dict)
-    """Import path of a reward function or verifier of the user's -> hash of its source."""
+    """Import path of a user-defined reward function or verifier -> hash of its source."""
 
     def to_json(self) -> dict[str, Any]:
         """The content that a checkpoint saves."""
@@ -39,14 +39,14 @@ class Fingerprints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Permission:
-    """What may differ on resume: some settings always, others and more than settings where a flag allows it."""
+    """What may differ on resume: `settings` always, the rest only where a flag allows it."""
 
     settings: Collection[str] = ()
-    """Dotted paths of settings that may differ, with everything below them, such as "run.folder"."""
+    """Dotted paths of settings that may differ, with everything below them, for example "run.folder"."""
     environment_settings: Collection[str] = ()
-    """Those that say where and on how many devices a run works, as what else is its environment."""
+    """Settings that count as environment: where and on how many devices a run works."""
     reward_settings: Collection[str] = ()
-    """Those of the reward sources."""
+    """Settings of the reward sources."""
     allow_different_environment: bool = False
     allow_changed_rewards: bool = False
 
@@ -54,8 +54,7 @@ class Permission:
 def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: Permission | None = None) -> list[str]:
     """Raise RunFolderError that lists every field that differs and may not, with both values.
 
-    An input without a saved hash cannot be compared, and is not. Returns notes of what differs and was allowed by a
-    flag.
+    An input without a saved hash is not compared. Returns a note for each difference that a flag allowed.
     """
     may = permission or Permission()
     changed = [each for each in differences(saved.config, current.config) if not _covered(each.path, may.settings)]
@@ -78,8 +77,8 @@ def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: P
         "" if may.allow_different_environment else _listing("environment", of_environment, _ENVIRONMENT_ADVICE),
     ]
     if any(problems):
-        told = "\n".join(problem for problem in problems if problem)
-        raise RunFolderError(f"the run cannot be resumed with what has changed since.\n{told}")
+        listed = "\n".join(problem for problem in problems if problem)
+        raise RunFolderError(f"the run cannot be resumed with what has changed since.\n{listed}")
     return [
         *(f"resumed with changed rewards: {each}" for each in of_rewards),
         *(f"resumed in another environment: {each}" for each in of_environment),
@@ -87,11 +86,11 @@ def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: P
 
 
 _REWARDS_ADVICE = (
-    "bring them back; or, if the change is meant, --allow-changed-rewards (in Python allow_changed_rewards=True) goes "
-    "on, and later steps are scored by what is there now"
+    "bring them back; or, if the change is meant, --allow-changed-rewards (in Python allow_changed_rewards=True) "
+    "continues, and scores the later steps with the new rewards"
 )
 _ENVIRONMENT_ADVICE = (
-    "bring it back; or --allow-different-environment (in Python allow_different_environment=True) goes on, but the "
+    "bring it back; or --allow-different-environment (in Python allow_different_environment=True) continues, but the "
     "bits may differ from those of an uninterrupted run"
 )
 
@@ -124,7 +123,7 @@ def relocated(value: Any, pipeline_folder: str) -> Any:
 
 
 def _listing(what: str, lines: Sequence[object], advice: str) -> str:
-    """Empty where there are no lines."""
+    """The lines under a heading, with advice; "" if there are no lines."""
     return "\n".join([f"{what} (saved -> now):", *(f"  {line}" for line in lines), f"  {advice}"]) if lines else ""
 
 
@@ -139,7 +138,7 @@ class _Difference:
 
 
 def differences(saved: Any, current: Any, path: str = "") -> Iterator[_Difference]:
-    """Each value of two nested JSON mappings that differs, as text such as `run.seed: 0 -> 1`.
+    """Each value that differs between two nested JSON mappings; as text it reads `run.seed: 0 -> 1`.
 
     A section that exists on one side only is one difference.
     """
@@ -154,7 +153,7 @@ def differences(saved: Any, current: Any, path: str = "") -> Iterator[_Differenc
 
 
 def _by_file(found: Iterable[_Difference]) -> Iterator[_Difference]:
-    """Functions of one file, whose hash they share, as one difference."""
+    """Joins differences of functions in one file, which share its hash."""
 
     def shared(each: _Difference) -> tuple[Any, ...]:
         return each.path.partition(":")[0], each.before, each.now

@@ -1,4 +1,4 @@
-"""Signals such as SIGTERM during training: end the step, save, and exit.
+"""Handles SIGTERM, SIGINT and similar signals during training: end the step, save, and exit.
 
 with Interruption() as interruption:
     for step in ...:
@@ -28,8 +28,8 @@ class Interruption:
     If the step does not end in time, or a second signal comes, the process ends at once with status 128 plus the number
     of the signal. A resumed run repeats the step. Saves are atomic, so nothing can be damaged. With `keeps_process`,
     SIGINT never ends the process: the step may take as long as it needs, and a second SIGINT raises KeyboardInterrupt.
-    Nothing changes outside the main thread, where Python allows no handlers, and for signals that this process does not
-    heed (`heeded_signals`).
+    Signals are left as they are outside the main thread, where Python allows no handlers, and if this process ignores
+    them (`heeded_signals`).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Interruption:
     ) -> None:
         """`repeat_seconds`: a signal that is repeated within this time counts as the same one from another sender.
 
-        `keeps_process`: SIGINT comes from a person whose program continues afterwards, such as a notebook.
+        `keeps_process`: SIGINT comes from a person whose program continues afterwards, as in a notebook.
 
         `on_request` is called at the first signal, in its handler.
 
@@ -133,6 +133,6 @@ class Interruption:
 
 
 def _say(text: str) -> None:
-    """Straight to standard error: a handler may have interrupted whoever holds the locks of the usual streams."""
+    """Write to standard error without its lock: the handler may have interrupted code that holds it."""
     with contextlib.suppress(OSError):  # a closed stream must not keep the process from leaving
         os.write(2, f"\n{text}\n".encode())

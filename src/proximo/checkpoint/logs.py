@@ -40,7 +40,7 @@ class JsonLines:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; nothing can be appended any more."""
+        """Close the file."""
         with atomic.naming(self._path):
             self._file.close()
 
@@ -54,8 +54,8 @@ class JsonLines:
 def cut_back(path: Path, step: int) -> int:
     """Delete every record after `step`, and a last line that a crash cut off. Returns the number of lines left.
 
-    The file is replaced as a whole; it need not exist. Raises CheckpointError if a line before the last is not a
-    record, which no crash of a run explains.
+    The file is replaced atomically; it need not exist. Raises CheckpointError if a line before the last is not a
+    record, since a crash can only damage the last one.
     """
     if not path.is_file():
         return 0

@@ -1,4 +1,4 @@
-"""The manifest: the list of a checkpoint's files with sizes and hashes, by which it is complete or damaged."""
+"""The manifest: a checkpoint's files with their sizes and hashes, which show whether it is complete."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from proximo.checkpoint.versions import installed_version
 MANIFEST = "manifest.json"
 STATE = "state.json"
 FORMAT = 7
-"""Of a whole checkpoint: the manifest, `state.json` and what the other files mean. It is the only one that is read:
-raise it whenever a checkpoint of this one could not be resumed."""
+"""Version of the checkpoint format: the manifest, `state.json` and the meaning of the other files. No other version is
+read: raise it whenever earlier checkpoints can no longer be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,17 +27,17 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Every file of one checkpoint, by its path below the checkpoint's folder (with "/"); not the manifest itself."""
+    """Every file of one checkpoint except the manifest, by its path below the checkpoint's folder (with "/")."""
 
     step: int
     metric: float | None
-    """What the checkpoint is worth to the one who chooses the best; None where it was not measured."""
+    """The metric by which the best checkpoint is chosen; None if it was not measured."""
     files: Mapping[str, FileEntry]
     saved_by: str | None = field(default_factory=lambda: installed_version("proximo"))
-    """The version of Proximo, for one that cannot read the checkpoint."""
+    """The version of Proximo, for the message of another version that cannot read the checkpoint."""
 
     def encode(self) -> bytes:
-        """The manifest as JSON, with a hash of its own."""
+        """The manifest as JSON, with a hash of its content."""
         files = {name: {"num_bytes": entry.num_bytes, "sha256": entry.sha256} for name, entry in self.files.items()}
         described = {"format": FORMAT, "saved_by": self.saved_by, "step": self.step, "metric": self.metric}
         return _sealed({**described, "files": files})
@@ -48,13 +48,13 @@ class DamagedError(Exception):
 
 
 class OtherFormatError(DamagedError):
-    """A manifest is whole, but of a format that this version does not read; the message says what to do."""
+    """An undamaged manifest has a format that this version does not read; the message says what to do."""
 
 
 def describe_folder(
     folder: Path, *, step: int, metric: float | None, known: Mapping[str, FileEntry] | None = None
 ) -> Manifest:
-    """The manifest of the files that lie below `folder` now. `known`: files that need not be hashed again."""
+    """The manifest of the files below `folder` now. `known`: files that need not be hashed again."""
     known = known or {}
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     others = [name for name in paths if name not in known]
@@ -63,13 +63,13 @@ def describe_folder(
 
 
 def describe_files(paths: Sequence[Path]) -> list[FileEntry]:
-    """Size and hash of each."""
+    """Size and hash of each file."""
     sizes = [path.stat().st_size for path in paths]
     return [FileEntry(num_bytes=n, sha256=sha) for n, sha in zip(sizes, _sha256_of(paths), strict=True)]
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint's folder; DamagedError where there is none that can be read."""
+    """The manifest of a checkpoint's folder. Raises DamagedError if it is missing or unreadable."""
     path = folder / MANIFEST
     if not path.is_file():
         raise DamagedError(f"{path} is missing")
@@ -81,11 +81,11 @@ def read_manifest(folder: Path) -> Manifest:
             raise DamagedError(f"{path} has other contents than when it was saved (its sha256 differs)")
         if content["format"] != FORMAT:
             raise OtherFormatError(
-                f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: go on "
-                f"with the version that saved it ({content.get('saved_by') or 'its number is not known'})"
+                f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: continue "
+                f"with the version that saved it ({content.get('saved_by') or 'its number is unknown'})"
             )
         if seal is None:
-            raise DamagedError(f"{path} has no hash of its own")
+            raise DamagedError(f"{path} has no hash of its content")
         files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
         return Manifest(step=content["step"], metric=content["metric"], files=files, saved_by=content["saved_by"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,17 +93,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:
-    """The one text for a content, so that a reader who writes it again sees every bit that differs."""
+    """The JSON text of a content with its hash. It is unique, so encoding it again reveals every changed bit."""
     text = json.dumps(content, indent=1, allow_nan=False)
     sealed = {"sha256": hashlib.sha256(text.encode()).hexdigest(), **content}
     return (json.dumps(sealed, indent=1, allow_nan=False) + "\n").encode()
 
 
 def verify_folder(folder: Path, *, parts: Collection[str] | None) -> Manifest:
-    """The manifest, once every file that it lists is there with its size, and those of `parts` with their hash.
+    """The manifest, after checking that every listed file has its size, and every file of `parts` its hash.
 
-    parts: files, and folders with all that is below them, by their path below `folder`; None all. Files that the
-    manifest does not list are nobody's business. Raises DamagedError at the first difference.
+    parts: paths below `folder` of files, or of folders with everything below them; None means all. Files that the
+    manifest does not list are ignored. Raises DamagedError at the first difference.
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
@@ -125,7 +125,7 @@ def _is_in(name: str, part: str) -> bool:
 
 
 def _sha256_of(files: Sequence[Path]) -> list[str]:
-    """Of each file, several at once: hashing leaves the interpreter's lock."""
+    """The hash of each file. Files are hashed in parallel, because hashing releases the interpreter's lock."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(_sha256, files))
 

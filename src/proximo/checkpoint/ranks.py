@@ -1,6 +1,6 @@
 """Writers of checkpoint parts: by rank 0 at once, or by every rank, each its own file, in the background.
 
-Nothing is published before all ranks have said that their files are on the disk, and every rank learns how it ended.
+A checkpoint is published after all ranks have reported that their files are on disk; every rank learns the outcome.
 """
 
 import secrets
@@ -23,13 +23,13 @@ SEEN_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captured:
-    """The contents of a part at the moment of the save, still to be written."""
+    """The contents of a part at the moment of the save, not yet written."""
 
     first: Writer
     """Called on rank 0 at once."""
     each: Callable[[Path], Path] | None = None
     """Called afterwards in a thread of every rank: writes one file into the folder that `first` made, and returns its
-    path. None: `first` has written all."""
+    path. None if `first` writes everything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class RankWriter:
     """A part whose tensors are spread over several ranks."""
 
     capture: Callable[[], Captured]
-    """Called on every rank at the same step; ranks may exchange tensors in it. Training goes on after it."""
+    """Called on every rank at the same step; ranks may exchange tensors in it. Training continues after it."""
 
 
 def captured(writers: Mapping[str, Writer | RankWriter]) -> dict[str, Captured]:
@@ -57,7 +57,7 @@ def check_names(writers: Mapping[str, Writer | RankWriter]) -> None:
 
 
 class Background:
-    """A piece of work in a thread of its own, which begins at once.
+    """Runs a function in a separate thread, which begins at once.
 
     The thread does not keep the process alive: a rank that failed must end.
     """
@@ -93,7 +93,7 @@ class _Report:
 
 
 def check_shared(folder: Path) -> None:
-    """Raises RunFolderError on every rank where one does not see a file that rank 0 writes into its `folder`."""
+    """Raises RunFolderError on every rank if one of them does not see a file that rank 0 writes into `folder`."""
     world = current()
 
     def write() -> str:
@@ -134,7 +134,7 @@ def written_by_ranks(
 ) -> None:
     """Write this rank's file of each part; once all ranks have, rank 0 calls `publish` with their files.
 
-    Raises CheckpointError on every rank where one of them could not write; then nothing is published.
+    If one rank could not write, nothing is published and CheckpointError is raised on every rank.
     """
     world = current()
     what = f"the save of step {step}"
@@ -151,13 +151,13 @@ def written_by_ranks(
         raise error
     if problem is not None:
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written: {problem}. Those before it are untouched: mend what "
-            "refused, and go on from the latest with --resume"
+            f"the checkpoint of step {step} could not be written: {problem}. Earlier ones are untouched: fix the "
+            "problem, and continue from the latest with --resume"
         )
 
 
 def check_all_seen(folder: Path, files: Mapping[str, FileEntry]) -> None:
-    """Raises CheckpointError where a file that a rank wrote is not here, since the rank has another file system."""
+    """Raises CheckpointError if a file that a rank wrote is missing here: the rank has another file system."""
     for name, entry in files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != entry.num_bytes:
@@ -173,7 +173,7 @@ def _written(folder: Path, parts: Mapping[str, Callable[[Path], Path]]) -> _Repo
         atomic.sync_files(paths)
         names = [path.relative_to(folder).as_posix() for path in paths]
         return _Report(files=dict(zip(names, describe_files(paths), strict=True)))
-    except Exception as error:  # told to all ranks
+    except Exception as error:  # sent to all ranks
         return _Report(problem=f"rank {current().rank}: {type(error).__name__}: {error}")
 
 
@@ -181,8 +181,8 @@ def replace_shards(checkpoint: Path, part: str, shards: str, write: Writer) -> N
     """Put whole weight files into a finished checkpoint in place of the shards of its ranks.
 
     The weight files of the folder that `write` makes go into the folder `part`; `shards` is removed from there. Other
-    files that `write` makes, such as configurations, are already there and are left out. `checkpoint` is the folder of
-    one step.
+    files that `write` makes (configurations) are already there and are left out. `checkpoint` is the folder of one
+    step.
 
     The new files get their names first; no manifest lists them yet. Then the manifest that lists them replaces the old
     one, and then the shards are removed. After a crash the checkpoint is therefore complete by its manifest.
@@ -191,7 +191,7 @@ def replace_shards(checkpoint: Path, part: str, shards: str, write: Writer) -> N
     atomic.clear_temporaries(checkpoint / part)
     temporary = atomic.temporary_beside(checkpoint / part)
     write(temporary)
-    # The index, by which a reader finds several files, is the last of them.
+    # The index comes last, because readers find the other files through it.
     files = [*sorted(temporary.glob("*.safetensors")), *sorted(temporary.glob("*.safetensors.index.json"))]
     atomic.fsync_tree(temporary)
     entries = dict(zip([f"{part}/{path.name}" for path in files], describe_files(files), strict=True))

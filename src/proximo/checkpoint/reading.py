@@ -1,4 +1,4 @@
-"""Reads checkpoints: which ones a folder has, one of them compared with its manifest, and its saved state."""
+"""Reads checkpoints: lists those in a folder, compares one with its manifest, and returns its saved state."""
 
 import json
 import re
@@ -15,8 +15,8 @@ ROLES = ("policy", "reward", "value", "average", "reference")
 STEP_NAME = re.compile(r"step-(\d{6,})")
 Record = TypeVar("Record")
 _ANOTHER_VERSION = (
-    "another version of Proximo saved it (`saved_by` in its manifest.json says which). Go on with that version, or "
-    "start a run in another folder"
+    "another version of Proximo saved it (`saved_by` in its manifest.json). Continue with that version, or start a "
+    "run in another folder"
 )
 
 
@@ -27,11 +27,11 @@ class Checkpoint:
     step: int
     folder: Path
     state: Mapping[str, Any]
-    """What was given as `state` when it was saved."""
+    """The `state` that was given to `CheckpointStore.save`."""
     metric: float | None
 
     def path(self, name: str) -> Path:
-        """The file or folder that the writer called `name` made; CheckpointError if there was no such writer."""
+        """The file or folder that the writer `name` made. Raises CheckpointError if there was no such writer."""
         path = self.folder / name
         if not path.exists():
             held = ", ".join(sorted(entry.name for entry in self.folder.iterdir()))
@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles whose model it holds, the one that the run trained first."""
+        """The roles whose model it holds; the one that the run trained comes first."""
         return tuple(role for role in ROLES if (self.folder / role).is_dir())
 
 
@@ -67,18 +67,16 @@ def open_checkpoint(checkpoints: Path, step: int, *, parts: Collection[str] | No
 
 def left_by_failed_save(checkpoints: Path) -> str:
     """Says which checkpoint to resume from after a failed save."""
-    if saved_steps(checkpoints):  # what has its name is complete
-        return (
-            "The latest complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
-        )
+    if saved_steps(checkpoints):  # a checkpoint gets its name only when it is complete
+        return "The latest complete checkpoint is untouched: make room, or repair the disk, and continue with --resume"
     return (
-        "It would have been the first one, so there is none to go on from: make room, or mend the disk, and start "
+        "It would have been the first one, so there is none to resume from: make room, or repair the disk, and start "
         "again with --resume=auto or --overwrite"
     )
 
 
 class SavedState(dict[str, Any]):
-    """A mapping that refuses with CheckpointError where it lacks what is asked for by `[]`."""
+    """A dict whose `[]` raises CheckpointError for a missing key."""
 
     def __missing__(self, key: str) -> Never:
         """Raises CheckpointError that names the missing entry."""
@@ -86,9 +84,9 @@ class SavedState(dict[str, Any]):
 
 
 def as_record(record_type: Callable[..., Record], saved: Mapping[str, Any]) -> Record:
-    """A dataclass whose fields were saved by name.
+    """Builds a dataclass from fields that were saved by name.
 
-    Raises CheckpointError for a value that it has no field for, and for a field without value or default.
+    Raises CheckpointError for a value without a field, and for a field without value or default.
     """
     try:
         return record_type(**saved)
@@ -97,7 +95,7 @@ def as_record(record_type: Callable[..., Record], saved: Mapping[str, Any]) -> R
 
 
 def encode_state(state: Mapping[str, Any]) -> bytes:
-    """The state as JSON text. Raises TypeError where it would not come back as it is."""
+    """The state as JSON text. Raises TypeError if reading it back would give something else."""
     text = json.dumps(state, indent=1, allow_nan=False)
     if json.loads(text) != state:
         raise TypeError(

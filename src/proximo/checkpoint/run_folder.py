@@ -1,7 +1,7 @@
-"""The folder of one run: who may start or resume in it, its lock, and the paths of its files.
+"""The folder of one run: when a run may start or resume in it, its lock, and the paths of its files.
 
-The marker file makes a folder a run folder and carries the lock. A copy without the marker is recognised by what a run
-wrote. A run that is to be replaced is moved aside with its whole folder, so that nothing of it is lost.
+The marker file makes a folder a run folder and carries the lock. A copy without the marker is recognised by the files
+of a run. To replace a run, its whole folder is moved aside, so that nothing is lost.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 TENSORBOARD = "tensorboard"
 TRACKERS = "trackers"
-"""What the sinks of experiment trackers keep: where they are, and what is not sent yet."""
+"""State of the sinks of experiment trackers: their position, and lines not sent yet."""
 PUSHES = "push"
-"""What is on the Hub, and what is on its way there."""
+"""State of the uploads to the Hub: finished and running ones."""
 REPORT = "report.html"
 OUTCOME = "outcome.json"
 LOG = "log.txt"
 RANKS = "ranks"
-"""Tracebacks of single ranks, which their processes write themselves; everything else is written by rank 0."""
+"""Tracebacks of single ranks, each written by its rank; rank 0 writes everything else."""
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
 WRITTEN = (
@@ -58,14 +58,14 @@ WRITTEN = (
     RANKS,
     MERGED,
 )
-"""What a run writes. Anything else in its folder is the user's."""
+"""Names that a run writes. Anything else in its folder belongs to the user."""
 
 
 class RunFolder:
     """An open run folder. Holds the lock until it is closed or the process dies."""
 
     def __init__(self, path: Path, *, resuming: bool, marker: IO[str], replaced: Path | None = None) -> None:
-        self.path = path.absolute()  # a function of the user's may change the working directory in between
+        self.path = path.absolute()  # a user-defined function may change the working directory later
         self.resuming = resuming
         """Whether there is a checkpoint to resume from, and the caller asked for it."""
         self.replaced = replaced
@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def samples(self) -> Path:
-        """JSON lines, one for each response that is kept to be read."""
+        """JSON lines, one for each sample that is kept for reading."""
         return self.path / SAMPLES
 
     @property
@@ -94,7 +94,7 @@ class RunFolder:
 
     @property
     def trackers(self) -> Path:
-        """The folder for what the sinks of experiment trackers keep."""
+        """The folder for the state of the sinks of experiment trackers."""
         return self.path / TRACKERS
 
     @property
@@ -104,7 +104,7 @@ class RunFolder:
 
     @property
     def outcome(self) -> Path:
-        """How the run ended; absent while it goes on."""
+        """How the run ended; absent while it is running."""
         return self.path / OUTCOME
 
     @property
@@ -113,7 +113,7 @@ class RunFolder:
         return self.path / LOG
 
     def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
-        """Write the recipe as it was given, and every effective setting."""
+        """Write the recipe as given (`text`), and every effective setting."""
         atomic.write_bytes_atomically(self.path / CONFIG, text.encode())
         atomic.write_bytes_atomically(self.path / RESOLVED_CONFIG, _json(resolved))
 
@@ -153,16 +153,16 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
 
     resume: "never" refuses a folder in which a run recorded something; "must" resumes from its latest checkpoint and
     refuses if there is none; "auto" resumes if there is one and starts otherwise.
-    overwrite: start, whatever a run recorded there before. A folder with records is renamed (`RunFolder.replaced`), and
-    a new one made in its place.
+    overwrite: start even if a run recorded something there. A folder with records is renamed (`RunFolder.replaced`),
+    and a new one made in its place.
 
-    Raises RunFolderError, with nothing changed, where these rules refuse, for a folder with other contents than a run,
-    if another process has the lock, and if the folder cannot be renamed.
+    Raises RunFolderError, with nothing changed, if these rules refuse, the folder holds something else than a run,
+    another process has the lock, or the folder cannot be renamed.
     """
     check_run(folder, resume=resume, overwrite=overwrite)
     marker = _lock(folder)
     try:
-        check_run(folder, resume=resume, overwrite=overwrite)  # another process may have had it until a moment ago
+        check_run(folder, resume=resume, overwrite=overwrite)  # again, since another process may have held the lock
         atomic.clear_temporaries(folder)
         resuming = not overwrite and bool(saved_steps(folder / CHECKPOINTS))
         replaced = None
@@ -181,8 +181,8 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
 def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
     """Open the folder of a run whose process was killed, to write how it ended.
 
-    `by`: the process, such as `process 4711 on node1`. None where another one has begun a run there since, or the run
-    has an outcome.
+    `by`: the process, for example `process 4711 on node1`. None if another process has begun a run there since, or the
+    run has an outcome.
     """
     try:
         if (folder / OUTCOME).exists() or (folder / MARKER).read_text(encoding="utf-8").strip() != by:
@@ -193,7 +193,7 @@ def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run was ever opened in it. A copy without hidden files is recognised by its contents."""
+    """Whether a run was ever opened in `folder`. A copy without hidden files is recognised by its contents."""
     return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
 
 
@@ -223,7 +223,7 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
         )
     if exists and resume == "never" and not overwrite and _has_records(folder):
         raise RunFolderError(
-            f"{folder} already holds a run: use --resume to go on with it, --overwrite to replace it, or give another "
+            f"{folder} already holds a run: use --resume to continue it, --overwrite to replace it, or give another "
             "folder"
         )
     if _makes_room(folder, overwrite=overwrite) and not os.access(folder.resolve().parent, os.W_OK | os.X_OK):
@@ -239,7 +239,7 @@ def _makes_room(folder: Path, *, overwrite: bool) -> bool:
 
 
 def _has_records(folder: Path) -> bool:
-    """Whether a run took a step. One that failed before it has nothing to lose, and may start again."""
+    """Whether a run took a step. A run that failed earlier has nothing to lose, and may start again."""
     logs = (folder / METRICS, folder / SAMPLES)
     return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
 
@@ -283,7 +283,7 @@ def _lock(folder: Path) -> IO[str]:
         marker.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         marker.flush()
     except OSError as error:
-        with contextlib.suppress(OSError):  # closing writes what is left, which the disk refuses again
+        with contextlib.suppress(OSError):  # closing flushes the rest, which the disk refuses again
             marker.close()
         raise RunFolderError(f"the run folder {folder} cannot be written: {error}") from error
     return marker
@@ -292,8 +292,7 @@ def _lock(folder: Path) -> IO[str]:
 def _move_aside(folder: Path) -> Path:
     """Rename a run folder to the first free `NAME.replaced-N`, and make an empty folder in its place.
 
-    Where the folder is a link, its target is renamed. Raises RunFolderError if the system refuses, as for a mount
-    point.
+    If the folder is a link, its target is renamed. Raises RunFolderError if the system refuses, as for a mount point.
     """
     place = folder.resolve()
     names = (place.with_name(f"{place.name}.replaced-{number}") for number in count(1))

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: each is saved whole or not at all, verified and pruned. And when to save one.
+"""The checkpoints of one run: saves each whole or not at all, verifies and prunes them, and decides when to save.
 
 A save writes everything under a temporary name, syncs it, writes the manifest last, renames the folder, and only then
 updates the pointer file `latest`. After a crash a folder is therefore complete, or has a temporary name that the next
@@ -54,7 +54,7 @@ class CheckpointStore:
     """The checkpoints of one run, in `folder`, which the first save makes. One process writes at a time.
 
     keep_last: how many of the newest to keep (None: all). The one with the best metric is kept as well.
-    best: whether the highest or the lowest metric is the best one; the earlier of equals.
+    best: whether the highest or the lowest metric is best; the earlier one wins a tie.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CheckpointStore:
     ) -> Checkpoint | None:
         """Write a checkpoint and make it the latest.
 
-        `keeps_all`: remove no earlier checkpoint now. The next save does.
+        `keeps_all`: remove earlier checkpoints only at the next save.
 
         Each writer is called with the path of its name (relative, "/" between folders). `state` is JSON. A metric that
         is not finite counts as not measured. A step that is already the latest is not written again: with an equal
@@ -121,9 +121,9 @@ class CheckpointStore:
             pending.finish(timeout_seconds=timeout_seconds or current().timeout_seconds)
 
     def tidy(self) -> None:
-        """Delete the checkpoints that are not to be kept, and what a crash left unfinished. Each save ends with it.
+        """Delete checkpoints beyond `keep_last`, and what a crash left unfinished. Each save ends with it.
 
-        A run that is already finished calls it too, because a crash may have cut off the end of its last save.
+        Resuming a finished run calls it too, because a crash may have cut off the end of its last save.
         """
         latest = self._latest_step()
         if latest is not None:
@@ -132,9 +132,9 @@ class CheckpointStore:
         atomic.clear_temporaries(self.folder)
 
     def latest(self) -> Checkpoint | None:
-        """The checkpoint to resume from: the one that `latest` names; None before the first save.
+        """The checkpoint to resume from, which `latest` names; None before the first save.
 
-        Raises CheckpointError if files are missing or have another size; `load` also compares their hashes.
+        Raises CheckpointError if files are missing or have another size. Only `load` compares hashes.
         """
         step = self._latest_step()
         return None if step is None else self._read(step, parts=())
@@ -142,7 +142,7 @@ class CheckpointStore:
     def load(self, step: int | None = None, *, parts: Collection[str] | None = None) -> Checkpoint:
         """The checkpoint of a step, by default that of `latest`, with every file's hash compared.
 
-        parts: the names of writers whose files alone are hashed; None all. The rest must be there in the right size.
+        parts: names of the writers whose files are hashed; None means all. Other files must have the right size.
         Raises CheckpointError that names the damaged file and the other checkpoints.
         """
         wanted = self._latest_step() if step is None else step
@@ -247,23 +247,23 @@ class CheckpointStore:
 
     def _latest_step(self) -> int | None:
         path = self.folder / LATEST
-        if not path.is_file():  # the first save was stopped between its last two effects
+        if not path.is_file():  # the first save was stopped between the rename and the pointer
             return max(self.steps(), default=None)
         content = path.read_bytes()
         name = STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
         if name is None:
             raise CheckpointError(
-                f"{path} must name a checkpoint such as step-000100, it says {content[:40]!r}. {self._advice(None)}"
+                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._advice(None)}"
             )
         return int(name[1])
 
     def _best_step(self) -> int | None:
-        """From the manifests, not from the pointer: a crash between two files can then not lose the best."""
+        """The best step by the manifests: the pointer may be out of date after a crash."""
         measured = []
         for step in self.steps():
             try:
                 metric = read_manifest(self._folder_of(step)).metric
-            except DamagedError:  # it cannot be the best, and whoever loads it is told
+            except DamagedError:  # it cannot be the best; loading it raises the error
                 continue
             if metric is not None:
                 measured.append((self._sign * metric, -step))
@@ -289,7 +289,7 @@ class CheckpointStore:
             ) from damage
 
     def _advice(self, damaged: int | None) -> str:
-        """What to do: resume from another checkpoint, or read one; the newest comes first."""
+        """Advice to resume from, or read, another checkpoint; lists the newest first."""
         others = ", ".join(self._folder_of(step).name for step in self.steps()[::-1] if step != damaged)
         if not others:
             return "There is no other checkpoint: the run can only start again, with --overwrite"
@@ -300,9 +300,9 @@ class CheckpointStore:
 
 
 class SaveSchedule:
-    """Due at every multiple of `every_steps`, and once `every_minutes` passed since the last save; None: never.
+    """Due at every multiple of `every_steps`, and when `every_minutes` have passed since the last save; None: never.
 
-    The clock, in seconds, starts with the schedule. When a run saves by time does not change what it computes.
+    The clock, in seconds, starts with the schedule. Saving by time does not change what a run computes.
     """
 
     def __init__(
@@ -328,5 +328,5 @@ class SaveSchedule:
         return by_steps or (self._every_minutes is not None and seconds >= 60 * self._every_minutes)
 
     def saved(self) -> None:
-        """Tell the schedule that a save just ended, whatever caused it: the minutes count from here."""
+        """Restart the minutes, after any save."""
         self._last_save_seconds = self._clock()

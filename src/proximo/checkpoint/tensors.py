@@ -19,9 +19,9 @@ from proximo.distributed.shard_files import CapturedShards, SavedShards, SavedTe
 from proximo.errors import CheckpointError
 
 TENSOR = "tensor"
-"""In a layout: the value is a tensor, which is stored separately, a scalar or of its parameter's shape."""
+"""In a layout: the value is a tensor, stored separately; a scalar, or of its parameter's shape."""
 OTHER_TENSOR = "tensor of another shape"
-"""In a layout: the value is another tensor, such as a sum over rows, or the scales of quantised moments."""
+"""In a layout: the value is a tensor of another shape: a sum over rows, or the scales of quantised moments."""
 Layout = dict[str, dict[str, int | float | bool | str | None]]
 """For each parameter: its fields of state, with their numbers, TENSOR or OTHER_TENSOR. JSON."""
 _LAYOUT = "layout"
@@ -44,8 +44,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def optimizer_state(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
     """The state of an optimizer: its tensors by "field:parameter", and the layout, which holds the plain numbers.
 
-    The tensors are the optimizer's own, not copies. The layout has an entry for every parameter of the optimizer, an
-    empty one where there was no gradient yet. Raises ValueError for a parameter that has no name.
+    The tensors are not copied. The layout has an entry for every parameter of the optimizer, empty before its first
+    gradient. Raises ValueError for a parameter that has no name.
     """
     tensors: dict[str, Tensor] = {}
     layout: Layout = {}
@@ -63,13 +63,13 @@ def load_optimizer_state(
     *,
     layout: Layout,
 ) -> None:
-    """Put back what `optimizer_state` took, as copies on the devices where the optimizer wants them, in the same bits.
+    """Restore the result of `optimizer_state`, bit for bit, as copies on the devices where the optimizer wants them.
 
-    Of a sharded parameter each rank takes its part of the whole tensors.
+    Each rank takes its part of the tensors of a sharded parameter.
 
     `Optimizer.load_state_dict` is not used: it goes by position, and rounds the state to the type of the parameter.
-    Raises CheckpointError, before anything is changed, where the names are not those of the optimizer's parameters, a
-    tensor is missing or too many, or one has another shape than its parameter.
+    Raises CheckpointError, before anything is changed, if the names differ from those of the optimizer's parameters, a
+    tensor is missing or unexpected, or one has another shape than its parameter.
     """
     parameters = _parameters_by_name(optimizer, named_parameters)
     _check_names(set(parameters), set(layout), what="parameters")
@@ -97,15 +97,15 @@ def write_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[
 
 
 def capture_optimizer(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> CapturedShards:
-    """A copy of this rank's part of the state, to be written while the optimizer goes on."""
+    """A copy of this rank's part of the state, to be written while training continues."""
     tensors, layout = optimizer_state(optimizer, named_parameters)
     return CapturedShards(tensors, metadata={_LAYOUT: layout})
 
 
 def read_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
-    """Put the state from a file of `write_optimizer`, or a folder of shards, into an optimizer.
+    """Load the state from a file of `write_optimizer`, or a folder of shards, into an optimizer.
 
-    Raises as `load_optimizer_state`.
+    Raises what `load_optimizer_state` raises.
     """
     if path.is_dir():
         shards = SavedShards(path)
@@ -124,7 +124,7 @@ def _key(field: str, name: str) -> str:
 
 
 def _for_file(tensor: Tensor, seen: set[int]) -> Tensor:
-    """On the CPU, with a storage of its own: the file format refuses what is shared. `seen` are those in the file."""
+    """A copy on the CPU that shares no storage with those in `seen`, which the file format requires."""
     tensor = tensor.detach().cpu().contiguous()
     storage = tensor.untyped_storage()
     if storage.nbytes() != tensor.nbytes or (storage.nbytes() and storage.data_ptr() in seen):
@@ -134,7 +134,7 @@ def _for_file(tensor: Tensor, seen: set[int]) -> Tensor:
 
 
 def _described(value: Any, parameter: Tensor) -> Any:
-    """What stands in the layout for a value of the state."""
+    """The entry of the layout for a value of the state."""
     if not isinstance(value, Tensor):
         return value
     return TENSOR if not value.dim() or value.shape == parameter.shape else OTHER_TENSOR
@@ -175,7 +175,7 @@ def _parameters_with_step_on_device(optimizer: Optimizer) -> set[Tensor]:
 
 
 def _copy_like(saved: Tensor | SavedTensor, parameter: Tensor, *, on_cpu: bool) -> Tensor:
-    if saved.shape == parameter.shape and not on_cpu:  # the parameter's strides too, and its shards
+    if saved.shape == parameter.shape and not on_cpu:  # with the parameter's strides and sharding
         restored = torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False)
         fill(restored, saved)
         return restored

@@ -1,4 +1,4 @@
-"""Versions of installed packages, which are not imported for it."""
+"""Versions of installed packages, read without importing them."""
 
 import platform
 from importlib import metadata

@@ -1,4 +1,7 @@
-"""The command line of `proximo`. Importing it imports neither torch nor transformers."""
+"""The command line of `proximo`: one file for each group of commands, assembled in `program.py`.
+
+The commands do their work in `commands/`. Importing this folder imports neither torch nor transformers.
+"""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`proximo chat`: a dialogue at the terminal or over a pipe. The model's side: commands/chat_session.py."""
+"""`proximo chat`: a dialogue at the terminal or over a pipe, with the model of `commands/chat_session.py`."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proximo.cli.loading import loading
-from proximo.cli.using import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
+from proximo.cli.model_commands import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
 from proximo.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def chat(
     proximo chat runs/sft --system "You are brief." --temperature 0.7
     proximo chat Qwen/Qwen2.5-0.5B-Instruct --greedy < questions.txt
 
-    /reset forgets what was said, /quit ends.
+    /reset clears the conversation, /quit ends.
     """
     check_model_path(model)
     with loading():

@@ -24,7 +24,7 @@ def config() -> None:
     """Look at recipes without running them.
 
     \b
-    proximo config show ppo ppo.advantage.gae_lambda=1  every key with the value that holds
+    proximo config show ppo ppo.advantage.gae_lambda=1  every key with its value in effect
     proximo config check my.yaml              one line, or every mistake
     proximo config schema ppo                 JSON schema, for an editor
 
@@ -34,7 +34,7 @@ def config() -> None:
 
 @app.command()
 def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
-    """Print every key of a recipe with the value that holds, as YAML that is itself a recipe."""
+    """Print every key of a recipe with its value in effect, as YAML that is itself a recipe."""
     from proximo.config.loader import resolved_yaml
 
     print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
@@ -42,7 +42,7 @@ def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = 
 
 @app.command()
 def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
-    """Say whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
+    """Check whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
     from proximo.config.ineffective_keys import ineffective_keys
 
     loaded = _load(recipe, overrides, kind)

@@ -1,4 +1,4 @@
-"""`proximo doctor`: reports what a run would find on this machine. The checks: machine.py, sandbox/, kernels.py."""
+"""`proximo doctor`: reports what a run would find on this machine (`doctor_checks.py`, `sandbox/`, `kernels.py`)."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,7 @@ def doctor(
     folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a run would find on this machine, and what to do where something is missing.
+    """Report what a run would find on this machine, and what to do if something is missing.
 
     Versions, device, precision, threads, kernels, memory, the sandbox, vLLM, the extras, and the disk.
 
@@ -25,11 +25,11 @@ def doctor(
     proximo doctor
     proximo doctor --folder /scratch/runs     the disk of another folder
     proximo doctor sandbox                    every guarantee of the sandbox, tried
-    proximo doctor kernels                    the kernels in C, made anew where need be
+    proximo doctor kernels                    the kernels in C, compiled if needed
     """
     if context.invoked_subcommand is not None:
         return
-    from proximo.cli.machine import examine_machine
+    from proximo.cli.doctor_checks import examine_machine
 
     if as_json:
         print(json.dumps({name: asdict(finding) for name, finding in examine_machine(folder)}, indent=2))
@@ -42,7 +42,7 @@ def doctor(
 
 @app.command()
 def kernels() -> int:
-    """Compile and load the kernels in C that a CPU is faster with. Exit status 1, and why, where there are none."""
+    """Compile and load the kernels in C, which are faster on a CPU. Exit status 1, with the reason, if that fails."""
     from proximo.kernels import kernels_of
 
     reason = kernels_of("cpu").why_missing()
@@ -56,13 +56,13 @@ def sandbox(
     waive: Annotated[list[str] | None, typer.Option(help="A guarantee to run without; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per guarantee.")] = False,
 ) -> int:
-    """Try every guarantee that programs written by a model run under. Exit status 1 where one is not held.
+    """Try every guarantee of the sandbox for programs that a model writes. Exit status 1 if one does not hold.
 
     \b
     proximo doctor sandbox
     proximo doctor sandbox --waive names      as with `sandbox_waived: [names]` in a recipe
 
-    docs/sandbox.md says what each guarantee means, and what none of them defends against.
+    docs/sandbox.md explains each guarantee, and what none of them defends against.
     """
     from proximo.errors import as_own_errors
     from proximo_verifiers.sandbox.doctor import report

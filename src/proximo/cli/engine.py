@@ -1,11 +1,11 @@
-"""`proximo engine`: vLLM's environment and servers. The engine itself: rollout/vllm/."""
+"""`proximo engine`: installs vLLM and serves models with it, through `rollout/vllm/`."""
 
 import os
 from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer(help="Install vLLM beside Proximo, and serve models for PPO with it.", no_args_is_help=True)
+app = typer.Typer(help="Install vLLM next to Proximo, and serve models for PPO with it.", no_args_is_help=True)
 Folder = Annotated[
     str | None,
     typer.Option("--folder", metavar="FOLDER", help="Folder of vLLM's environment.  [default: in the user's cache]"),
@@ -17,10 +17,10 @@ def install(
     *,
     folder: Folder = None,
     device: Annotated[
-        Literal["auto", "cuda", "cpu"], typer.Option(help="What vLLM is for; auto takes what this machine has.")
+        Literal["auto", "cuda", "cpu"], typer.Option(help="The device of vLLM; auto takes what this machine has.")
     ] = "auto",
 ) -> None:
-    """Install vLLM into an environment of its own; it takes minutes, and 4 to 12 GB of disk.
+    """Install vLLM into a separate environment; it takes minutes, and 4 to 12 GB of disk.
 
     \b
     proximo engine install

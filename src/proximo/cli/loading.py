@@ -1,4 +1,4 @@
-"""Says what a command loads before it begins."""
+"""Prints what a command loads before it begins."""
 
 import sys
 from collections.abc import Generator
@@ -9,7 +9,7 @@ from proximo.early_interrupt import EndsSilently
 
 @contextmanager
 def loading(what: str = "torch and transformers", *, quiet: bool = False) -> Generator[None]:
-    """Say on stderr what is imported inside: under load it takes a minute, in which nothing else is printed.
+    """Print on stderr what is imported inside: on a busy machine it takes a minute without any other output.
 
     Ctrl-C inside ends the process at once.
     """

@@ -1,4 +1,4 @@
-"""`proximo pass-rate`: measures the difficulty of training prompts. The work: commands/pass_rates.py."""
+"""`proximo pass-rate`: measures the difficulty of training prompts, with `commands/pass_rates.py`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from proximo.cli.loading import loading
+from proximo.cli.model_commands import check_new_file
 from proximo.cli.training import Overrides, RecipeName
-from proximo.cli.using import check_new_file
 from proximo.commands.checked_recipe import checked
 from proximo.early_interrupt import EndsSilently
 from proximo.ppo.kind import PPO
@@ -32,8 +32,8 @@ def pass_rate(
 ) -> int:
     """Measure how often the policy that a run would start from solves each training prompt of a PPO recipe.
 
-    The file holds the prompts with their scores as base_scores. Given as the data, with a filter, it leaves out what is
-    too easy or too hard:
+    The file holds the prompts with their scores as base_scores. Use it as the data, with a filter, to leave out prompts
+    that are too easy or too hard:
 
     \b
     proximo pass-rate my.yaml rated.jsonl --samples-per-prompt 8

@@ -1,4 +1,4 @@
-"""`proximo plan`: predicts memory and FLOPs of a recipe. The work: plan/."""
+"""`proximo plan`: predicts memory and FLOPs of a recipe, with `plan/`."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def plan(
         typer.Option("--devices", min=1, help="Plan for one of that many ranks, in place of devices.num."),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory of one device, such as 80GiB; else that of this machine.")
+        str | None, typer.Option("--memory", help="Memory of one device, for example 80GiB; default this machine's.")
     ] = None,
 ) -> int:
     """Predict peak memory, by phase and part, and the work of a step. Loads no weights and no data.
@@ -49,7 +49,7 @@ def plan(
     proximo plan demo --json                  every stage of a pipeline
     proximo plan ppo.yaml --devices 8 --memory 80GiB      one of 8 ranks
 
-    Models are asked for their config.json and tokenizer only. docs/plan.md says what is counted, and how well it fits.
+    It reads only config.json and tokenizer of a model. docs/plan.md says what is counted, and how accurate it is.
     """
     given = None if memory is None else parse_bytes(memory)
     with EndsSilently():
@@ -79,11 +79,11 @@ def plan(
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size such as 80GiB. Raises ConfigError."""
+    """Bytes of a size, for example `80GiB`. Raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w+)", text)
     size = int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else 0
     if size == 0:
-        raise ConfigError(f"--memory takes a number above 0 with {', '.join(_UNITS)}, such as 80GiB, and got {text!r}")
+        raise ConfigError(f"--memory takes a number above 0 with {', '.join(_UNITS)}, like 80GiB, got {text!r}")
     return size
 
 

@@ -17,13 +17,13 @@ from proximo.cli import (
     configuration,
     doctor,
     engine,
+    model_commands,
     pass_rates,
     planning,
     recipes,
     reporting,
     serving,
     training,
-    using,
 )
 from proximo.errors import ConfigError, ProximoError, redacted
 from proximo.pages import with_addresses
@@ -32,7 +32,7 @@ from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
 SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
-"""Matches a config key that is written as an option, such as `--ppo.num_steps=3`."""
+"""Matches a config key that is written as an option, for example `--ppo.num_steps=3`."""
 HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
@@ -40,7 +40,7 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context
 training.add_to(app)
 planning.add_to(app)
 pass_rates.add_to(app)
-using.add_to(app)
+model_commands.add_to(app)
 reporting.add_to(app)
 chat.add_to(app)
 serving.add_to(app)
@@ -90,15 +90,15 @@ def _register_installed_trainers() -> None:
             register(point.load())
         except Exception as error:
             raise ConfigError(
-                f"the trainer {point.name} of an installed package ({point.value}) cannot be registered: {error}; mend "
+                f"the trainer {point.name} of an installed package ({point.value}) cannot be registered: {error}; fix "
                 "or remove that package"
             ) from error
 
 
 def _name_pages(command: Any) -> None:
-    """Put the addresses of the pages into the helps of a command, of its parameters, and of the commands below it.
+    """Put the addresses of the pages into the help texts of a command, its parameters and its subcommands.
 
-    A paragraph with an address keeps its lines: wrapped at a hyphen it would lead nowhere.
+    A paragraph with an address keeps its lines, because an address wrapped at a hyphen would be broken.
     """
     for parameter in command.params:
         parameter.help = parameter.help and with_addresses(parameter.help)
@@ -115,8 +115,8 @@ def _known_failure(error: BaseException) -> str | None:
     """A message for failures of the machine (memory, disk, locale); None for anything else, which may be a bug."""
     if isinstance(error, UnicodeEncodeError):
         return (
-            f"the locale, which says {sys.getfilesystemencoding()}, has no {error.object[error.start : error.end]!a}: "
-            "set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+            f"the locale's encoding, {sys.getfilesystemencoding()}, has no "
+            f"{error.object[error.start : error.end]!a}: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
         )
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if memory_ran_out(error):
@@ -132,9 +132,9 @@ def _known_failure(error: BaseException) -> str | None:
 def _limit_spinning_threads() -> None:
     """Make idle OpenMP threads sleep soon. Call it before torch is imported, because OpenMP reads the setting once.
 
-    Spinning threads keep a core from threads with work: beside one busy program, a training step of a small model took
-    many times as long with two threads as with one. With a short spin it takes about as long, and an idle machine keeps
-    half of the gain of the second thread (docs/memory.md).
+    Spinning threads keep a core from threads with work: next to one busy program, a training step of a small model took
+    many times as long with two threads as with one. With a short spin it takes about as long, and on an idle machine
+    half of the second thread's gain remains (docs/memory.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -188,8 +188,8 @@ def _program(
     """Train language models with PPO: supervised fine-tuning, a reward model, then PPO.
 
     \b
-    proximo recipes                           what is shipped to start from
-    proximo recipes copy ppo my.yaml          a recipe of your own, to change
+    proximo recipes                           the shipped recipes
+    proximo recipes copy ppo my.yaml          a copy to change
     proximo doctor                            what this machine has
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded
@@ -197,11 +197,11 @@ def _program(
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo ppo my.yaml devices.num=8         on 8 GPUs; several machines, Slurm: docs/scale.md
     proximo report runs/ppo                   curves and samples as one HTML file; of several runs side by side
-    proximo report runs/ppo --follow          the same, while it goes on
+    proximo report runs/ppo --follow          the same, during the run
     proximo generate runs/ppo "Once upon"     try the result
     proximo chat runs/ppo                     talk to it
     proximo serve-reward my.yaml              its reward sources for other machines
 
     Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 128 plus its number when a signal stopped
-    the run, such as 143 for SIGTERM.
+    the run: 143 for SIGTERM.
     """

@@ -1,4 +1,4 @@
-"""A command that runs on several ranks: how many, and what is particular to each of their processes."""
+"""Runs a command on several ranks: checks their number and prepares the process of each."""
 
 import gc
 import os
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from proximo.run.options import RunOptions
 
 TIMEOUT_SECONDS = 600.0
-"""How long ranks wait for each other to say that there is no valid recipe."""
+"""How long ranks wait for each other to report that there is no valid recipe."""
 MOST_DIFFERENCES = 8
-"""What a message lists of two ranks that were started differently."""
+"""Number of differences between two ranks that a message lists."""
 
 
 def num_ranks(recipe: "Recipe") -> int:
-    """How many ranks the command is to start on this machine. The stages of a pipeline agree (pipeline/recipe.py)."""
+    """How many ranks the command starts on this machine; the same for all stages of a pipeline."""
     return max((stage.devices.num or 1 for _, stage in recipe.given_stages()), default=1)
 
 
@@ -43,8 +43,8 @@ def check_ranks(recipe: "Recipe", place: Place | None) -> None:
         return
     if place is None and os.environ.get("WORLD_SIZE") == "1" and "RANK" in os.environ:
         raise ConfigError(
-            f"devices.num is {wanted}, but torchrun started one rank: remove torchrun, or devices.num and say "
-            f"--nproc-per-node={wanted}"
+            f"devices.num is {wanted}, but torchrun started one rank: remove torchrun, or remove devices.num and give "
+            f"torchrun --nproc-per-node={wanted}"
         )
     for prefix, stage in recipe.given_stages():
         for key, section in stage.sections().items():
@@ -54,7 +54,7 @@ def check_ranks(recipe: "Recipe", place: Place | None) -> None:
                 raise ConfigError(
                     f"{prefix}{key}.device is {device}, but each of {size} ranks has one device, the CUDA device of "
                     f"its number or the CPU, for all its models: "
-                    f"{'say auto, cpu or cuda' if key == 'run' else 'remove it'}, or run on one rank"
+                    f"{'use auto, cpu or cuda' if key == 'run' else 'remove it'}, or run on one rank"
                 )
     if problem := devices_problem(recipe, size):
         raise ConfigError(problem)
@@ -69,16 +69,16 @@ def _check_same(world: World, recipe: "Recipe") -> None:
             listed = "".join(f"\n  {line}" for line in found[:MOST_DIFFERENCES])
             more = f"\n  and {len(found) - MOST_DIFFERENCES} more" if len(found) > MOST_DIFFERENCES else ""
             raise ConfigError(
-                f"the ranks were started with different things (rank 0 -> rank {rank}): one command, with one recipe "
-                f"file and one environment, starts them all{listed}{more}"
+                f"the ranks were started differently (rank 0 -> rank {rank}): start all with one command, one recipe "
+                f"file and one environment{listed}{more}"
             )
 
 
-def say_idle_tasks() -> None:
-    """For a process that trains alone: say so in a job of Slurm's that has tasks for more ranks."""
+def note_idle_tasks() -> None:
+    """Print a note if this process trains alone in a Slurm job that has tasks for more ranks."""
     if num := idle_tasks(os.environ):
         print(
-            f"note: this job has {num} tasks of Slurm's, but this process trains alone: start the command by srun for "
+            f"note: this Slurm job has {num} tasks, but this process trains alone: start the command by srun for "
             "a rank in each task, or set devices.num for the devices of this machine",
             file=sys.stderr,
         )
@@ -90,20 +90,20 @@ def run_rank(
     *,
     run: "Callable[[Recipe, RunOptions], int]",
 ) -> int:
-    """Run one of several ranks; returns its exit status. Only rank 0 prints, unless it is gone."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported; the watch says it with names
+    """Run one of several ranks; returns its exit status. Only rank 0 prints, unless it has ended."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported; the watch names failed ranks
     if place.rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     try:
         status = _join_and_run(place, prepare, run)
-        gc.freeze()  # else the end of the interpreter looks for garbage for seconds: sharding imports half of torch
+        gc.freeze()  # else the interpreter's exit collects garbage for seconds: sharding imports half of torch
         return status
     except BaseException as error:
         if place.rank == 0:
             raise
         if isinstance(error, JoinError):  # rank 0 does not know of it
             say(f"error: {error}")
-        # Not through the interpreter's end: threads of torch's may still wait for ranks that are gone.
+        # Skip the interpreter's exit: threads of torch may still wait for ranks that have ended.
         os._exit(status_of(error))
 
 

@@ -19,7 +19,7 @@ Name = Annotated[
 
 @app.callback()
 def recipes(context: typer.Context) -> None:
-    """List, show or copy the recipes that are shipped.
+    """List, show or copy the shipped recipes.
 
     \b
     proximo recipes
@@ -32,7 +32,7 @@ def recipes(context: typer.Context) -> None:
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the shipped recipes, with what each is for."""
+    """List the shipped recipes, each with its purpose."""
     shipped = shipped_recipes()
     width = max(len(recipe.name) for recipe in shipped)
     for recipe in shipped:
@@ -50,7 +50,7 @@ def copy(
     name: Name,
     to: Annotated[Path | None, typer.Argument(metavar="FILE", help="Target file; default NAME.yaml.")] = None,
 ) -> None:
-    """Write a shipped recipe to a file of yours, to change it. Never replaces a file."""
+    """Write a shipped recipe to a new file, to change it. Never replaces a file."""
     recipe = shipped_recipe(name)
     target = to or Path(f"{recipe.name}.yaml")
     target = target / f"{recipe.name}.yaml" if target.is_dir() else target
@@ -64,7 +64,7 @@ def copy(
 
 
 def _write_new(target: Path, text: str) -> None:
-    """Write a file that does not exist yet, as a whole: nothing is left of one for which the disk has no room."""
+    """Write a new file. If the disk has no room, nothing is left of it."""
     file = target.open("x", encoding="utf-8")
     try:
         with file:

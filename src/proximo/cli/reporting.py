@@ -1,4 +1,4 @@
-"""The command that shows runs: report. The work: commands/report.py."""
+"""`proximo report`: writes pages about runs, with `commands/report.py`."""
 
 import os
 import sys
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from proximo.cli.loading import loading
-from proximo.cli.using import check_run_folder
+from proximo.cli.model_commands import check_run_folder
 from proximo.errors import UserError
 
 NICENESS = 10
-"""Of a process that follows a run, which may use all processors."""
+"""Lower priority for a process that follows a run, which may need all processors."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def report(
         typer.Option(help="The page to write; default report.html in RUN, and comparison.html here for several."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Write the page again while the run goes on, until it ends or Ctrl-C.")
+        bool, typer.Option("--follow", help="Rewrite the page during the run, until it ends or Ctrl-C.")
     ] = False,
 ) -> None:
     """Write a page about a run: curves, samples before and after, the configuration. Or one that compares runs.
@@ -44,7 +44,7 @@ def report(
 
     \b
     proximo report runs/ppo
-    proximo report runs/ppo --follow          while it goes on: the page in the browser follows
+    proximo report runs/ppo --follow          during the run: the page reloads itself
     proximo report runs/demo                  of a pipeline: all stages on one page
     proximo report runs/kl-*                  side by side, in comparison.html
     proximo report runs/a runs/b --out a-and-b.html
@@ -69,7 +69,7 @@ def _follow(run: Path, out: Path | None) -> None:
     from proximo.commands.report import followed_report
 
     os.nice(NICENESS)
-    print(f"following {run}; Ctrl-C ends this, and the run goes on", file=sys.stderr, flush=True)
+    print(f"following {run}; Ctrl-C ends this, and the run continues", file=sys.stderr, flush=True)
     page, alarms = None, []
     for made in followed_report(run, out):
         if page is None:

@@ -1,4 +1,4 @@
-"""`proximo serve-reward`: serves reward sources over HTTP. The service: commands/serve_reward.py."""
+"""`proximo serve-reward`: serves reward sources over HTTP, with `commands/serve_reward.py`."""
 
 from typing import Annotated
 
@@ -45,14 +45,14 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     curl http://127.0.0.1:8321/health
     curl http://127.0.0.1:8321/metrics -H "Authorization: Bearer $REWARD_TOKEN"
 
-    RECIPE is one of PPO or of a pipeline, of which the reward section alone is read, or a file with that section
-    alone. The run that asks has in its recipe
+    RECIPE is a recipe of PPO or of a pipeline, of which only the reward section is read, or a file with only that
+    section. The run that uses the service has in its recipe
 
     \b
     reward:
     - {kind: remote, url: "http://verifiers:8321", token_env: REWARD_TOKEN}
 
-    It ends with SIGTERM or Ctrl-C, when what is being scored is done. docs/remote-rewards.md.
+    On SIGTERM or Ctrl-C it finishes the running requests and ends. docs/remote-rewards.md.
     """
     from proximo.commands.serve_options import ServeOptions, check_options
     from proximo.config.loader import load_reward_section

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from proximo.cli.loading import loading
-from proximo.cli.ranks import check_ranks, num_ranks, run_rank, say_idle_tasks
+from proximo.cli.ranks import check_ranks, note_idle_tasks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.place import LAUNCHED, find_place
 from proximo.early_interrupt import EndsSilently
@@ -113,14 +113,14 @@ def _command(kind: str) -> Callable[..., int]:
 
                 command = [sys.executable, "-P", "-m", "proximo", *context.obj]
                 return launch(command, num=num, when_lost=partial(_write_outcomes, given))
-            say_idle_tasks()
+            note_idle_tasks()
             return _run(given, options)
 
     return command
 
 
 def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
-    """Of the run that a rank 0 led which was killed."""
+    """Write the outcome of each run whose rank 0 was killed."""
     from proximo.run.reporting.lost_run import write_outcome_of_lost
 
     for _, stage in recipe.given_stages():

@@ -1,4 +1,4 @@
-"""A chat session with a trained model. The terminal is in cli/chat.py."""
+"""A chat session with a trained model, for the terminal (`cli/chat.py`) or a program."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

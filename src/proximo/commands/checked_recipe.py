@@ -1,4 +1,4 @@
-"""What is checked of a recipe before a run: all that needs no model and no data set. Imports little at once."""
+"""Runs all checks of a recipe that need no model and no data set. Importing it is fast."""
 
 import sys
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def checked(kind: str, recipe: "str | Document", overrides: Sequence[str], *, qu
 
 
 def check_start(recipe: "Recipe", options: "RunOptions") -> None:
-    """Raises ConfigError for a device that is not there or a push that cannot work.
+    """Raises ConfigError for a missing device or a push that cannot work.
 
     RunFolderError for a folder that holds another run.
     """
@@ -41,7 +41,7 @@ def check_start(recipe: "Recipe", options: "RunOptions") -> None:
     from proximo.run.hub.checks import check_push
 
     if problem := device_problem(recipe.run.device):
-        raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: say auto or cpu")
+        raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: use auto or cpu")
     for _, stage in recipe.given_stages():
         check_push(stage)
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)

@@ -1,4 +1,4 @@
-"""The text of `--dry-run`: what a recipe would do. Loads no model, writes nothing, imports no torch."""
+"""The text of `--dry-run`: a preview of a recipe, without loading a model, writing a file or importing torch."""
 
 from collections.abc import Iterator
 

@@ -79,8 +79,8 @@ def evaluate(
 
     `settings`: rollout settings of the evaluation, and the engine, that differ from the run's.
 
-    Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data, or for less than
-    one prompt of it.
+    Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data or `num_prompts` is
+    below 1.
     """
     if num_prompts is not None and num_prompts < 1:
         raise UserError(f"num_prompts of an evaluation is at least 1, got {num_prompts}")
@@ -101,7 +101,7 @@ def evaluate(
 
 
 def _warn_of_changes(run: Path, checkpoint: Checkpoint, task: Task) -> None:
-    """Print which data, models and reward functions are others than when the checkpoint was saved."""
+    """Print which data, models and reward functions have changed since the checkpoint was saved."""
     if "fingerprints" not in checkpoint.state:
         return
     saved = Fingerprints.from_json(checkpoint.state["fingerprints"])

@@ -1,4 +1,4 @@
-"""Exports a trained model of a run as a Hugging Face folder. Changes nothing in the run."""
+"""Exports a trained model of a run as a Hugging Face folder. The run stays as it is."""
 
 import shutil
 from collections.abc import Callable
@@ -37,7 +37,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """Which model to export, and how. Raises UserError for what is not offered."""
+    """Which model to export, and how. Raises UserError for an unknown value."""
 
     role: Role | None = None
     """None: the model that the run trained."""
@@ -111,7 +111,7 @@ def export_model(
         atomic.remove(temporary)
         if not disk_refused(error):
             raise
-        raise CheckpointError(f"the model could not be written to {out}: {error}; nothing is there now") from error
+        raise CheckpointError(f"the model could not be written to {out}: {error}; nothing is left there") from error
 
 
 def _check_pushable(model: Path, *, merge: bool) -> None:
@@ -179,7 +179,7 @@ def _merged_policy(source: Path) -> PreTrainedModel:
 def _merged_scalar(source: Path) -> PreTrainedModel:
     base = adapter_base(ModelSource(path=str(source)))
     if base is None:
-        raise CheckpointError(f"{source} holds no adapter any more: it was changed while it was read")
-    # The head of the base does not matter: the adapter brings the trained one.
+        raise CheckpointError(f"{source} no longer holds an adapter: it was changed while it was read")
+    # The head of the base does not matter: the adapter contains the trained one.
     model = load_scalar_model(base, fresh_head=HeadStart.ZERO, device=torch.device("cpu"))
     return merge(load_adapter(model.base, source))

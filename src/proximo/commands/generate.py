@@ -33,12 +33,12 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stop_token_ids import ending_ids
-from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
-from proximo.run.build.models import DeviceSpec, build_reward_source, reward_model_config
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
+from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
+from proximo.run.make.models import DeviceSpec, build_reward_source, reward_model_config
 
 LONGEST_SHOWN = 60
-"""Characters of a prompt that a note repeats."""
+"""A note quotes prompts up to this many characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +56,11 @@ class GenerateOptions:
     """If the model is a run: `latest`, `best` or `step-N`."""
     device: str = "auto"
     reward: str | RewardSource | None = None
-    """What ranks responses: a source, `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
+    """Ranks responses: a source, `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
     keep: int | None = None
     """Keep this many of the best responses per prompt; needs `reward`."""
     engine: EngineConfig = field(default_factory=LocalEngineConfig)
-    """What samples. A vLLM engine has the devices, and the model is read to the memory of the host."""
+    """The engine. With vLLM the server uses the devices, and this process reads the model to host memory."""
     output: Path | None = None
     """Write one JSON line per response to this new file instead of printing text."""
 
@@ -87,9 +87,9 @@ def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -
 
 
 def _missing_line_end(model: str, prompts: Sequence[str]) -> str | None:
-    """What to say where all prompts that a run kept in samples.jsonl end with a line end, and none of these does.
+    """A note if all prompts in the run's samples.jsonl end with a line end, and none of these does.
 
-    The policy never saw such a prompt, and goes on with it in the middle of a sentence.
+    The policy never saw such a prompt, and would continue it in the middle of a sentence.
     """
     try:
         samples = read_run(find_run(Path(model).expanduser())).samples
@@ -100,7 +100,7 @@ def _missing_line_end(model: str, prompts: Sequence[str]) -> str | None:
         return None
     return (
         "the prompts of this run end with a line end, and yours do not, so that the policy never saw one like them; "
-        f"in a shell, say {_in_a_shell(prompts[0])}"
+        f"in a shell, write {_in_a_shell(prompts[0])}"
     )
 
 

@@ -1,7 +1,7 @@
-"""`proximo pass-rate`: how often the initial policy of a run solves each training prompt. Trains nothing.
+"""`proximo pass-rate`: measures how often the initial policy of a run solves each training prompt.
 
-What it writes is a data set: the prompts of the recipe, ready to be read, with the outcomes as `base_scores`, by which
-`data.filter` leaves prompts out.
+It writes a data set: the prompts of the recipe with their scores as `base_scores`, by which `data.filter` leaves
+prompts out.
 """
 
 import json
@@ -35,7 +35,7 @@ from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.preflight import inputs_of
-from proximo.run.user_code import ask
+from proximo.run.user_code import checked_scores
 from proximo.system_errors import naming
 from proximo.working_directory import kept_working_directory
 
@@ -78,7 +78,7 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
 
 
 def sampling_only(recipe: PPORecipe) -> PPORecipe:
-    """The recipe without reference, value model, filter and PTX texts, which sampling does not need."""
+    """The recipe without the parts that sampling does not need: reference, value model, filter and PTX texts."""
     ppo = recipe.ppo.model_copy(
         update={
             "kl": recipe.ppo.kl.model_copy(update={"apply_to": "none", "reference_every_steps": None}),
@@ -110,7 +110,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
             key=key,
             on_finished=eager_begin(task.reward),
         )
-        scored = ask(task.reward, responses)
+        scored = checked_scores(task.reward, responses)
         check_scored_fraction(scored, config.guards, where=f"step {index + 1}")
         each = config.responses_per_prompt
         yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))
@@ -119,7 +119,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
 def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any]:
     """The prompt as a data row, with the outcomes of its scored responses.
 
-    What the columns `system` and `history` said stands in the prompt already.
+    The prompt already contains the columns `system` and `history`.
     """
     prompt = group[0].response.prompt
     variables = dict(prompt.template_variables)

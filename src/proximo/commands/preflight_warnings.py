@@ -1,4 +1,4 @@
-"""Problems of a run that this machine's files show before it starts, for `--dry-run`. Imports no torch."""
+"""Warnings of `--dry-run` about problems that this machine's files show before a run. Imports no torch."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from proximo.run.preflight import thread_problem, untrained_rows
 
 
 def find_warnings(recipe: Recipe) -> Iterator[str]:
-    """Warnings about what may end the run. Raises ConfigError for what certainly will."""
+    """Warnings about problems that may end the run. Raises ConfigError for those that certainly will."""
     for prefix, stage in recipe.given_stages():
         yield from _device(stage.run, prefix)
         if threads := thread_problem(stage.run):
@@ -33,13 +33,13 @@ def find_warnings(recipe: Recipe) -> Iterator[str]:
 
 def _device(run: RunConfig, prefix: str) -> Iterator[str]:
     if problem := device_problem(run.device):
-        yield f"{prefix}run.device is {run.device}, but {problem}: the run would be refused here; say auto"
+        yield f"{prefix}run.device is {run.device}, but {problem}: the run would be refused here; use auto"
 
 
 def device_problem(device: str) -> str | None:
     """Why this machine lacks the device, as far as can be told without torch."""
     if device == "mps" and sys.platform != "darwin":
-        return "mps is for macOS alone"
+        return "mps exists only on macOS"
     if device.partition(":")[0] != "cuda":
         return None
     torch = version("torch")
@@ -47,7 +47,7 @@ def device_problem(device: str) -> str | None:
         return f"torch {torch} is a build for CPUs"
     if "+rocm" in torch:
         return None
-    return None if has_nvidia_driver() else "there is no driver of NVIDIA here (libcuda.so.1)"
+    return None if has_nvidia_driver() else "NVIDIA's driver (libcuda.so.1) is missing here"
 
 
 def has_nvidia_driver() -> bool:

@@ -19,40 +19,40 @@ from proximo.trainer_kinds import trainer_kinds
 
 COMPARISON = "comparison.html"
 FOLLOWED = ("metrics.jsonl", "outcome.json")
-"""Files that a run writes when it has taken a step or has ended."""
+"""Files that change when a run has taken a step or has ended."""
 FOLLOW_SECONDS, REST = 5, 10
 LAST_STAGE = "ppo"
-"""Every pipeline ends with it."""
+"""The last stage of every pipeline."""
 MOST_RUNS = len(SERIES)
-"""A run more would have no colour of its own."""
+"""The number of colours: each run has its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeReport:
-    """A report page and what it warns of."""
+    """A report page and its warnings."""
 
     page: Path
     alarms: Sequence[str]
     """Each as `stage: severity: text`; of a comparison as `run: severity: text`."""
     follows: bool = False
-    """Whether the page loads itself again: the run goes on."""
+    """Whether the page reloads itself, since the run has not ended."""
 
 
 def make_report(run: Path, out: Path | None = None) -> MadeReport:
     """Write the page of a run or a pipeline to `out`, by default `report.html` in its folder.
 
     Raises RunFolderError for a folder without a run, or a run without lines, and UserError for an `out` that cannot be
-    written or holds something else.
+    written or is not a report page.
     """
     return _make(run, out)
 
 
 def followed_report(run: Path, out: Path | None = None) -> Iterator[MadeReport]:
-    """Write the page of a run that goes on whenever the run has logged something, and yield what was written.
+    """Rewrite the page of an unfinished run whenever the run has logged something, and yield each page.
 
-    The page loads itself again, but for the last one, which is written when the run has ended or at an interrupt.
-    Drawing a long run takes seconds, so it rests ten times as long. Raises as `make_report`; a run that has no line yet
-    is waited for.
+    The page reloads itself, except the last one, which is written when the run has ended or at an interrupt. Drawing a
+    long run takes seconds, so it pauses ten times as long. Waits for the first line of a run. Raises what `make_report`
+    raises.
     """
     seen = None
     try:
@@ -84,7 +84,7 @@ def _make(run: Path, out: Path | None, *, follow: bool = False) -> MadeReport:
 
 
 def _signature(run: Path) -> tuple[tuple[int, int] | None, ...]:
-    """What changes when a run, or a stage of a pipeline, has written something; None for what is not there."""
+    """Values that change when a run, or a stage of a pipeline, has written something; None for a missing file."""
     return tuple(_written_to(folder / name) for folder in (run, *stage_folders(run)) for name in FOLLOWED)
 
 
@@ -105,10 +105,10 @@ def _has_ended(runs: Sequence[Run], *, is_pipeline: bool) -> bool:
 
 
 def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
-    """Write a page that compares runs: what differs in their settings, figures, alarms, curves and answers.
+    """Write a page that compares runs: different settings, figures, alarms, curves and answers.
 
     `runs`: folders of 2 to 9 runs. Pipelines are compared stage by stage, also with single runs. Runs of different
-    trainers are compared in what they share.
+    trainers are compared by the metrics that they share.
 
     Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
     the number of runs and an `out` that cannot be written or holds something else.
@@ -132,7 +132,7 @@ def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
 
 
 def check_page_file(path: Path | None) -> None:
-    """Raises UserError if a page cannot be written to `path`, or would replace what is no page of Proximo."""
+    """Raises UserError if a page cannot be written to `path`, or would replace a file that is not a page of Proximo."""
     if path is None:
         return
     try:
@@ -142,7 +142,7 @@ def check_page_file(path: Path | None) -> None:
             raise UserError(f"there is no folder {path.parent} to write {path.name} to")
         _check_permissions(path)
         if path.exists() and not is_page(path):
-            raise UserError(f"{path} is no page of Proximo and is left as it is: give another file")
+            raise UserError(f"{path} is not a page of Proximo and is left as it is: give another file")
     except OSError as error:
         raise UserError(f"the file {path} cannot be read ({error.strerror}): give another one") from error
 
@@ -172,7 +172,7 @@ def _stages(run: Path) -> list[Path]:
 
 
 def _groups(runs: Sequence[NamedRun]) -> Iterator[Sequence[NamedRun]]:
-    """Runs that are compared with each other: all where none is a stage, else those of one trainer."""
+    """Groups of runs to compare: all in one if none is a stage, else one group per trainer."""
     if not any(run.is_stage for run in runs):
         yield runs
         return
@@ -183,7 +183,7 @@ def _groups(runs: Sequence[NamedRun]) -> Iterator[Sequence[NamedRun]]:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths, equally long, that tell the folders apart."""
+    """The shortest ends of the paths, equally long, that distinguish the folders."""
     longest = max(len(folder.parts) for folder in folders)
     ends = ([str(Path(*folder.parts[-count:])) for folder in folders] for count in range(1, longest + 1))
     return next(names for names in ends if len(set(names)) == len(names))

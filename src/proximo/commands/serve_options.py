@@ -1,4 +1,4 @@
-"""Options of `proximo serve-reward`: address, token, limits; and their check. Imports no torch."""
+"""Options of `proximo serve-reward` (address, token, limits) and their check. Imports no torch."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -44,13 +44,13 @@ def check_options(options: ServeOptions) -> None:
         if len(token) < MIN_TOKEN_CHARACTERS and not is_loopback(options.host):
             raise ConfigError(
                 f"--host {options.host} can be reached from other machines, and the token in the environment variable "
-                f"{options.token_env} has {len(token)} characters: it needs {MIN_TOKEN_CHARACTERS} or more, such as "
-                "those of `openssl rand -hex 16`"
+                f"{options.token_env} has {len(token)} characters: it needs {MIN_TOKEN_CHARACTERS} or more, as from "
+                "`openssl rand -hex 16`"
             )
     elif not options.without_token and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} can be reached from other machines: name with --token-env the environment variable "
-            "that has the token that clients must know, or say --without-token"
+            "that has the token that clients must know, or use --without-token"
         )
 
 

@@ -24,9 +24,9 @@ from proximo.rewards.service import RewardService, ServiceLimits
 from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
-from proximo.run.build.reward_sources import build_source_without_model
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.environment_secrets import read_secret
+from proximo.run.make.reward_sources import build_source_without_model
 from proximo.run.preflight import reward_inputs
 
 TOKENS_PER_MICROBATCH = 8192
@@ -67,7 +67,7 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
 
 
 class _OneAtATime:
-    """A source that was made to be asked from one thread at a time, asked from several: any but a graded one."""
+    """Lets several threads use a source that supports one at a time, as all sources do except graded ones."""
 
     def __init__(self, source: RewardSource) -> None:
         self.name = source.name
@@ -101,7 +101,7 @@ def _built(config: RewardSourceConfig) -> Generator[RewardSource]:
 def _with_model(config: ModelRewardConfig) -> RewardSource:
     """Uses the reward model's own tokenizer on the text that clients send."""
     from proximo.models.precision.placement import resolve_device, resolve_precision
-    from proximo.run.build.models import DeviceSpec, build_reward_source
+    from proximo.run.make.models import DeviceSpec, build_reward_source
 
     if config.share_base:
         raise ConfigError(f"reward source {config.name!r} has share_base, but a server has no policy: remove it")
@@ -138,7 +138,7 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> int:
     try:
         thread.start()
         while thread.is_alive():
-            thread.join(timeout=0.2)  # a join without a limit would not let signals through
+            thread.join(timeout=0.2)  # a join without a limit would block signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

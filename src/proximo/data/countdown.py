@@ -1,7 +1,7 @@
-"""Countdown problems made on the spot: numbers, a target, and an expression that reaches it. Not their verifying.
+"""Generates countdown problems: numbers, a target, and an expression that reaches it.
 
-Row i is a function of (seed, i) alone. Which problems are held out is a function of the problem, so that whatever the
-seeds, no problem of the held-out split is in a row of the training split.
+Row i depends only on (seed, i). Whether a problem is held out depends only on the problem, so the training split never
+contains a held-out problem, for any seeds.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ def rows(
     """`prompt` (`3 5 7 = 26`), `response` (`3*7+5`, one that is right), and `nums` and `target` for a verifier.
 
     Each number is used once, with the operators of `signs` and, where 3 * (5 + 7) needs them, brackets; targets are
-    from 1 to 99. `careless` is the share of responses that use the numbers, and make something else of them as a rule:
-    data to fine-tune a model that has something to learn.
+    from 1 to 99. `careless` is the share of responses that use the numbers but usually miss the target, so that a
+    fine-tuned model has something left to learn.
 
     Raises:
-        ConfigError: there is no such split, or the other options would make no problem of this kind.
+        ConfigError: the split is unknown, or the other options allow no problem.
     """
     if split not in SPLITS:
         raise ConfigError(f"the split of the countdown problems must be one of {', '.join(SPLITS)}, got {split!r}")

@@ -1,7 +1,7 @@
 """The difficulty filter: at the end of each epoch it removes prompts whose mean score is too high or too low.
 
 An epoch visits all prompts in the order of `order.py` and skips those that were removed. So the order is a function of
-seed, epoch and the removed prompts, and a checkpoint needs only a `FilterState` to go on with the same prompts.
+seed, epoch and the removed prompts, and a checkpoint needs only a `FilterState` to continue with the same prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class FilterState:
 
     epoch: int = 0
     passed: int = 0
-    """Positions of the epoch's order that are done, those of removed prompts included."""
+    """Number of positions of the epoch's order that are done, those of removed prompts included."""
     too_easy: tuple[int, ...] = ()
     too_hard: tuple[int, ...] = ()
     kept_beyond_bounds: int = 0
@@ -90,7 +90,7 @@ class DifficultyFilter:
     """Draws the prompts of a run, and removes those that are too easy or too hard."""
 
     def __init__(self, base_scores: Sequence[float | None], options: FilterOptions, *, seed: int) -> None:
-        """`base_scores`: the score of each prompt in earlier runs, as the data has it; None where it has none.
+        """`base_scores`: the score of each prompt in earlier runs, from the data; None if it has none.
 
         Raises DataError if no prompt could ever be removed, or if `from_epoch` is 0 and there is no base score.
         """

@@ -45,11 +45,10 @@ class ExampleOptions:
 
     form: TextForm = "auto"
     train_on: TrainOn = "responses"
-    """What counts in the loss: what the assistant wrote, its last turn alone, or every token. Plain text counts in
-    full."""
+    """The tokens that count in the loss: the assistant's, those of its last turn, or all. Plain text counts in full."""
     max_tokens: int | None = None
     too_long: TooLong = "drop"
-    """A truncated example keeps its beginning, and does not end with the EOS."""
+    """A truncated example keeps its beginning, without an EOS."""
     layout: Literal["examples", "blocks"] = "examples"
     """One example per row; or plain texts joined, with EOS between, and cut into blocks of max_tokens."""
     as_messages: bool = False
@@ -71,10 +70,9 @@ def load_text_examples(
     *,
     cache: TokenCache | None = None,
 ) -> tuple[Sequence[TextExample], LoadReport]:
-    """Examples in the order of the rows, and what became of the rows.
+    """Examples in the order of the rows, and a report on the rows.
 
-    Many examples lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, and where no
-    example is left.
+    Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row, and if no example is left.
     """
     loader = _Loader(TextEncoder(tokenizer, cache), options)
     examples = collected(loader.examples(rows))
@@ -84,7 +82,7 @@ def load_text_examples(
 
 
 class _Loader:
-    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
 
     def __init__(self, encoder: TextEncoder, options: ExampleOptions) -> None:
         self.encoder = encoder
@@ -146,7 +144,7 @@ def _one_per_row(
         tokens = _marked(item, options.train_on)
         is_long = options.max_tokens is not None and len(tokens) > options.max_tokens
         kept = tokens.first(options.max_tokens or len(tokens))
-        # Nothing comes before the first token, so nothing predicts it.
+        # The first token has no token before it to predict it.
         example = TextExample(id=identity, token_ids=kept.ids, loss_mask=(False, *kept.written[1:])[: len(kept)])
         if is_long and (options.too_long == "drop" or not example.num_targets):
             num_too_long += 1
@@ -167,7 +165,7 @@ def _one_per_row(
 
 
 def _marked(item: Encoded, train_on: TrainOn) -> Tokens:
-    """Prompt and response, with the tokens to learn as the written ones."""
+    """Prompt and response, with the tokens to learn marked."""
     tokens = item.prompt + item.responses[0]
     if train_on == "everything":
         return Tokens(tokens.ids, (True,) * len(tokens))
@@ -200,7 +198,7 @@ class _Blocks:
         self._number = 0
 
     def added(self, exchanges: Sequence[Exchange], encoded: Sequence[Encoded]) -> tuple[list[TextExample], LoadReport]:
-        """The blocks that are full with these texts, and what became of their rows. Raises ConfigError for a prompt."""
+        """The blocks that these texts complete, and a report on their rows. Raises ConfigError for a prompt."""
         if any(exchange.prompt != "" for exchange in exchanges):
             raise ConfigError("the layout blocks is for plain text; prompts with responses keep one example per row")
         stream = self._stream + [token for item in encoded for token in (*item.prompt.ids, *item.responses[0].ids)]
@@ -211,7 +209,7 @@ class _Blocks:
         return blocks, LoadReport(num_rows=0, num_kept_rows=len(exchanges), num_characters=num_characters)
 
     def rest(self) -> list[TextExample]:
-        """The last block, which is shorter; none if only the token is left that ended the one before."""
+        """The last block, which is shorter; none if only the overlapping token is left."""
         return [self._block(self._stream)] if len(self._stream) > 1 else []
 
     def _block(self, ids: Sequence[int]) -> TextExample:

@@ -1,4 +1,4 @@
-"""Rows to `LabelledResponse`, the input of KTO: a prompt, a response, and whether it is desirable. Not the loss."""
+"""Rows to `LabelledResponse`, the input of KTO: a prompt, a response, and whether it is desirable."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ class LabelledResponse:
     """A response to a prompt, with its label. The response is never cut."""
 
     id: str
-    """That of the row; of the responses of a pair, with `/chosen` or `/rejected`."""
+    """The id of the row, with `/chosen` or `/rejected` for the responses of a pair."""
     prompt_token_ids: tuple[int, ...]
-    """Empty where there is neither a prompt nor a BOS."""
+    """Empty if there is neither a prompt nor a BOS."""
     response_token_ids: tuple[int, ...]
     desirable: bool
     response_mask: tuple[bool, ...] | None = None
-    """True for the tokens that the policy learns: not those of the user, of tools, and of turns with weight 0. None
-    where it learns them all."""
+    """True for tokens that the policy learns, False for those of the user, of tools, and of turns with weight 0. None
+    if it learns all."""
 
     @property
     def num_tokens(self) -> int:
@@ -47,9 +47,9 @@ class LabelledOptions:
 
     form: LabelledForm = "auto"
     max_tokens: int
-    """Of prompt and response together."""
+    """Limit of prompt and response together."""
     too_long: TooLong = "drop"
-    """Truncation takes the beginning of the prompt."""
+    """Truncation removes the beginning of the prompt."""
     as_messages: bool = False
     """Text becomes messages, rendered with the chat template."""
     system: str | None = None
@@ -64,8 +64,8 @@ def load_labelled_responses(
 ) -> tuple[Sequence[LabelledResponse], LoadReport]:
     """The labelled responses, in the order of the rows; a pair gives two, the chosen one first. A tie is left out.
 
-    The report counts a pair as two rows. Many responses lie on disk (`large_lists.py`). Raises DataError naming the row
-    for what is malformed, and where no response is left.
+    The report counts a pair as two rows. Large lists are kept on disk (`large_lists.py`). Raises DataError naming a
+    malformed row, and if no response is left.
     """
     loader = _Loader(TextEncoder(tokenizer, cache), options)
     responses = collected(loader.responses(rows))
@@ -75,7 +75,7 @@ def load_labelled_responses(
 
 
 class _Loader:
-    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
 
     def __init__(self, encoder: TextEncoder, options: LabelledOptions) -> None:
         self.encoder = encoder

@@ -1,7 +1,7 @@
-"""Lists of records that may be larger than memory: beyond a size they lie in a file, and are read by position.
+"""Lists of records that may be larger than memory: above 16 MiB they are kept in a temporary file.
 
-A record is a frozen dataclass of plain values: rows, examples, pairs, prompts. Positions are those of the list, so the
-order of data and an exact resume do not depend on where it lies. The file has no name and ends with the process.
+A record is a frozen dataclass of plain values: rows, examples, pairs, prompts. Both forms are read by position, so the
+order of data and an exact resume do not depend on the form. The file has no name and ends with the process.
 """
 
 import errno
@@ -22,7 +22,7 @@ Record = TypeVar("Record")
 Item = TypeVar("Item")
 
 LARGEST_IN_MEMORY = 16 * 2**20
-"""Encoded bytes up to which a list stays in memory, where the same records take about five times as much."""
+"""Encoded bytes up to which a list stays in memory. Records in memory take about five times as much."""
 PORTION_ITEMS = 10_000
 PORTION_SIZE = 4_000_000
 _WRITTEN_AT_ONCE = 2**20
@@ -30,7 +30,7 @@ _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def collected(records: Iterable[Record]) -> Sequence[Record]:
-    """The records as a list, or as a sequence on disk where they are many. Raises DataError if the disk is full."""
+    """The records as a list, or on disk above `LARGEST_IN_MEMORY`. Raises DataError if the disk is full."""
     iterator = iter(records)
     kept: list[Record] = []
     size = 0
@@ -57,9 +57,9 @@ def portions(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
 
 
 class OnDisk(Sequence[Record]):
-    """Records in a file, of which memory holds one number each. Threads may read it at the same time.
+    """Records in a file; memory holds one number for each. Several threads may read it at the same time.
 
-    A record with other than plain values, such as an array in a row that a function made, is kept in memory.
+    A record with other values than plain ones, for example an array from a user's function, is kept in memory.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -113,7 +113,7 @@ class OnDisk(Sequence[Record]):
 
 
 def _encoded(record: Any) -> bytes | None:
-    """The values as bytes; None if marshal would write some as something else, or they are nested too deeply for it."""
+    """The values as bytes; None if marshal would change one of them, or they are nested too deeply for it."""
     values = [getattr(record, name) for name in _names(type(record))]
     try:
         return marshal.dumps(values, 2) if _is_plain(values) else None
@@ -122,7 +122,7 @@ def _encoded(record: Any) -> bytes | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of exactly the built-in types: arrays and subclasses come back as others."""
+    """Whether a value consists of exactly the built-in types: marshal would change arrays and subclasses."""
     if type(value) in (list, tuple):
         return set(map(type, value)) <= _PLAIN or all(map(_is_plain, value))
     if type(value) is dict:
@@ -140,7 +140,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """TMPDIR, else /var/tmp, which is on disk where /tmp may be memory."""
+    """TMPDIR, else /var/tmp, which is on disk; /tmp may be in memory."""
     large = Path("/var/tmp")
     return large if "TMPDIR" not in os.environ and os.access(large, os.W_OK) else Path(tempfile.gettempdir())
 

@@ -1,4 +1,4 @@
-"""What became of the rows of a load: kept, dropped, cut, not used. Numbers only."""
+"""The report of a load: how many rows were kept, dropped or cut, and which columns were not used."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from proximo.counts import count_of
 
 @dataclass(frozen=True, order=True, slots=True)
 class Remark:
-    """Something that a source holds and that its rows do not show of themselves: what is not used, or read as other."""
+    """A column of a source that was not used, or was read as something else."""
 
     source: str
     what: Literal["columns not used", "messages read from JSON text in"]
@@ -26,7 +26,7 @@ def remark_lines(remarks: Mapping[Remark, int]) -> Iterator[str]:
 
 
 def unread_lines(unread: Mapping[str, int]) -> Iterator[str]:
-    """A line on what the chat template makes nothing of, with the number of rows of each; none without any."""
+    """A line on keys that the chat template ignores, with the number of rows of each; none if there are none."""
     if unread:
         yield f"not read by the chat template: {_counted(sorted(unread.items()))}"
 
@@ -37,44 +37,44 @@ def _counted(names: Iterable[tuple[str, int]]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadReport:
-    """Counts of one load. `num_rows` is `num_kept_rows` and all that were dropped."""
+    """Counts of one load. `num_rows` is the sum of `num_kept_rows` and all dropped rows."""
 
     num_rows: int
     """Rows before anything was dropped."""
     num_kept_rows: int
     num_too_long: int = 0
-    """Dropped, as they have more tokens than allowed (and could not be truncated)."""
+    """Dropped: more tokens than allowed, and truncation was off or not enough."""
     num_truncated: int = 0
-    """Rows that were kept, but cut to the limit of tokens."""
+    """Kept, but cut to the limit of tokens."""
     num_duplicate_prompts: int = 0
-    """Kept, although an earlier row asks exactly the same."""
+    """Kept, although an earlier row has the same prompt."""
     num_duplicate_pairs: int = 0
-    """Kept, although an earlier row holds exactly the same pair."""
+    """Kept, although an earlier row has the same pair."""
     num_identical_pairs: int = 0
-    """Dropped, as chosen and rejected are the same."""
+    """Dropped: chosen and rejected are the same."""
     num_too_short: int = 0
-    """Dropped, as a response has fewer words than wanted."""
+    """Dropped: a response has fewer words than wanted."""
     num_ties: int = 0
-    """Dropped, as neither output was preferred."""
+    """Dropped: neither output was preferred."""
     num_without_targets: int = 0
-    """Dropped, as no token of them counts in the loss."""
+    """Dropped: no token counts in the loss."""
     num_inseparable: int = 0
-    """Dropped, as a step holds the separator of steps, or shares its last token with another step."""
+    """Dropped: a step contains the separator of steps, or shares its last token with another step."""
     num_empty_responses: int = 0
-    """Kept: responses with no text, which end at once."""
+    """Kept: responses without text, which end at once."""
     num_merged_boundaries: int = 0
     """Examples whose joined text would give other tokens than prompt and response apart, of those checked."""
     num_checked_boundaries: int = 0
     unwritable: Mapping[str, int] = field(default_factory=dict)
-    """Characters that the tokenizer has no token for, with how often they stand in distinct texts."""
+    """Characters without a token -> how often they occur in distinct texts."""
     remarks: Mapping[Remark, int] = field(default_factory=dict)
-    """What the readers of rows remark, with the number of rows."""
+    """Remarks of the readers -> number of rows."""
     unread: Mapping[str, int] = field(default_factory=dict)
-    """What messages hold and the chat template makes nothing of, with the number of rows."""
+    """Keys of messages that the chat template ignores -> number of rows."""
     num_tokens: int = 0
     """Number of tokens of all kept rows."""
     num_characters: int = 0
-    """Characters of the text that is trained on: for bits per character."""
+    """Characters of the text that is trained on, for bits per character."""
 
     def __add__(self, other: "LoadReport") -> "LoadReport":
         """The counts of two portions of a load together."""
@@ -86,14 +86,14 @@ class LoadReport:
         return LoadReport(**sums)
 
     def __str__(self) -> str:
-        """One line: rows, what was lost, what to look at."""
+        """One line: rows kept, rows lost, and what to check."""
         parts = [f"{self.num_kept_rows:,} of {count_of(self.num_rows, 'row')} kept"]
         counts = {
             "too long, dropped": self.num_too_long,
             "truncated": self.num_truncated,
             "with too short a response, dropped": self.num_too_short,
             "without a token to learn, dropped": self.num_without_targets,
-            "with steps that the separator does not tell apart, dropped": self.num_inseparable,
+            "with steps that the separator does not separate, dropped": self.num_inseparable,
         }
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
         dropped = {"identical pair": self.num_identical_pairs, "tie": self.num_ties}
@@ -114,7 +114,7 @@ class LoadReport:
             parts.append(
                 f"the tokenizer cannot write {len(self.unwritable):,} of the characters "
                 f"({' '.join(map(repr, most))}{' ...' if len(self.unwritable) > len(most) else ''}), "
-                f"which stand {count_of(sum(self.unwritable.values()), 'time')} in the texts and are lost"
+                f"which occur {count_of(sum(self.unwritable.values()), 'time')} in the texts and are lost"
             )
         notes = [*remark_lines(self.remarks), *unread_lines(self.unread)]
         return "; ".join([", ".join(parts), count_of(self.num_tokens, "token"), *notes])

@@ -1,4 +1,4 @@
-"""The order of rows as a function of (seed, epoch), rows as a function of position. No state, no stream."""
+"""The order of rows as a function of (seed, epoch), and rows as a function of position, without any state."""
 
 import hashlib
 from functools import lru_cache
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def shuffled(num_rows: int, *, seed: int, purpose: str, epoch: int = 0) -> list[int]:
-    """A permutation of 0..num_rows-1 that depends on the arguments alone.
+    """A permutation of 0..num_rows-1 that depends only on the arguments.
 
     Rows are sorted by the raw output of a counter-based generator (Philox, keyed by SHA-256 of the arguments), so the
     order does not depend on the version of numpy's own shuffle. Different purposes and epochs are independent.

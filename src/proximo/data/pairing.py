@@ -24,9 +24,9 @@ def label_pairs(
 ) -> Iterator[dict[str, str]]:
     """Rows of `prompt` (""), `chosen` (a text labelled `chosen`) and `rejected` (one labelled `rejected`).
 
-    No pair comes twice, and every text is used about equally often: pair k joins the k-th text of one shuffle with the
-    k-th of the other, both going round. Without `num_pairs` each text comes at least once. Raises DataError for a
-    missing column, a label that no row has, and more pairs than can be made.
+    No pair repeats, and all texts are used about equally often: pair k joins the k-th text of one shuffle with the k-th
+    of the other, both cyclic. Without `num_pairs` each text is used at least once. Raises DataError for a missing
+    column, a label that no row has, and more pairs than can be made.
     """
     rows = read_source(DataSource(path=path))
     better = _labelled(rows, text, label, wanted=chosen)
@@ -42,7 +42,7 @@ def label_pairs(
     worse_order = shuffled(len(worse), seed=seed, purpose="rejected")
     turn = lcm(len(better), len(worse))
     for pair in range(wanted):
-        # After a common multiple of both lengths the pairs would repeat; one step of offset makes them new ones.
+        # After a common multiple of both lengths the pairs would repeat, so the offset moves by one.
         first = better[better_order[pair % len(better)]]
         second = worse[worse_order[(pair + pair // turn) % len(worse)]]
         yield {"prompt": "", "chosen": first, "rejected": second}

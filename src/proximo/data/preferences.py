@@ -1,4 +1,4 @@
-"""Rows to `PreferencePair`, the input of reward-model training. Not the loss."""
+"""Rows to `PreferencePair`, the input of reward-model training and of DPO."""
 
 from array import array
 from collections import Counter
@@ -31,19 +31,19 @@ class PreferencePair:
 
     id: str
     prompt_token_ids: tuple[int, ...]
-    """Empty where there is neither a prompt nor a BOS."""
+    """Empty if there is neither a prompt nor a BOS."""
     chosen_token_ids: tuple[int, ...]
     rejected_token_ids: tuple[int, ...]
     chosen_mask: tuple[bool, ...] | None = None
-    """True for the tokens that a policy learns: not those of the user, of tools, and of turns with weight 0. None where
-    it learns them all."""
+    """True for tokens that a policy learns, False for those of the user, of tools, and of turns with weight 0. None if
+    it learns all."""
     rejected_mask: tuple[bool, ...] | None = None
     margin: float | None = None
-    """By how much the chosen one is better, in units of the score; None where the data does not say."""
+    """By how much the chosen one is better, in units of the score; None if the data has no scores."""
     prompt: str | Messages = ""
     chosen: str | Messages = ""
     rejected: str | Messages = ""
-    """The messages or texts that the tokens were made from."""
+    """The messages or texts of the tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -57,11 +57,11 @@ class PairOptions:
 
     form: PreferenceForm = "auto"
     max_tokens: int | None = None
-    """Of the prompt and the longer response together."""
+    """Limit of the prompt and the longer response together."""
     too_long: TooLong = "drop"
-    """Truncation takes the beginning of the prompt, the same for both responses, and never touches these."""
+    """Truncation removes the beginning of the prompt, the same for both responses, and never cuts these."""
     min_response_words: int = 0
-    """Pairs of which one response has fewer words, by white space, are dropped."""
+    """Pairs with a response of fewer words, split at white space, are dropped."""
     as_messages: bool = False
     """Text becomes messages, rendered with the chat template."""
     system: str | None = None
@@ -82,10 +82,9 @@ def load_preference_pairs(
     *,
     cache: TokenCache | None = None,
 ) -> tuple[Sequence[PreferencePair], LoadReport]:
-    """A pair for each row with a preference, in the order of the rows; ties and identical pairs are left out, counted.
+    """A pair for each row with a preference, in the order of the rows; drops and counts ties and identical pairs.
 
-    Many pairs lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, and where no pair
-    is left.
+    Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row, and if no pair is left.
     """
     loader = _Loader(TextEncoder(tokenizer, cache), options)
     pairs = collected(loader.pairs(rows))
@@ -96,14 +95,14 @@ def load_preference_pairs(
 
 
 class _Loader:
-    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
 
     def __init__(self, encoder: TextEncoder, options: PairOptions) -> None:
         self.encoder = encoder
         self.options = options
         self.report = LoadReport(num_rows=0, num_kept_rows=0)
         self.hashes = array("q")
-        """Of the tokens of each pair."""
+        """Hashes of the tokens of each pair."""
 
     def pairs(self, rows: Sequence[Row]) -> Iterator[PreferencePair]:
         check_row_ids(rows)

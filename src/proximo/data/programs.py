@@ -1,7 +1,7 @@
-"""Small programming problems made on the spot, with tests: "write f(x): add 3, then square it". Not their judging.
+"""Generates small programming problems with tests: "write f(x): add 3, then square it".
 
-Row i is a function of (seed, i) alone, and whether a problem is held out is a function of its words. What the tests
-expect is computed by functions of this module, never by running a program that is written here.
+Row i depends only on (seed, i), and whether a problem is held out only on its words. Functions of this module compute
+the results that tests expect; no generated program is run.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ class Step:
 
     words: str
     code: str
-    """With `{}` where the number stands."""
+    """With `{}` in place of the number."""
     value: Callable[[int], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """Which numbers of a list are taken."""
+    """Selects numbers of a list."""
 
     words: str
     code: str
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListOperation:
-    """What a program does with the list that it made."""
+    """The last operation of a program, on its list of results."""
 
     words: str
     code: str
@@ -63,7 +63,7 @@ LIST_OPERATIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """`f(x)`: one step after the other. `f(xs)`, where there is a choice: of some numbers, each changed, together."""
+    """`f(x)` applies its steps in order; with a choice, `f(xs)` applies them to each chosen number, then `ending`."""
 
     steps: tuple[Step, ...]
     choice: Choice | None = None
@@ -95,10 +95,10 @@ class Problem:
 def rows(num_rows: int, seed: int, *, split: str = "train", careless: float = 0.0) -> Iterator[dict[str, Any]]:
     """`prompt`, `response` (a program) and `test_list`, the assert statements that it must pass.
 
-    `careless` is the share of responses with a slip in them: data to fine-tune a model that has something to learn.
+    `careless` is the share of responses with a slip, so that a fine-tuned model has something left to learn.
 
     Raises:
-        ConfigError: there is no such split, or `careless` is no share.
+        ConfigError: the split is unknown, or `careless` is not from 0 to 1.
     """
     if split not in SPLITS:
         raise ConfigError(f"the split of the programs must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -159,9 +159,9 @@ def _program(
 
 
 def _careless(rng: Random, problem: Problem) -> str:
-    """A program with one slip: no brackets, steps the wrong way round, a step or the choice forgotten, a number off.
+    """A program with one slip: no brackets, steps in the wrong order, a step or the choice missing, a wrong number.
 
-    Some slips do no harm, as that of (x + 2) + 3 without its brackets.
+    Some slips do no harm, for example (x + 2) + 3 without its brackets.
     """
     steps, choice, ending = problem.steps, problem.choice, problem.ending
     slip = rng.choice(("missing", "choice", "number") if ending else ("brackets", "order", "missing", "number"))

@@ -1,4 +1,4 @@
-"""Rows to `Prompt` records, the input of rollouts. Not what is sampled for them."""
+"""Rows to `Prompt` records, the input of rollouts."""
 
 from array import array
 from collections import Counter
@@ -37,7 +37,7 @@ class PromptOptions:
     first_words: int | None = None
     """Keep only the opening of text prompts: for continuing texts."""
     fill_to_max: bool = False
-    """Bring every prompt to max_tokens, its last token repeated before it: to try out the longest that can come."""
+    """Lengthen every prompt to max_tokens by repeating its last token, to test the longest possible prompts."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for limits below 1."""
@@ -58,8 +58,8 @@ def load_prompts(
     """A prompt for each row that fits, in the order of the rows.
 
     `answer` becomes the reference answer, the mean of `base_scores` the base score, all other columns the metadata.
-    Many prompts lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, for a prompt
-    without any token, and where no prompt is left.
+    Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row or a prompt without any
+    token, and if no prompt is left.
     """
     loader = _Loader(TextEncoder(tokenizer, cache), options)
     prompts = collected(loader.prompts(rows))
@@ -71,14 +71,14 @@ def load_prompts(
 
 
 class _Loader:
-    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
 
     def __init__(self, encoder: TextEncoder, options: PromptOptions) -> None:
         self.encoder = encoder
         self.options = options
         self.report = LoadReport(num_rows=0, num_kept_rows=0)
         self.hashes = array("q")
-        """Of the tokens of each prompt."""
+        """Hashes of the tokens of each prompt."""
 
     def prompts(self, rows: Sequence[Row]) -> Iterator[Prompt]:
         check_row_ids(rows)
@@ -142,5 +142,5 @@ def _prompt(row: Row, fitted: Fitted, options: PromptOptions) -> Prompt:
 
 
 def _without_weight(message: Message) -> Message:
-    """Nothing of a prompt is learned."""
+    """The message without its weight, because a prompt is not learned."""
     return {key: value for key, value in message.items() if key != "weight"}

@@ -1,9 +1,9 @@
-"""Exchanges to segments to tokens: of data at load, and of responses for a reward model with its own tokenizer."""
+"""Exchanges to segments to tokens, for data and for responses that a reward model with its own tokenizer reads."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from proximo.data.formats.prompt_response import Exchange, said
+from proximo.data.formats.prompt_response import Exchange, assistant_turn
 from proximo.data.templates.chat import Learned, render_conversation
 from proximo.data.tokenise import Encoded, Rendered, Segment, TextEncoder
 from proximo.errors import DataError
@@ -11,7 +11,7 @@ from proximo.records import Prompt
 
 
 def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, learned: Learned = "last") -> Rendered:
-    """Segments of an exchange: text as it is with BOS and EOS by id, messages by the tokenizer's chat template.
+    """Segments of an exchange: text unchanged, with BOS and EOS by id; messages by the tokenizer's chat template.
 
     Responses that are not `finished` have no end. `learned`: the turns of the assistant that a loss learns.
     """
@@ -27,11 +27,13 @@ def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, l
             variables=exchange.template_variables,
         )
     texts = [str(response) for response in exchange.responses]
-    # A text without a prompt may bring its own BOS.
+    # A text without a prompt may begin with a BOS.
     begins = encoder.start(exchange.prompt or (texts[0] if texts else ""))
     return Rendered(
-        prompt=(*begins, *_spoken(exchange.prompt, written=False)),
-        responses=tuple((*_spoken(text, written=True), *(encoder.end(text) if finished else ())) for text in texts),
+        prompt=(*begins, *_segments_of(exchange.prompt, written=False)),
+        responses=tuple(
+            (*_segments_of(text, written=True), *(encoder.end(text) if finished else ())) for text in texts
+        ),
     )
 
 
@@ -44,7 +46,7 @@ def encode_exchanges(
 
 
 def count_unread(rendered: Iterable[Rendered]) -> dict[str, int]:
-    """What the chat template made nothing of, with the number of conversations."""
+    """Keys that the chat template ignored -> number of conversations."""
     return Counter(name for each in rendered for name in each.unread)
 
 
@@ -53,8 +55,8 @@ def render_for(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(prompt ids, response ids) under another tokenizer and template than the policy's: from messages or text.
 
-    The same ids as a reward model of this tokenizer was trained on. `finished` says that the policy ended its answer:
-    then the end of turn (or EOS) follows, else not. Raises DataError for a prompt that has token ids alone.
+    They are the ids on which a reward model of this tokenizer was trained. `finished`: the policy ended its answer, so
+    the end of turn (or EOS) follows. Raises DataError for a prompt that has only token ids.
     """
     rendered = render(encoder, _asked_again(encoder, prompt, response_text), finished=finished)
     encoded = encoder.rendered([rendered])[0]
@@ -72,7 +74,7 @@ def _asked_again(encoder: TextEncoder, prompt: Prompt, response_text: str) -> Ex
         return Exchange(
             origin=f"prompt '{prompt.id}'",
             prompt=prompt.messages,
-            responses=(said(response_text),),
+            responses=(assistant_turn(response_text),),
             template_variables=prompt.template_variables,
         )
     if prompt.text is not None:
@@ -83,5 +85,5 @@ def _asked_again(encoder: TextEncoder, prompt: Prompt, response_text: str) -> Ex
     )
 
 
-def _spoken(text: str, *, written: bool) -> tuple[Segment, ...]:
+def _segments_of(text: str, *, written: bool) -> tuple[Segment, ...]:
     return (Segment(text=text, written=written),) if text else ()

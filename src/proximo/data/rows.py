@@ -1,6 +1,4 @@
-"""One row of a data set and the place it came from. Not the reading (`reading.py`), nor its meaning
-(`row_formats.py`).
-"""
+"""A row of a data set with its origin. `readers/` reads rows, `formats/` interprets them."""
 
 import hashlib
 import json
@@ -16,7 +14,7 @@ from proximo.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """The cells of one row by column, and where it stands."""
+    """The cells of one row by column, and its origin."""
 
     source: str
     """The source as the user named it; error messages begin with it."""
@@ -24,15 +22,15 @@ class Row:
     """Counted from 1: the line of a JSON-lines file, the element of an array, the data row of a table."""
     values: Mapping[str, Any]
     line: int | None = None
-    """Where it differs from `number`: the line in the file at which the row ends."""
+    """The line of the file at which the row ends, if it differs from `number`."""
     name: str = ""
-    """A short name of the source, unique within a load; ids are made of it."""
+    """A short name of the source, unique within a load; ids begin with it."""
     used: tuple[str, ...] = ()
-    """Columns that other cells were made of."""
+    """Columns that were used to fill other cells."""
     from_table: bool = False
-    """True where every object in a column has the keys of all of them, with null in those that it lacks."""
+    """True if every object in a column has the keys of all, with null for those that it lacks."""
     from_text: Collection[str] = ()
-    """Columns whose objects were read from JSON text of theirs, to which a table adds nothing."""
+    """Columns whose objects were read from JSON text, to which a table adds no nulls."""
 
     @property
     def origin(self) -> str:
@@ -42,7 +40,7 @@ class Row:
 
 
 def nearest(wanted: str, names: Iterable[str]) -> str:
-    """A half-sentence with the name that was probably meant, or nothing."""
+    """`; did you mean NAME?` with the most similar name, or ""."""
     names = [str(name) for name in names]
     folded = {name.casefold(): name for name in names}
     close = get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.6)
@@ -57,14 +55,14 @@ def columns_found(row: Row) -> str:
 def row_ids(rows: Sequence[Row]) -> list[str]:
     """The id of each row: its `id` cell, or `<source>-<row>`.
 
-    Raises DataError where an id is neither text nor a whole number, or stands twice; the message names both rows.
+    Raises DataError if an id is neither text nor a whole number, or appears twice; the message names both rows.
     """
     check_row_ids(rows)
     return [row_id(row) for row in rows]
 
 
 def check_row_ids(rows: Sequence[Row]) -> None:
-    """Raises what `row_ids` raises. Keeps one number for each row, not its id."""
+    """Raises what `row_ids` raises, with one number of memory for each row."""
     hashes = array("q", (hash(row_id(row)) for row in rows))
     if num_distinct(hashes) == len(hashes):
         return
@@ -92,14 +90,14 @@ def row_id(row: Row) -> str:
 
 
 def num_distinct(hashes: array) -> int:
-    """How many of the hashes differ: 8 bytes for each, where a set takes 60 and more."""
+    """The number of distinct hashes. It takes 8 bytes for each, where a set takes 60 and more."""
     import numpy as np
 
     return len(np.unique(np.frombuffer(hashes, dtype=np.int64))) if hashes else 0
 
 
 def fingerprints(rows: Iterable[Row]) -> dict[str, str]:
-    """Of each source, by its name, the number of rows and a hash of their contents in their order."""
+    """Name of each source -> its number of rows, and a hash of their contents in order."""
     digests: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     for row in rows:

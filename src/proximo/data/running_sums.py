@@ -1,6 +1,6 @@
-"""Sums in steps made on the spot, some with errors, and a check of such steps: to try process reward models.
+"""Generates sums in steps, some with errors, and checks such steps, for trying process reward models.
 
-Row i is a function of (seed, i) alone.
+Row i depends only on (seed, i).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ def rows(
     """Sums of `num_terms` numbers from 1 to `largest`, added up one by one.
 
     A row has `prompt` (`3+4+2`, a line end), `steps` (`3+4=7`, `7+2=9`) with `labels`, `response` (the steps in lines)
-    and `answer` (`9`). A step has another result than the right one with probability `careless`; it and all steps
-    behind it, which go on with that result, are wrong.
+    and `answer` (`9`). A step has a wrong result with probability `careless`; it and all later steps, which continue
+    from that result, are labelled wrong.
 
     Raises:
-        ConfigError: the options would make no sum, or no wrong result.
+        ConfigError: the options allow no sum, or no wrong result.
     """
     if num_terms < 2 or largest < 2:
         raise ConfigError(f"num_terms and largest of sums must be at least 2, got {num_terms} and {largest}")

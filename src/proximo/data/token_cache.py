@@ -1,8 +1,8 @@
-"""Token ids on disk, so that the same texts are tokenised once by the same tokenizer. Not data sets, not options.
+"""Caches token ids on disk, so that a tokenizer tokenises the same texts only once.
 
-What is kept is what one call of the tokenizer returns, under a SHA-256 of all that goes into the call: the texts as
-they are given to it (after columns, options and chat template have done their part) and the tokenizer itself. Rows,
-phases, limits and reports are worked out each time, so that nothing but that call can come out of the cache.
+An entry is the result of one call of the tokenizer, under a SHA-256 of everything that goes into the call: the final
+texts (after columns, options and chat template) and the tokenizer. Rows, phases, limits and reports are computed each
+time and never come from the cache.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 Tokenise = Callable[[list[str]], list[list[int]]]
 
 LAYOUT = 1
-"""Of the file; a change of it is another key."""
+"""Version of the file format, which is part of the key."""
 MIN_TEXTS = 256
-"""Fewer are tokenised sooner than read."""
+"""Fewer texts are tokenised faster than read."""
 NUM_PROBED = 16
-"""So many texts of every hit are tokenised again and compared: a key may forget something, this does not."""
+"""This many texts of every hit are tokenised again and compared, in case the key misses something."""
 
 
 class TokenCache:
-    """Owns a folder with one file per list of texts and tokenizer, and tells in `notes` what became of each."""
+    """A folder with one file per list of texts and tokenizer; `notes` has messages on reads and failures."""
 
     def __init__(self, folder: Path | None) -> None:
         """The folder of the cache; None caches nothing."""
@@ -44,14 +44,14 @@ class TokenCache:
     def ids(
         self, tokenizer: "PreTrainedTokenizerBase", texts: list[str], tokenise: Tokenise, *, within: bool
     ) -> list[list[int]]:
-        """What `tokenise` returns for the texts, from the folder or into it. `within`: for texts behind other text.
+        """The result of `tokenise` for the texts, read from or written to the folder. `within`: texts after other text.
 
-        A file that is damaged, or whose ids are not those of the tokenizer, is replaced. A folder that cannot be used
-        costs a note and the time of tokenising, not the run. Several processes may share it: each writes a file of
-        its own and renames it when it is whole.
+        A damaged file, or one whose ids differ from the tokenizer's, is replaced. If the folder cannot be used, a note
+        says so and the texts are tokenised. Several processes may share it: each writes a temporary file and renames it
+        when it is complete.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        # A tokenizer without a backend is Python code, which no digest covers.
+        # A tokenizer without a backend is Python code, which the key does not cover.
         if self.folder is None or backend is None or len(texts) < MIN_TEXTS:
             return tokenise(texts)
         key = _key(tokenizer, backend.to_str(), texts, within=within)
@@ -62,7 +62,7 @@ class TokenCache:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-            self.notes.append(f"token cache: {path} is of no use and is made anew ({error})")
+            self.notes.append(f"token cache: {path} is unusable and is written again ({error})")
         else:
             self._note_read(len(texts), path)
             return cached_ids
@@ -70,11 +70,11 @@ class TokenCache:
         try:
             self._write(path, ids)
         except OSError as error:
-            self.notes.append(f"token cache: nothing is kept, {path} cannot be written ({error.strerror or error})")
+            self.notes.append(f"token cache: not saved, {path} cannot be written ({error.strerror or error})")
         return ids
 
     def _note_read(self, num_texts: int, path: Path) -> None:
-        """One note, however many portions a load has."""
+        """Replace the note on reads, so that a load has one for all portions."""
         earlier = f"token cache: {count_of(self._read_texts, 'text')} read from "
         self.notes = [note for note in self.notes if not note.startswith(earlier)]
         self._read_texts, self._read_files = self._read_texts + num_texts, self._read_files + 1
@@ -95,7 +95,7 @@ class TokenCache:
 
 
 def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str], *, within: bool) -> str:
-    """All that the ids are made of: normaliser, splits, vocabulary, merges and special tokens stand in `backend`."""
+    """Hash of all that decides the ids; `backend` has normaliser, splits, vocabulary, merges and special tokens."""
     tokenizer_type = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__} {tokenizer.split_special_tokens}"
     versions = f"{LAYOUT} {version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{versions} {tokenizer_type}{' within' * within}\n".encode())
@@ -107,7 +107,7 @@ def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str
 
 
 def _read(path: Path, num_texts: int) -> list[list[int]]:
-    """Raises ValueError for content that is not what was written, and what safetensors raises."""
+    """The ids of a file. Raises ValueError for changed content, and what safetensors raises."""
     with safe_open(path, framework="numpy") as file:
         flat, lengths, digest = file.get_tensor("ids"), file.get_tensor("lengths"), file.metadata()["digest"]
     if digest != _digest(flat, lengths) or len(lengths) != num_texts:
@@ -121,7 +121,7 @@ def _probe(texts: Sequence[str], cached_ids: Sequence[list[int]], tokenise: Toke
     chosen = range(0, len(texts), max(1, len(texts) // NUM_PROBED))
     again = tokenise([texts[index] for index in chosen])
     if any(list(ids) != cached_ids[index] for index, ids in zip(chosen, again, strict=True)):
-        raise ValueError("its ids are not those of the tokenizer")
+        raise ValueError("its ids differ from the tokenizer's")
 
 
 def _digest(flat: np.ndarray, lengths: np.ndarray) -> str:

@@ -1,12 +1,10 @@
-"""Text to token ids, always segment by segment: the one place where data is tokenised. Not chat templates
-(`templates/chat.py`), not ids to text (`parts/decoding.py`).
+"""Text to token ids, segment by segment: all data is tokenised here.
 
-A prompt and its response are separate segments wherever they are met (fine-tuning, reward training, rollouts, scoring
-by a reward model with a tokenizer of its own), so the same text gives the same ids everywhere, and what a policy was
-asked is a prefix of what it was trained on. Each segment has the ids of its place in the text: what a tokenizer puts
-before a whole text (`parts/encoding.py`) stands at its beginning and before no other part of it, and white space that a
-special token takes in has no id. Tokenising the joined text could merge characters across the boundary; `count_merges`
-says for how many examples it would.
+A prompt and its response are separate segments everywhere (fine-tuning, reward training, rollouts, scoring by a reward
+model with another tokenizer), so the same text always gives the same ids, and a policy's prompt is a prefix of the
+text that it was trained on. Each segment has the ids of its place in the text: a tokenizer's prefix of a whole text
+(`codec/encoding.py`) appears only at its beginning, and white space that a special token absorbs has no id. Tokenising
+the joined text could merge characters across the boundary; `count_merges` counts the examples where it would.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,8 +13,8 @@ from functools import cached_property
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
-from proximo.data.parts.decoding import decode
-from proximo.data.parts.encoding import PartEncoder
+from proximo.data.codec.decoding import decode
+from proximo.data.codec.encoding import PartEncoder
 from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
 from proximo.local_or_hub import UNNAMED_TOKENIZER
@@ -25,28 +23,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Place = str | None
-"""What a text stands behind: "" for nothing, since it begins the whole; a special token; None for other text."""
+"""What precedes a text: "" if it begins the whole, a special token, or None for other text."""
 
 _MOST_CANDIDATES = 1000
-"""Tokens among which two texts are looked for that the tokenizer can write."""
+"""Most tokens that are searched for two texts that the tokenizer can write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A stretch of text that is tokenised by itself, or token ids that no text is needed for."""
+    """A piece of text that is tokenised separately, or token ids without text."""
 
     text: str = ""
     written: bool
-    """True where the assistant wrote it."""
+    """True if the assistant wrote it."""
     token_ids: tuple[int, ...] | None = None
     ends_turn: bool = False
-    """True where a chat template ends a turn of the assistant with it."""
+    """True if a chat template ends a turn of the assistant with it."""
     is_context: bool = False
-    """True where the data says that it is not to be learned, whoever wrote it."""
+    """True if the data excludes it from learning, even if the assistant wrote it."""
 
     @property
     def is_learned(self) -> bool:
-        """True where fine-tuning learns it by default."""
+        """True if fine-tuning learns it by default."""
         return self.written and not self.is_context
 
 
@@ -57,7 +55,7 @@ class Rendered:
     prompt: tuple[Segment, ...]
     responses: tuple[tuple[Segment, ...], ...] = ()
     unread: tuple[str, ...] = ()
-    """What the messages hold and the chat template makes nothing of."""
+    """Keys of the messages that the chat template ignores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class Tokens:
 
     @property
     def mask(self) -> tuple[bool, ...] | None:
-        """Which of the tokens a loss learns; None where it learns all of them."""
+        """Which of the tokens a loss learns; None if it learns all."""
         return None if all(self.written) else self.written
 
     def first(self, count: int) -> "Tokens":
@@ -95,15 +93,15 @@ class Encoded:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A tokenizer, and what has to be known about it: start ids, end id, special marks. Owns no state beyond it."""
+    """A tokenizer with its start ids, end id and special tokens."""
 
     tokenizer: "PreTrainedTokenizerBase"
     cache: TokenCache | None = None
-    """Where ids of many texts are kept between runs; None keeps none."""
+    """Saves ids of many texts between runs; None saves none."""
 
     @cached_property
     def start_ids(self) -> tuple[int, ...]:
-        """What the tokenizer itself puts before a text: its BOS, or nothing. What it puts after is not used."""
+        """The ids that the tokenizer puts before a text: its BOS, or none. Ids that it puts after are not used."""
         plain = self._call(["a"])[0]
         dressed = self.tokenizer("a")["input_ids"]
         for start in range(len(dressed) - len(plain) + 1):
@@ -124,11 +122,11 @@ class TextEncoder:
 
     @property
     def name(self) -> str:
-        """What messages call the tokenizer."""
+        """The tokenizer's name in messages."""
         return self.tokenizer.name_or_path or UNNAMED_TOKENIZER
 
     def start(self, text: str) -> tuple[Segment, ...]:
-        """The start ids before a text, unless the text itself begins with the BOS: it stands there once."""
+        """The start ids before a text, unless the text itself begins with the BOS."""
         bos = self.tokenizer.bos_token
         if not self.start_ids or (bos and text.startswith(bos)):
             return ()
@@ -172,7 +170,7 @@ class TextEncoder:
     def text(self, ids: Sequence[int]) -> str:
         """The text of token ids from the beginning of a whole, special tokens included.
 
-        What the tokenizer puts before every text is none of it, also behind its BOS.
+        It excludes the tokenizer's prefix of every text, also after a BOS.
         """
         is_begun = tuple(ids[: len(self.start_ids)]) == self.start_ids
         pieces = (self.start_ids, ids[len(self.start_ids) :]) if is_begun else (ids,)
@@ -181,10 +179,10 @@ class TextEncoder:
     def count_merges(
         self, batch: Sequence[Rendered], encoded: Sequence[Encoded], *, limit: int = 500
     ) -> tuple[int, int]:
-        """(examples whose joined text gives other ids than its segments, examples looked at: evenly spread, <= limit).
+        """(examples whose joined text gives other ids than its segments, examples checked: evenly spread, <= limit).
 
-        Looks at each prompt with its first response. A merge is no fault of the data, but a model pretrained on joined
-        text has seldom seen such a boundary.
+        Checks each prompt with its first response. A merge is not an error in the data, but a model pretrained on
+        joined text has rarely seen such a boundary.
         """
         stride = max(1, -(-len(batch) // limit))
         texts = []
@@ -198,7 +196,7 @@ class TextEncoder:
         return merges, len(texts)
 
     def unwritable(self, batch: Sequence[Rendered]) -> dict[str, int]:
-        """Characters that the tokenizer leaves out, or has only its unknown token for, and how often they are there."""
+        """Characters that the tokenizer drops or maps to its unknown token -> how often they occur."""
         texts = dict.fromkeys(
             segment.text for item in batch for part in (item.prompt, *item.responses) for segment in part
         )
@@ -210,7 +208,7 @@ class TextEncoder:
         unknown = {self.tokenizer.unk_token_id} - {self.end_id, self.tokenizer.bos_token_id}
         found = self._each(alone, self._call_within, within=True)
         suspects = [c for c, ids in zip(alone, found, strict=True) if not set(ids) - unknown]
-        # A vocabulary of whole words may know a letter within its word only.
+        # A vocabulary of whole words may know a letter only within a word.
         lost = {c for c in suspects if c not in self.text(self.texts([holder[c]])[0])}
         return {c: sum(text.count(c) for text in texts) for c in suspects if c in lost}
 
@@ -229,7 +227,7 @@ class TextEncoder:
             place = self._behind(segment, place)
 
     def _behind(self, segment: Segment, place: Place) -> Place:
-        """The place of what comes next. Ids without a text stand before the whole, or at its end."""
+        """The place of the next segment. Ids without text come before the whole, or at its end."""
         bare = segment.text.rstrip()
         if not segment.text or (not bare and place in self._taking_in_behind):
             return place
@@ -238,32 +236,32 @@ class TextEncoder:
 
     @cached_property
     def _dividing(self) -> tuple[str, ...]:
-        """The texts of all tokens that are found before the rest of a text is tokenised, longest first."""
+        """The texts of added tokens, which are split off before the rest is tokenised; longest first."""
         return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values())
 
     @cached_property
     def _taking_in_before(self) -> tuple[str, ...]:
-        """Those of them that take in the white space before them, so that it has no token."""
+        """Added tokens that absorb the white space before them, so that it has no token."""
         return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.lstrip)
 
     @cached_property
     def _taking_in_behind(self) -> tuple[str, ...]:
-        """Those that take in the white space behind them."""
+        """Added tokens that absorb the white space after them."""
         return _longest_first(token.content for token in self.tokenizer.added_tokens_decoder.values() if token.rstrip)
 
     def _within(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Ids of texts behind other text. Raises ModelError for a tokenizer that cannot write them there."""
+        """Ids of texts after other text. Raises ModelError for a tokenizer that would change them there."""
         if texts and self._misread is not None:
             raise ModelError(
-                f"the tokenizer '{self.name}' cannot write a text behind another: {self._misread}; it would be learned "
-                "in another form than the text has. Take one that keeps the white space of a text, such as byte-level "
-                "BPE or sentencepiece"
+                f"the tokenizer '{self.name}' cannot write one text after another: {self._misread}; a changed text "
+                "would be learned. Use a tokenizer that preserves white space, for example byte-level BPE or "
+                "sentencepiece"
             )
         return self._each(texts, self._call_within, within=True)
 
     @cached_property
     def _misread(self) -> str | None:
-        """What reads wrongly of two texts behind one another, in words; None where nothing does."""
+        """A description of two texts that decode wrongly one after the other; None if all is well."""
         known = [text for text in ("a", "b") if self._writes(text)]
         if len(known) < 2:
             known = [text for text in islice(self.tokenizer.get_vocab(), _MOST_CANDIDATES) if self._writes(text)][:2]
@@ -273,7 +271,7 @@ class TextEncoder:
         for text in (other, f" {other}"):
             ids = self._call_within([text])[0]
             read = self.text((*self._call([one])[0], *ids)).removeprefix(" ")
-            # A vocabulary without a space has its unknown token there, which `unwritable` counts in the data.
+            # A vocabulary without a space gives its unknown token, which `unwritable` counts in the data.
             if read != one + text and self.tokenizer.unk_token_id not in ids:
                 return f"{one!r} and then {text!r} read {read!r}"
         return None
@@ -307,7 +305,7 @@ def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _spelled(segments: Sequence[Segment], ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids without those that stand in segments without a text: BOS at the start, EOS at the end."""
+    """The ids without those of segments without text: BOS at the start, EOS at the end."""
     first, last = segments[0], segments[-1]
     return ids[len(first.token_ids or ()) : len(ids) - (len(last.token_ids or ()) if last is not first else 0)]
 

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on the texts at hand, for models that start from nothing. Not a loader."""
+"""Trains a byte-level BPE tokenizer on given texts, for models that start from random weights."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with `<|endoftext|>` (id 0) as beginning and end of sequence; any text can be written in it.
+    """Byte-level BPE with `<|endoftext|>` (id 0) as beginning and end of sequence; it can encode any text.
 
-    The result depends on the texts and their order alone.
+    The result depends only on the texts and their order.
     """
     core = ByteLevelBPETokenizer()
     core.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[END_OF_TEXT], show_progress=False)

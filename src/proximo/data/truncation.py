@@ -1,4 +1,4 @@
-"""Prompts that are too long for their limit: dropped, or shortened at their beginning. Never the responses."""
+"""Drops prompts that exceed their limit, or shortens them at the beginning; responses are never cut."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,11 +29,11 @@ def fit(
     too_long: TooLong,
     learned: Learned = "last",
 ) -> Fitted | None:
-    """The exchange with prompt and longest response within `max_tokens`; None where it is dropped.
+    """The exchange with prompt and longest response within `max_tokens`; None if it is dropped.
 
-    Truncation keeps the end of the prompt, which the response answers: text loses its first tokens (behind the BOS),
-    a conversation its oldest turns (behind the system message), whole turns at a time, so that it stays a
-    conversation. What still does not fit is dropped. The text or messages are shortened with the tokens. `learned`:
+    Truncation keeps the end of the prompt, which the response answers: text loses its first tokens (after the BOS), a
+    conversation its oldest turns (after the system message), whole turns at a time, so that it stays a conversation.
+    An exchange that still does not fit is dropped. Text or messages are shortened with the tokens. `learned`: see
     `render_conversation`.
     """
     if max_tokens is None or _num_tokens(encoded) <= max_tokens:
@@ -71,7 +71,7 @@ def _fewer_turns(
 
 
 def _without_oldest(messages: Messages) -> Messages | None:
-    """The conversation from its second turn of the user on, behind its system message."""
+    """The system message and the conversation from its second turn of the user on."""
     system = 1 if messages[0]["role"] == "system" else 0
     users = [turn for turn, message in enumerate(messages) if message["role"] == "user" and turn > system]
     return (*messages[:system], *messages[users[0] :]) if users else None

@@ -16,7 +16,7 @@ from proximo.plan.record import Phase, Plan
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.static_memory import role_sizes, static_bytes
 from proximo.plan.weightless_models import ModelConfigs
-from proximo.run.build.models import lora_options
+from proximo.run.make.models import lora_options
 from proximo.trainer_kinds import trainer_of
 
 PROCESS = "process"

@@ -21,7 +21,7 @@ from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
 from proximo.rollout.on_ranks import sampling_with
 from proximo.rollout.sampling import RandomKey
-from proximo.run.user_code import ask
+from proximo.run.user_code import checked_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ def evaluate_policy(
                 key=RandomKey(seed=seed, purpose="evaluation", step=0),
                 on_finished=eager_begin(reward),
             )
-        scored = ask(reward, responses)
+        scored = checked_scores(reward, responses)
         check_scored_fraction(scored, config.guards, where=where)
         return scored
 

@@ -38,22 +38,22 @@ from proximo.rewards.model import ModelReward
 from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
 from proximo.rewards.weighted import WeightedReward
-from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
-from proximo.run.build.data import SplitRows, evaluation_notes, read_split, token_cache
-from proximo.run.build.engine import Sampling, check_engine, engine_of, make_servers
-from proximo.run.build.models import (
+from proximo.run.make.conversion import check_optimizer, example_options, prompt_options
+from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
+from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
+from proximo.run.make.models import (
     DeviceSpec,
     build_language_model,
     build_reference,
     build_reward_source,
     build_tokenizer,
     check_readers,
+    gives_same_ids,
     load_reward_tokenizer,
     model_source,
     prepare_device,
-    reads_alike,
 )
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 from proximo.run.memory import check_release
 from proximo.run.resume_fingerprint import inputs_fingerprint
 
@@ -83,7 +83,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = _load_data(recipe, rows, tokenizer, cache)
     for own in owns:
-        if own is not None and not reads_alike(own, tokenizer):
+        if own is not None and not gives_same_ids(own, tokenizer):
             check_rendering(TextEncoder(own), data.all_prompts)
     build = partial(
         build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget(recipe)

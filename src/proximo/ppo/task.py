@@ -23,9 +23,9 @@ from proximo.records import Prompt, Scored, ScoreState
 from proximo.rewards.on_ranks import score_on_ranks
 from proximo.rewards.source import ClosableSource, NoReward, RewardSource
 from proximo.rewards.statistics import statistics_of
-from proximo.run.build.conversion import schedule_notes
-from proximo.run.build.engine import EngineServers
 from proximo.run.checkpointing import update_counts
+from proximo.run.make.conversion import schedule_notes
+from proximo.run.make.engine import EngineServers
 from proximo.run.memory import peak_memory_mib
 from proximo.run.task import Record
 

@@ -1,1 +1,4 @@
-"""Takes a task through its run: folder, checks before the start, loop, saves, signals, logs, pushes to the Hub."""
+"""Takes a task through its run: checks before the start, folder, loop, saves, signals, logs, pushes to the Hub.
+
+Start with `loop.py` and the interface that it drives (`task.py`); `make/` builds models, data and engines.
+"""

@@ -18,7 +18,7 @@ STEP = re.compile(r"step-0*(\d+)")
 def find_run(folder: Path) -> Path:
     """The folder if it is a run; for a pipeline's folder, the run of its last stage that has one.
 
-    Raises RunFolderError where there is none.
+    Raises RunFolderError if there is none.
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no run folder {folder} (seen from {Path.cwd()})")
@@ -38,7 +38,7 @@ def _candidates(folder: Path) -> list[Path]:
 def find_checkpoint(folder: Path, checkpoint: str = "latest") -> Checkpoint:
     """The checkpoint `latest`, `best` or `step-N` of a run, after every file was compared with its hash.
 
-    Raises RunFolderError where there is none, CheckpointError where it is damaged.
+    Raises RunFolderError if there is none, CheckpointError if it is damaged.
     """
     store, step = _chosen(folder, checkpoint)
     return store.load(step)
@@ -111,8 +111,8 @@ def verify_models(inputs: Iterable[Input]) -> None:
 def verify_model(path: str) -> None:
     """Compare a model folder that is part of a checkpoint with its hashes.
 
-    Other folders and names on the Hub are not checked: they have no hashes. Raises
-    CheckpointError where the checkpoint is damaged.
+    Other folders and names on the Hub have no hashes and are not checked. Raises CheckpointError if the checkpoint is
+    damaged.
     """
     folder = Path(path).expanduser().resolve()
     step = STEP.fullmatch(folder.parent.name)

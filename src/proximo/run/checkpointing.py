@@ -1,4 +1,4 @@
-"""Writes models and optimizers into a checkpoint, and restores them. The atomic writing itself is in checkpoint/."""
+"""Writes models and optimizers into a checkpoint, and restores them; `checkpoint/` makes the writing atomic."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,8 +33,7 @@ def writers_for(
 ) -> dict[str, Writer | RankWriter]:
     """One folder per role in Hugging Face layout with tokenizer and template, one file per optimizer.
 
-    Of a model that lies on several ranks each writes its part of weights and optimizer; adapters and heads are
-    gathered.
+    If a model is sharded, each rank writes its part of weights and optimizer; adapters and heads are gathered.
 
     `head`: a value model on the policy's trunk; its folder `value` gets the head and the tokenizer only.
     """
@@ -74,7 +73,7 @@ def _head_writer(model: ScalarModel, tokenizer: "PreTrainedTokenizerBase") -> Wr
 
 
 def _gathered_adapter(model: "PeftModel", tokenizer: "PreTrainedTokenizerBase") -> Captured:
-    """An adapter is small: it is gathered, and written as on one rank."""
+    """An adapter, gathered because it is small, and written as on one rank."""
     adapter = whole_adapter(model)
     return Captured(first=_with_tokenizer(lambda path: save_pretrained(model, path, adapter=adapter), tokenizer))
 
@@ -126,7 +125,7 @@ def restore_models(
 ) -> None:
     """Restore weights, optimizer states and the learners' update counts, bit for bit.
 
-    The checkpoint may be of another number of ranks than those of the models now.
+    The checkpoint may come from another number of ranks.
     """
     if head is not None:
         load_head(head, checkpoint.path("value"))
@@ -148,8 +147,8 @@ def update_counts(learners: Mapping[str, Learner]) -> dict[str, int]:
 def consolidate(store: CheckpointStore) -> None:
     """Make the models of the latest and of the best checkpoint whole, so that `from_pretrained` loads their folders.
 
-    Optimizers stay as the ranks wrote them. One process calls it when no save is under way. It takes memory of the host
-    for one model.
+    Optimizers stay as the ranks wrote them. Call it in one process while no save is running. It needs host memory for
+    one model.
     """
     if not any(store.folder.glob(f"step-*/*/{SHARDS}")):
         return

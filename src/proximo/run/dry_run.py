@@ -18,17 +18,17 @@ from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange, in_form, no_template
 from proximo.data.load_report import Remark, remark_lines, unread_lines
 from proximo.data.rows import Row, check_row_ids
-from proximo.data.templates.unread import missing_words
+from proximo.data.templates.ignored_content import missing_words
 from proximo.errors import ModelError
 from proximo.local_or_hub import UNNAMED_TOKENIZER
 from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
-from proximo.run.build.data import SplitRows, read_split
+from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
 MOST_BYTES = 256 * 2**20
 """Rows of larger data are not counted."""
 RowReader = Callable[[Iterable[Row], Counter[Remark]], Iterator[Any]]
-"""Reads rows as a trainer does, before there are tokens, and remarks what it does not use. Raises DataError for rows
+"""Reads rows as a trainer does, without tokens, and counts in remarks what it does not use. Raises DataError for rows
 that it cannot read."""
 Line = tuple[str, str]
 
@@ -44,7 +44,7 @@ def run_lines(run: RunConfig) -> Iterator[Line]:
 
 
 def rank_lines(recipe: TrainerRecipe) -> Iterator[Line]:
-    """The ranks that the command starts, and how each model lies on them."""
+    """The ranks that the command starts, and how each model is placed on them."""
     devices = recipe.devices
     if (devices.num or 1) == 1:
         return
@@ -58,7 +58,7 @@ def _state(folder: Path) -> str:
         return "new" if not folder.exists() else "exists"
     steps = saved_steps(folder / CHECKPOINTS)
     where = f"at step {steps[-1]}" if steps else "without a checkpoint"
-    return f"holds a run {where}: --resume goes on, --overwrite replaces it"
+    return f"holds a run {where}: --resume continues it, --overwrite replaces it"
 
 
 def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
@@ -86,7 +86,7 @@ def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> st
 def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None = None) -> Iterator[Line]:
     """The sources, the split that this stage uses, and its number of rows.
 
-    `reader`: what the run reads rows with. Those of small local files are then tried, without torch.
+    `reader`: the reader of the run. The rows of small local files are then read, without torch.
     """
     for each in data_inputs(data, "data"):
         yield "evaluation" if ".evaluation_sources." in f".{each.key}" else "data", str(each)
@@ -113,14 +113,14 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
 
 
 def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
-    """What the run would remark on its rows. Raises the error of a row that it would refuse."""
+    """The remarks of the run on its rows. Raises the error of a row that it would refuse."""
     if reader is None:
         return
     template = _template_of(recipe)
     learned = _read_as_the_run(rows.training, data, reader, template)
     held_out = _read_as_the_run(rows.held_out, data, reader, template)
     yield from learned
-    if data.evaluation_sources is not None:  # other rows are of the same sources
+    if data.evaluation_sources is not None:  # otherwise held-out rows come from the same sources
         yield from (f"evaluation rows: {line}" for line in held_out)
 
 
@@ -150,7 +150,7 @@ class _Template:
 
 
 def _template_of(recipe: TrainerRecipe) -> _Template | None:
-    """The chat template of the tokenizer; None where it cannot be told without opening that."""
+    """The chat template of the tokenizer; None if it is unknown without loading the tokenizer."""
     config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
     if not isinstance(config, TokenizerConfig):
         return None
@@ -165,7 +165,7 @@ def _template_of(recipe: TrainerRecipe) -> _Template | None:
 
 
 def _exchanges_of(made: Any) -> list[Exchange]:
-    """Those in what a reader makes of a row: one, a mapping, a tuple with others, or nothing."""
+    """The exchanges in a reader's result for a row: one, a mapping, a tuple with other values, or none."""
     parts = made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple) else (made,)
     return [part for part in parts if isinstance(part, Exchange)]
 

@@ -1,4 +1,4 @@
-"""Checks whether a run may start in its folder, and a model be written to a new one. Imports no torch."""
+"""Checks whether a run may start in its folder, and whether a new folder can be made. Imports no torch."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
 
 
 def check_new_folder(out: Path) -> None:
-    """Raises RunFolderError where no folder can be made at `out`."""
+    """Raises RunFolderError if no folder can be made at `out`."""
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
     if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
@@ -33,7 +33,7 @@ def check_new_folder(out: Path) -> None:
 
 
 def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
-    """A run whose model or data is moved away with the run that it replaces could not be resumed."""
+    """Raises RunFolderError if the run reads files from `folder`: moved aside, they would be missing on resume."""
     for each in inputs_of(recipe):
         if each.kind in ("folder", "file") and folder.resolve() in Path(each.name).expanduser().resolve().parents:
             raise RunFolderError(

@@ -68,7 +68,7 @@ class Logs:
         return {METRICS: self.metrics.num_lines, SAMPLES: self.samples.num_lines}
 
     def sync(self) -> None:
-        """Flush the lines to disk, so that a checkpoint is never newer than the lines of its steps."""
+        """Flush the lines to disk, before a checkpoint of their steps is saved."""
         self.metrics.sync()
         self.samples.sync()
 

@@ -1,4 +1,4 @@
-"""The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
+"""The run around a task, of whatever algorithm: steps, evaluations, logs, checkpoints, interruption, resume."""
 
 import signal
 import sys
@@ -48,26 +48,26 @@ from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
 
 LAST_SAVE_SECONDS = 5.0
-"""How long the ranks that are left finish a save after one of them has failed."""
+"""How long the other ranks wait for a running save after one of them has failed."""
 REPEAT_SECONDS = 2.0
-"""On several ranks, a signal that comes again so soon is the same one."""
+"""On several ranks, a signal repeated within this time counts as the same one."""
 
 
 def run_trainer(recipe: TrainerRecipe, options: RunOptions) -> int:
-    """Build the task of the recipe and run it to its end; returns the exit status."""
+    """Build the task of the recipe and run it to the end; returns the exit status."""
     return run_task(lambda: trainer_of(recipe).build(recipe), recipe, options)
 
 
 def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptions) -> int:
-    """Build the task and run it to its end in its folder; returns the exit status.
+    """Build the task and run it to the end in its folder; returns the exit status.
 
-    Nothing in the folder is touched before the task is built, so that a mistake in data or models leaves an earlier run
-    in its place. Every rank of a run calls it: all build the task and take its steps, rank 0 alone writes the folder.
+    The folder is not touched before the task is built, so that a mistake in data or models leaves an earlier run
+    in place. Every rank calls it: all build the task and take its steps, only rank 0 writes the folder.
     """
     world = current()
     num_ranks = world.size  # inside `once` it is 1
     world.once(lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs")
-    if world.leads and not (options.quiet or options.keeps_process):  # a notebook shows a view of its own
+    if world.leads and not (options.quiet or options.keeps_process):  # a notebook shows its own view
         print(f"{trainer_of(recipe).name}: preparing models and data", file=sys.stderr, flush=True)
     with kept_working_directory():
         task = build()
@@ -92,7 +92,7 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
 
 
 def _check(recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> None:
-    """Refuse what can be refused before anything is built."""
+    """Run the checks that need no model or data; raises the error of the first that fails."""
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
     if options.resume != "never":
         store = CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS)
@@ -111,9 +111,9 @@ class _Decision:
     metric: float | None
     """The metric that ranks the checkpoint, if there is one."""
     exit_status: int | None
-    """To stop with, after a signal."""
+    """The exit status to stop with after a signal, if one came."""
     guard: str | None
-    """Why a guard ends the run here."""
+    """Why a guard ends the run here, if it does."""
 
 
 def _signal_of(exit_status: int) -> str:
@@ -122,7 +122,7 @@ def _signal_of(exit_status: int) -> str:
 
 
 class _Loop:
-    """The part of a run between a start and its end or interruption, on each rank."""
+    """The part of a run from a start to its end or interruption, on each rank."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Loop:
         )
         self.rank_metrics = RankMetrics(self.world)
         self.status_at_end = 0
-        """Of a run that took all of its steps."""
+        """The status or error of a run that took all of its steps."""
 
     def run(self) -> int:
         first = self._restore()
@@ -184,7 +184,7 @@ class _Loop:
                 return status or self.status_at_end
             except Exception as error:
                 known = self.world.explain(error)
-                with suppress(Exception):  # a save that is under way needs no main thread, only ranks that live
+                with suppress(Exception):  # a running save needs no main thread, only living ranks
                     self.store.finish(timeout_seconds=LAST_SAVE_SECONDS if isinstance(known, RankError) else None)
                 self.world.publish(known)
                 journal.fail(known)
@@ -240,7 +240,7 @@ class _Loop:
                 if decision.exit_status is not None and step < last:
                     self.store.finish()
                     journal.note(
-                        f"stopped by {_signal_of(decision.exit_status)} after step {step}; go on with --resume"
+                        f"stopped by {_signal_of(decision.exit_status)} after step {step}; continue with --resume"
                     )
                     return decision.exit_status
                 if decision.exit_status is not None:
@@ -249,7 +249,7 @@ class _Loop:
         return 0
 
     def _interruption(self) -> Interruption:
-        """Signals are heeded by rank 0. A scheduler sends one to all processes, and a launcher passes it on again."""
+        """Rank 0 handles signals. A scheduler sends them to all processes, and a launcher forwards them once more."""
         alone = self.world.size == 1
         return Interruption(
             grace_seconds=self.run_config.grace_seconds,
@@ -260,7 +260,7 @@ class _Loop:
         )
 
     def _step(self, journal: Journal, step: int) -> Record:
-        """Take a step. Where a guard ends the run before it has changed anything, what was trained before is saved."""
+        """Take a step. If a guard ends the run before the step changed anything, the earlier steps are saved."""
         try:
             with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
                 return self.task.step(step)
@@ -272,7 +272,7 @@ class _Loop:
             self._end_by_guard(journal, before, str(error))
 
     def _end_by_guard(self, journal: Journal, step: int, reason: str) -> NoReturn:
-        """End the run, which was saved after `step`. Raises TrainingError."""
+        """End the run, whose state after `step` is saved. Raises TrainingError."""
         self.store.finish()
         if step:
             journal.note(f"saved after step {step}")
@@ -357,7 +357,7 @@ class _Loop:
         path = shown(self.folder, self.run_config.folder, self.folder.path)
         message = f"the run in {path} is finished: step {step} of {self.task.num_steps}"
         if step > self.task.num_steps:
-            message = f"the run in {path} is at step {step}, beyond the {self.task.num_steps} steps that are asked for"
+            message = f"the run in {path} is at step {step}, beyond the {self.task.num_steps} steps of the recipe"
         if self.options.resume == "must":
             raise RunFolderError(
                 f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "

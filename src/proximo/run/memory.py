@@ -15,7 +15,7 @@ from proximo.system_errors import memory_ran_out
 def memory_advice(settings: str, phase: str, *, step: int) -> Generator[None]:
     """Turns a failed allocation, on the device or in Python, into a TrainingError.
 
-    settings: what to change, as `TrainerRecipe.memory_settings` says it.
+    settings: advice on what to change, from `TrainerRecipe.memory_settings`.
     """
     try:
         yield
@@ -25,7 +25,7 @@ def memory_advice(settings: str, phase: str, *, step: int) -> Generator[None]:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {settings}; neither changes the result. "
-            f"`proximo plan` with this recipe says what takes how much ({reason})"
+            f"`proximo plan` with this recipe shows the memory of each part ({reason})"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The model card of a trained model: what it is, how it was trained, what changed.
 
-A card reveals nothing about the user's machine: of a path it shows the last part, and the front matter names a base
-model or a data set only if it is on the Hub.
+A card reveals nothing about the user's machine: it shows only the last part of a path, and the front matter names a
+base model or a data set only if it is on the Hub.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,15 +38,15 @@ WHAT = {
 
 
 def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool, num_rows: int | None = None) -> str:
-    """The card of the model of `role` at `step`. Facts that the run folder does not hold are left out.
+    """The card of the model of `role` at `step`. Facts that the run folder lacks are left out.
 
-    `num_rows`: those of the embedding that an adapter brings; None where it brings none.
+    `num_rows`: rows of the embedding that an adapter contains; None if it contains none.
     """
     run = read_run(run_folder)
     run = replace(run, lines=tuple(line for line in run.lines if line["step"] <= step))
     try:
         recipe = saved_recipe(run_folder)
-    except RunFolderError:  # of another version, or damaged: the model itself is still good
+    except RunFolderError:  # damaged or from another version, but the model is still good
         recipe = None
     parts = [
         f"---\n{_front_matter(run, recipe, role, is_adapter).to_yaml()}\n---",
@@ -78,10 +78,10 @@ def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter:
 
 
 def _evaluation_results(run: Run, recipe: TrainerRecipe | None, role: str) -> list[EvalResult]:
-    """What the run measured on held-out rows at its last evaluation, of the model that it trained.
+    """The metrics of the trained model at the run's last evaluation on held-out rows.
 
-    The Hub shows it as the model's results (`model-index` of its model card specification). Rows of the author's own
-    files have no name there, so that the data is called by the last part of its path.
+    The Hub shows them as the model's results (`model-index` of its model card specification). Local files are named by
+    the last part of their path.
     """
     if role in ("value", "reference") or recipe is None:
         return []
@@ -106,7 +106,7 @@ def _task(role: str) -> str:
 
 
 def _base(recipe: TrainerRecipe, role: str) -> Input | None:
-    """The model that it was initialised from; None if that was another model of the run."""
+    """The model from which the role was initialised; None if that was another model of the run."""
     models = recipe.models()
     section = models.get(role, next(iter(models.values())))
     if isinstance(section, ScalarModelConfig) and section.init_from != "path":
@@ -212,7 +212,7 @@ def _limits(run: Run, recipe: TrainerRecipe | None, role: str) -> Iterator[str]:
     yield "## Limits"
     lines = []
     if role == "value":
-        lines.append("- It knows the answers of the policy that it was trained beside, and no others.")
+        lines.append("- It has seen only answers of the policy that it was trained with.")
     elif trainer := trainer_by_metrics(run.names):
         lines.append(f"- {trainer.limits(recipe) if recipe else trainer.card_limits}")
     lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
@@ -246,7 +246,7 @@ def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:
 
 
 def _num_rows(adapter: Path) -> int | None:
-    """Rows of the embedding in an adapter's file: what is neither of LoRA nor a scalar head."""
+    """Rows of the embedding in an adapter's file: the tensor that is neither LoRA's nor a scalar head."""
     with safe_open(adapter, framework="np") as saved:
         layers = [name for name in set(saved.keys()) if "lora_" not in name and ".score." not in name]
         return max((saved.get_slice(name).get_shape()[0] for name in layers), default=None)

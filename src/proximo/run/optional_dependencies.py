@@ -9,7 +9,7 @@ from proximo.config.sinks import MLflowSinkConfig, SinkConfig
 from proximo.errors import MissingExtraError
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""Kind of sink -> the module that it imports. The extra has the name of the kind."""
+"""Kind of sink -> the module that it imports. The extra is named after the kind."""
 SERVERS = ("http://", "https://", "databricks", "uc:")
 """Prefixes of the addresses that mlflow-skinny can reach."""
 
@@ -25,7 +25,7 @@ def check_extras(run: RunConfig) -> None:
     for index, sink in enumerate(run.sinks):
         if problem := _problem(sink):
             raise MissingExtraError(
-                f"run.sinks.{index} is of kind {sink.kind}, {problem}: say pip install 'proximo[{sink.kind}]', or "
+                f"run.sinks.{index} is of kind {sink.kind}, {problem}: run pip install 'proximo[{sink.kind}]', or "
                 "leave the sink out"
             )
 

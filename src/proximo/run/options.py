@@ -1,4 +1,4 @@
-"""Options of one start of a run, from the command line or a program. None of them changes a result by itself."""
+"""Options of one start of a run, from the command line or a program."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class RunOptions:
     resume: Resume = "never"
     """`never` refuses a folder with a run, `must` resumes it, `auto` resumes or starts."""
     overwrite: bool = False
-    """Start although the folder holds a run, which is moved aside."""
+    """Start even if the folder holds a run, which is moved aside."""
     allow_different_environment: bool = False
     """Allow a resume with other versions, another processor, other numbers of threads or ranks; the last bits may then
     differ."""
     allow_changed_rewards: bool = False
-    """Allow a resume with other reward functions, verifiers or reward settings, which score the steps to come."""
+    """Allow a resume with other reward functions, verifiers or reward settings, which score the later steps."""
     quiet: bool = False
     """Print warnings and errors only."""
     pipeline_folder: str = ""
@@ -33,7 +33,7 @@ class RunOptions:
     """Called on rank 0 with the number and the metrics of each step after its line was written; of step 0 too, the
     evaluation before training."""
     keeps_process: bool = False
-    """The process goes on after the run, as a notebook does: an interrupt must not end it."""
+    """The process continues after the run, as in a notebook: an interrupt must not end it."""
 
     def __post_init__(self) -> None:
         if self.resume not in get_args(Resume):

@@ -54,12 +54,12 @@ class Input:
     problem: str | None = None
 
     def __str__(self) -> str:
-        """Such as `models/sft (folder)`. The kind is shown because a mistyped folder can look like a Hub name."""
+        """For example `models/sft (folder)`. It shows the kind because a mistyped folder can look like a Hub name."""
         return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
 
 
 def check_inputs(recipe: Recipe) -> None:
-    """Raise ConfigError that lists every input which is not there."""
+    """Raises ConfigError that lists every missing input."""
     _check(inputs_of(recipe))
 
 
@@ -73,7 +73,7 @@ def _check(inputs: Iterable[Input]) -> None:
     if len(problems) == 1:
         raise ConfigError(problems[0])
     if problems:
-        raise ConfigError("\n  ".join([f"{len(problems)} inputs of the recipe are not there:", *problems]))
+        raise ConfigError("\n  ".join([f"{len(problems)} inputs of the recipe are missing:", *problems]))
 
 
 def inputs_of(recipe: Recipe) -> Iterator[Input]:
@@ -119,31 +119,31 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
 
 
 def thread_problem(run: RunConfig) -> str | None:
-    """What to say of more threads than this process has cores for; None if it has them, or takes torch's default."""
+    """A warning if the run has more threads than this process has cores; else None."""
     cores = num_cores()
     if run.num_threads is None or run.num_threads <= cores:
         return None
     return (
         f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
-        "wait for each other make a run many times as slow; lower it, or leave it out"
+        "wait for each other slow a run down many times; lower it, or leave it out"
     )
 
 
 def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:
-    """What to say of each adapter whose run adds tokens, since it trains none of their rows."""
+    """A warning for each adapter whose run adds tokens, because LoRA does not train their rows."""
     tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
     added = [token for section in tokenizers for token in section.added_tokens]
     for key, model in stage.models().items():
         if added and model.lora is not None:
             yield (
-                f"{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, mostly alike, "
-                "so that the model cannot tell new tokens apart; train the whole model, or start from one that knows "
+                f"{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, nearly equal, "
+                "so that the model cannot distinguish new tokens; train the whole model, or start from one that knows "
                 "them"
             )
 
 
 def _with_stage(given: Input, pipeline: Path) -> Input:
-    """A stage that the pipeline leaves out must already have run."""
+    """The input with a problem if it is a stage that the pipeline leaves out and that has not run."""
     folder = pipeline / given.name.removeprefix("@")
     if is_run_folder(folder):
         return given
@@ -191,20 +191,20 @@ def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
 
 
 def _problem_of(path: str, key: str, refuse: Callable[[str], object]) -> Iterator[Input]:
-    """A model's folder as the input of another key, if something is wrong with it for that."""
-    if Path(path).expanduser().is_dir() and (problem := _said(refuse, path)) is not None:
+    """A model's folder as the input of another key, if that use has a problem."""
+    if Path(path).expanduser().is_dir() and (problem := _refusal(refuse, path)) is not None:
         yield Input(key=key, name=path, kind="folder", problem=problem)
 
 
 def _with_problem(found: Input, refuse: Callable[[Path], None]) -> Input:
-    """The input with what is refused of its folder, where it is one and nothing else is wrong."""
+    """The input with the error of `refuse` as its problem, if it is a folder without another problem."""
     if found.kind != "folder" or found.problem is not None:
         return found
-    return replace(found, problem=_said(refuse, Path(found.name).expanduser()))
+    return replace(found, problem=_refusal(refuse, Path(found.name).expanduser()))
 
 
-def _said(refuse: Callable[[Any], object], given: object) -> str | None:
-    """What the function says in the error that it raises; None if it raises none."""
+def _refusal(refuse: Callable[[Any], object], given: object) -> str | None:
+    """The message of the error that the function raises; None if it raises none."""
     try:
         refuse(given)
     except ModelError as error:
@@ -226,7 +226,9 @@ def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str
         return Input(key=key, name=name, kind="stage")
     path = Path(name).expanduser()
     if path.is_dir():
-        problem = _folder_problem(path, wanted_files, what) or (_said(check_folder, path) if what == "model" else None)
+        problem = _folder_problem(path, wanted_files, what) or (
+            _refusal(check_folder, path) if what == "model" else None
+        )
         return Input(key=key, name=name, kind="folder", problem=problem)
     if path.exists():
         return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")
@@ -260,7 +262,7 @@ def _source(source: SourceConfig, key: str) -> Input:
     is_file = source.format in FILE_FORMATS or (source.format == "auto" and path.suffix.lower() in FILE_ENDINGS)
     if path.exists():
         if not path.is_file():
-            pipe = f"{name} is no file, and data is read more than once: write it to a file"
+            pipe = f"{name} is not a regular file, and data is read more than once: write it to a file"
             return Input(key=key, name=name, kind="file", problem=pipe)
         known = is_file or source.format != "auto"
         return Input(key=key, name=name, kind="file", problem=None if known else _format_problem(path))
@@ -277,7 +279,7 @@ def _format_problem(file: Path) -> str:
             refuse_other_than_text(opened.read(64), str(file))
     except (OSError, DataError) as error:
         return str(error)
-    return f"{file}: the ending says no format: set format beside it, to one of {', '.join(FILE_FORMATS)}"
+    return f"{file}: the ending names no format: set format of the source, to one of {', '.join(FILE_FORMATS)}"
 
 
 def _data_folder_problem(folder: Path, source: SourceConfig) -> str | None:

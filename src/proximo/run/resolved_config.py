@@ -17,18 +17,18 @@ def saved_recipe(run: Path) -> TrainerRecipe:
     if not saved.is_file():
         raise RunFolderError(f"{run} has no file {RESOLVED_CONFIG}, so its models and data are not known")
     try:
-        content = _where_it_lies(json.loads(saved.read_text(encoding="utf-8")), run)
+        content = _with_moved_paths(json.loads(saved.read_text(encoding="utf-8")), run)
         kind = recognise(content)
     except (ValueError, TypeError, KeyError) as error:  # not JSON, or not a recipe
         reason = str(error).partition("\n")[0]
         raise RunFolderError(f"{saved} is damaged ({reason}): it cannot be read") from error
     if not isinstance(kind, TrainerKind):
         names = ", ".join(each.name for each in trainer_kinds())
-        raise RunFolderError(f"{saved} is of no trainer that is known here; known are {names}")
+        raise RunFolderError(f"{saved} is for a trainer that is not installed here; installed are {names}")
     return read_saved(kind.schema, content, saved_by=None)
 
 
-def _where_it_lies(content: Any, run: Path) -> Any:
+def _with_moved_paths(content: Any, run: Path) -> Any:
     """Rewrite the paths of a stage whose pipeline was moved from the old folder to the new one."""
     before, now = Path(content["run"]["folder"]).parent, run.parent
 

@@ -15,7 +15,7 @@ from proximo.config.functions import source_digest
 from proximo.config.recipe import Recipe
 from proximo.distributed.unread import numbers_of
 from proximo.distributed.world import current
-from proximo.run.build.data import SplitRows
+from proximo.run.make.data import SplitRows
 from proximo.run.preflight import inputs_of
 
 
@@ -43,7 +43,7 @@ def function_sources(recipe: Recipe) -> dict[str, str | None]:
 
 @torch.no_grad()
 def model_digest(module: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and every bit of all parameters, those that were not read yet included.
+    """SHA-256 over names, types, shapes and every bit of all parameters, also of those still in their files.
 
     Tensors are hashed in parallel, because hashing releases the interpreter's lock.
     """

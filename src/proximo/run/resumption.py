@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from, compared with the run that is to go on."""
+"""Loads the checkpoint to resume from, and compares its fingerprints with the current run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ MAY_CHANGE = (
 (`config/recipe.py::TrainerRecipe.may_change`).
 """
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices", "engine")
-"""Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
+"""Settings that may change on resume with `--allow-different-environment`, apart from the devices of single models."""
 
 
 def check_settings(
@@ -38,9 +38,9 @@ def check_settings(
     num_ranks: int,
     functions: Mapping[str, Any],
 ) -> None:
-    """Raise what `load_to_resume` raises for other settings, reward functions or ranks, before anything is built.
+    """Raises what `load_to_resume` raises for other settings, reward functions or ranks, before anything is built.
 
-    Files are not hashed yet. Without a checkpoint there is nothing to compare.
+    Hashes no files. Does nothing if there is no checkpoint.
     """
     checkpoint = store.latest()
     if checkpoint is None:
@@ -55,9 +55,9 @@ def check_settings(
 def load_to_resume(
     store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, fingerprints: Fingerprints
 ) -> tuple[Checkpoint, Sequence[str]]:
-    """The latest checkpoint, verified, and notes of what differs from `fingerprints` and was allowed.
+    """The latest checkpoint, verified, and notes of allowed differences from `fingerprints`.
 
-    Raises CheckpointError for a damaged one, and what `check_fingerprints` raises for another run's.
+    Raises CheckpointError for a damaged one, and what `check_fingerprints` raises.
     """
     checkpoint = store.load()
     saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)

@@ -29,7 +29,7 @@ from proximo_verifiers.callables import calling_problem, methods_problem
 
 SINK_METHODS = ("write(step, metrics)", "close()")
 MORE_METHODS = ("write_samples(step, samples)", "write_report(page)")
-"""Those that a sink may have."""
+"""Methods that a sink may have."""
 MOST_FAILURES_IN_A_ROW = 3
 """After this many failures in a row a sink is turned off: an unreachable tracker costs a timeout per step."""
 
@@ -47,9 +47,9 @@ class _Memory:
 class GuardedSink:
     """Sends each step to a sink at most once, across restarts of the run, and counts its failures.
 
-    What it was last given is kept in the run folder: written before the line is handed over, and put back where that
-    fails. Steps that a resume does again are not sent again; steps that metrics.jsonl has and the sink was never given
-    (it failed, or was added later) are sent when it is opened.
+    The last step sent is saved in the run folder: written before the line is sent, and restored if sending fails.
+    Steps that a resume repeats are not sent again; steps in metrics.jsonl that the sink never got (it failed, or was
+    added later) are sent when it is opened.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GuardedSink:
         warn: Callable[[str], None],
         samples: bool = True,
     ) -> None:
-        """`samples`: whether to send samples, and the report, which shows some, if the sink takes them."""
+        """`samples`: whether to send samples, and the report, which contains some, to a sink that takes them."""
         self.label = label
         self._samples = samples
         self.num_failures = 0
@@ -79,7 +79,7 @@ class GuardedSink:
             self._sink = open_sink(TrackedRun(id=self._memory.id, name=name, folder=folder, config=config))
         except UserError:
             raise
-        except Exception as error:  # whatever a tracker raises, metrics.jsonl has every number
+        except Exception as error:  # a tracker may raise anything, and metrics.jsonl has every number
             self._failed(error)
             self._warn(f"{label} could not be opened and gets no line in this process")
         for step, metrics in history(metrics_file):
@@ -144,7 +144,7 @@ class GuardedSink:
         self.num_failures += 1
         if self.num_failures == 1:
             self._warn(
-                f"{self.label} failed, and the run goes on ({type(error).__name__}: {redacted(str(error))[:300]})"
+                f"{self.label} failed, and the run continues ({type(error).__name__}: {redacted(str(error))[:300]})"
             )
 
     def _remembered(self) -> _Memory | None:

@@ -17,11 +17,11 @@ class Record:
     samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Rows of samples.jsonl, without the step number."""
     guard: str | None = None
-    """Why a guard ends the run after this step; None to go on."""
+    """Why a guard ends the run after this step; None to continue."""
 
 
 class Task(Protocol):
-    """A training task that the loop drives. Steps count from 1; a step depends on its number and the state alone."""
+    """A training task that the loop drives. Steps count from 1; a step depends only on its number and the state."""
 
     num_steps: int
     device: str
@@ -30,7 +30,7 @@ class Task(Protocol):
     notes: Sequence[str]
     """Lines for the log: what was loaded, and which rows were dropped."""
     held_out: Sequence[Any]
-    """What it evaluates on; empty for nothing."""
+    """The data that it evaluates on; empty if it does not evaluate."""
     best_metric: str | None
     """The evaluation metric that ranks checkpoints, if any; higher is better unless `best_is_lowest`."""
     best_is_lowest: bool
@@ -38,7 +38,7 @@ class Task(Protocol):
     def step(self, step: int) -> Record:
         """Take one step, and return its metrics and samples.
 
-        Raises GuardError where a guard ends the run before the step has changed anything.
+        Raises GuardError if a guard ends the run before the step has changed anything.
         """
         ...
 

@@ -17,8 +17,8 @@ from proximo.rewards.source import RewardSource
 from proximo.system_errors import disk_refused, memory_ran_out
 
 
-def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
-    """Scores of these responses as Python numbers. On several ranks every rank calls it and gets the same.
+def checked_scores(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
+    """Scores of these responses as Python numbers. Every rank calls it and gets the same scores.
 
     Raises TrainingError if a user-defined source raises, or does not return one `Scored` per response, in order.
     """
@@ -81,15 +81,15 @@ def user_errors_named(what: str, function: Any) -> Generator[None]:
 
 
 def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:
-    """Call `on_step`, on rank 0 alone. Its exceptions may be meant to end the loop, so they pass through, with a note
-    of origin, and are raised on every rank."""
+    """Call `on_step` on rank 0. Its exceptions may be meant to end the loop, so they are raised on every rank, with a
+    note of their origin."""
 
     def run() -> BaseException | None:
         try:
             on_step(number, metrics)
         except BaseException as error:
             error.add_note(
-                f"raised by on_step after step {number}, which is done; train goes on with step {number + 1}"
+                f"raised by on_step after step {number}, which is done; train continues with step {number + 1}"
             )
             if not _can_be_sent(error):
                 raise
@@ -104,6 +104,6 @@ def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int
 def _can_be_sent(error: BaseException) -> bool:
     try:
         pickle.dumps(error)
-    except Exception:  # an exception of the user's may hold anything
+    except Exception:  # a user's exception may hold anything
         return False
     return True

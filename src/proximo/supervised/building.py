@@ -15,10 +15,10 @@ from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.run.build.conversion import check_optimizer
-from proximo.run.build.data import SplitRows, evaluation_notes, read_split, token_cache
-from proximo.run.build.models import DeviceSpec, build_tokenizer, check_readers, prepare_device
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.conversion import check_optimizer
+from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
+from proximo.run.make.models import DeviceSpec, build_tokenizer, check_readers, prepare_device
+from proximo.run.make.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.recipes import SupervisedRecipe
 from proximo.supervised.task import Example, Model, TaskInputs

@@ -17,8 +17,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_responses, shareable_prefixes
 from proximo.models.sharing.shared_base import base_alone
-from proximo.run.build.models import build_language_model, build_reference
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.models import build_language_model, build_reference
+from proximo.run.make.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.building import Start
 from proximo.supervised.recipes import ReferenceRecipe

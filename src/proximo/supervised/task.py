@@ -21,8 +21,8 @@ from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.run.build.conversion import optimizer_options, schedule_notes
 from proximo.run.checkpointing import restore_models, update_counts, writers_for
+from proximo.run.make.conversion import optimizer_options, schedule_notes
 from proximo.run.memory import peak_memory_mib
 from proximo.run.task import Record
 from proximo.supervised.recipes import SupervisedConfig

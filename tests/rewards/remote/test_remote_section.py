@@ -17,7 +17,7 @@ from proximo.ppo import from_recipe
 from proximo.rewards.protocol import checked_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import ClosableSource
-from proximo.run.build.reward_sources import build_source_without_model
+from proximo.run.make.reward_sources import build_source_without_model
 from proximo.run.options import RunOptions
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of

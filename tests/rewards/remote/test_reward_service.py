@@ -19,7 +19,7 @@ from proximo.rewards.function import FunctionReward
 from proximo.rewards.protocol import SCHEMA, SCORE_PATH, request_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.weighted import WeightedReward
-from proximo.run.build.reward_sources import build_source_without_model
+from proximo.run.make.reward_sources import build_source_without_model
 from records_made import prompt, response
 from waiting import LATEST_SECONDS, wait_until
 

@@ -1,4 +1,4 @@
-"""Objects of a Python program that stand in a recipe: functions, rewards, rows and sinks become import paths."""
+"""Turns the Python objects of a recipe (functions, rewards, rows, sinks) into import paths."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ ROWS = ("sources", "evaluation_sources")
 
 
 class GivenObjects:
-    """Turns a recipe with objects into plain values, and keeps the objects by the names that stand for them."""
+    """Turns a recipe with objects into plain values, and stores the objects by name."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Any] = {}
 
     def plain(self, value: Any, key: str = "") -> Any:
-        """The value at a dotted key of the recipe, with objects replaced. Raises ConfigError for what cannot stand."""
+        """The value at a dotted key of the recipe, with objects replaced. Raises ConfigError for an unusable object."""
         if "kwargs" in key.split("."):
             return _arguments(value, key)
         name, _, index = key.rpartition(".")
@@ -143,7 +143,7 @@ class _Rows:
 
 
 class _Opened:
-    """A sink as a function that makes it. The run closes it in the end; a later fit writes to it again."""
+    """A sink as a function that returns it. The run closes it at the end; a later fit writes to it again."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -155,7 +155,7 @@ class _Opened:
 
 
 def _arguments(value: Any, key: str) -> Any:
-    """Arguments of a function as plain values. An object would reach it as text, so there may be none."""
+    """Arguments of a function as plain values. Objects are refused, because they would arrive as text."""
     if isinstance(value, Mapping):
         return {str(name): _arguments(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):

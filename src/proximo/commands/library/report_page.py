@@ -10,6 +10,6 @@ class ReportPage(PosixPath):
     """The path of a report. A notebook shows the page itself, in a frame in which no script runs."""
 
     def _repr_html_(self) -> str | None:
-        if self.suffix != ".html" or not self.is_file():  # such as a parent, which has the same type
+        if self.suffix != ".html" or not self.is_file():  # for example a parent, which has the same type
             return None
         return FRAME.format(page=escape(self.read_text(encoding="utf-8")))

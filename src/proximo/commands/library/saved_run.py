@@ -1,4 +1,4 @@
-"""A run folder as an object: its metrics and samples, and what the commands do with a run."""
+"""A run folder as an object: its metrics and samples, and the commands for a run as methods."""
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from proximo.rollout.sampling import SamplingOptions
 
 Sampled = bool | int | float | tuple[int, ...] | tuple[str, ...] | None
-"""What the fields of `SamplingOptions` hold."""
+"""Types of the fields of `SamplingOptions`."""
 
 
 class SavedRun:
-    """A run in its folder, finished or not. Of a pipeline it is the last stage that has run, as for the commands."""
+    """A run in its folder, finished or not. In a pipeline's folder it is the last stage that has run."""
 
     def __init__(self, folder: str | Path, *, functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
-        """`functions`: those that the run was given in Python, by name; `Training.run` passes them on.
+        """`functions`: the Python functions of the run, by name; `Training.run` passes them on.
 
         Raises RunFolderError if there is no run in the folder.
         """
@@ -44,7 +44,7 @@ class SavedRun:
         return f"SavedRun({str(self.folder)!r}, {self.progress})"
 
     def __fspath__(self) -> str:
-        """The folder that was given, so that a run may stand where a folder is wanted: `compare([one, other])`."""
+        """The folder that was given, so that a run can be used as a path: `compare([one, other])`."""
         return str(self._whole)
 
     def read(self) -> "Run":
@@ -78,7 +78,7 @@ class SavedRun:
         greedy: bool | None = None,
         engine: str | None = None,
     ) -> "Evaluation":
-        """The metrics and samples of a checkpoint on held-out data; what is None is as in the run's own evaluations.
+        """The metrics and samples of a checkpoint on held-out data; None takes the value of the run's evaluations.
 
         `samples_per_prompt`: responses to each prompt, for pass@k. `solved_score`: the least score that solves one.
         `engine`: as for `generate`.
@@ -141,9 +141,9 @@ class SavedRun:
         """Responses of the run's policy, grouped by prompt. `sampling`: the fields of `SamplingOptions`.
 
         `chat`: render each prompt as a user turn with the chat template. `max_new_tokens` is 128 if it is not given.
-        `reward`: what scores the responses, which are then `Scored` and stand best first for each prompt: a function, a
-        source or a list as for a training, an import path, or a reward model (a run, a folder, a name on the Hub).
-        `keep`: at most so many of each prompt. `engine`: `local`, `vllm`, or the address of a vLLM server that runs.
+        `reward`: scores the responses, which are then `Scored` and sorted best first for each prompt: a function, a
+        source or a list as for training, an import path, or a reward model (a run, a folder, a name on the Hub).
+        `keep`: at most so many of each prompt. `engine`: `local`, `vllm`, or the address of a running vLLM server.
 
         Raises UserError for no prompts, a too long one, and other options than these.
         """
@@ -194,11 +194,11 @@ class SavedRun:
     ) -> Path:
         """Write a model as a Hugging Face folder and return the folder; by default the model that was trained.
 
-        `push`: also upload it to the Hub under this name, created as `private` if it is missing. What was written, and
-        the address on the Hub, is printed.
+        `push`: also upload it to the Hub under this name, created as `private` if it is missing. Prints the folder and
+        the address on the Hub.
 
-        Raises RunFolderError if `out` exists, UserError for what cannot be exported so, and ProximoError if the folder
-        was written but the upload failed.
+        Raises RunFolderError if `out` exists, UserError for options that do not fit the model, and ProximoError if the
+        folder was written but the upload failed.
         """
         from proximo.commands.export import ExportOptions, run_export
 
@@ -231,7 +231,7 @@ def compare(
     A notebook shows the page.
 
     Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
-    the number of runs and an `out` that cannot be written or holds something else than such a page.
+    the number of runs and an `out` that cannot be written or is not such a page.
     """
     from proximo.commands.library.report_page import ReportPage
     from proximo.commands.report import make_comparison
@@ -240,7 +240,7 @@ def compare(
 
 
 def _sampling(given_fields: Mapping[str, Any]) -> "SamplingOptions":
-    """Raises ConfigError for a field that is not there."""
+    """The sampling options. Raises ConfigError for an unknown field."""
     from proximo.rollout.sampling import SamplingOptions
 
     known = [field.name for field in fields(SamplingOptions)]

@@ -1,4 +1,4 @@
-"""Runs a recipe from a Python program, with what `proximo sft`, `reward`, `dpo`, `kto`, `ppo` and `pipeline` do."""
+"""Runs a recipe from a Python program, as `proximo sft`, `reward`, `dpo`, `kto`, `ppo` and `pipeline` do."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ class Training:
         """Check the recipe as the commands do: everything that needs no model and no data set.
 
         `recipe`: a YAML file, the name of a shipped recipe, or a mapping of the same form. `overrides`: dotted key ->
-        value. In the mapping and in the values, objects may stand in place of text: a function where a recipe names one
+        value. In the mapping and in the values, objects may replace text: a function where a recipe names one
         by its import path; rows (a list of dicts, a `datasets.Dataset`, any iterable that can be read again) where it
         has a data source; as `reward` a function, a source, or a list of them and of pairs (weight, source); as an item
         of `run.sinks` a `Sink`, or a function that makes one.
@@ -77,10 +77,10 @@ class Training:
     ) -> SavedRun:
         """Train to the end in the run folder, and return the run.
 
-        `resume="must"` goes on with the run in the folder, `"auto"` also starts one and does nothing if it is finished:
-        what a cell of a notebook wants. `allow_changed_rewards` goes on with a reward that was changed meanwhile,
+        `resume="must"` continues the run in the folder; `"auto"`, best for notebooks, also starts one, and does nothing
+        if it is finished. `allow_changed_rewards` continues with a reward that has changed, and
         `allow_different_environment` on another machine (docs/checkpoint.md). `on_step` gets the number and the metrics
-        of each step. An exception in it ends the run; a resume goes on from the last checkpoint.
+        of each step. An exception in it ends the run; a resume continues from the last checkpoint.
 
         Raises KeyboardInterrupt after an interrupt, which ended the step and saved, or after a second one, which did
         not; SystemExit after another signal.
@@ -106,7 +106,7 @@ class Training:
 
             status = run_recipe(self.recipe, options)
         if status == 128 + signal.SIGINT:
-            raise KeyboardInterrupt(f"saved in {self.recipe.run.folder}: go on with fit(resume='auto')")
+            raise KeyboardInterrupt(f"saved in {self.recipe.run.folder}: continue with fit(resume='auto')")
         if status:
             raise SystemExit(status)
         return self.run
@@ -177,7 +177,7 @@ class Training:
         try:
             return parse_document(as_yaml(plain), "the recipe")
         except yaml.YAMLError as error:
-            raise ConfigError(f"the recipe holds an object that is no plain value: {error}") from error
+            raise ConfigError(f"the recipe holds an object that is not a plain value: {error}") from error
 
 
 def _kind(recipe: "str | Document") -> str:
@@ -196,4 +196,4 @@ def _override_text(key: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the override of {key} is no plain value: {error}") from error
+        raise ConfigError(f"the override of {key} is not a plain value: {error}") from error

@@ -1,0 +1,1 @@
+"""The pipeline: `recipe.py` holds one recipe per stage, `run.py` runs the stages in order."""

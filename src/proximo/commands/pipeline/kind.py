@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 class PipelineKind(RecipeKind):
     name = "pipeline"
-    help = """Run fine-tuning, reward model and PPO, each from what the one before made.
+    help = """Run fine-tuning, reward model and PPO, each from the results of the stages before it.
 
-    Stages write to FOLDER/sft, FOLDER/reward, FOLDER/prm and FOLDER/ppo. With --resume finished ones are skipped.
+    Stages write to FOLDER/sft, FOLDER/reward, FOLDER/prm and FOLDER/ppo. --resume skips finished stages.
 
     \b
     proximo pipeline demo                     the shipped example, a few minutes on a CPU

@@ -83,12 +83,12 @@ class StagedRecipe(Recipe):
 
 
 class PipelineRecipe(StagedRecipe):
-    """`proximo pipeline`: up to four stages; `run` of a stage gives what differs from the pipeline's `run`."""
+    """`proximo pipeline`: up to four stages; `run` of a stage gives its differences from the pipeline's `run`."""
 
     run: RunConfig
     """Shared by all stages; each stage writes to its own folder below `run.folder`: sft, reward, prm, ppo."""
     devices: DevicesConfig = DevicesConfig()
-    """Shared by all stages; `devices` of a stage gives what differs."""
+    """Shared by all stages; `devices` of a stage gives its differences."""
     sft: SFTRecipe | None = None
     """Fine-tuning; null skips it."""
     reward: RewardRecipe | None = None
@@ -100,7 +100,7 @@ class PipelineRecipe(StagedRecipe):
 
     @model_validator(mode="after")
     def _rewards_read_their_stages(self) -> Self:
-        """What would otherwise fail when PPO starts, after the stages before have run."""
+        """Raises ValueError for rewards that would fail only when PPO starts, after the earlier stages."""
         for index, source in enumerate(self.ppo.reward):
             if not isinstance(source, ModelRewardConfig) or source.path not in ("@reward", "@prm"):
                 continue
@@ -128,7 +128,7 @@ class PipelineRecipe(StagedRecipe):
         trained = stage.data.step_separator
         if source.step_separator is None and stage.model.lora is not None:
             raise ValueError(
-                f"prm trains an adapter, which does not say what separates its steps: set {key}.step_separator to that "
+                f"prm trains an adapter, which does not record its separator: set {key}.step_separator to that "
                 f"of prm.data, {trained!r}"
             )
         if source.step_separator not in (None, trained):

@@ -17,10 +17,10 @@ from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
-from proximo.run.build.reward_sources import check_sources
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.folders import check_folders
 from proximo.run.loop import run_trainer
+from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
 from proximo.run.stage_results import stage_result
 from proximo.trainer_kinds import trainer_kinds
@@ -36,8 +36,8 @@ def run_recipe(recipe: Recipe, options: RunOptions) -> int:
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` finished stages are skipped and the interrupted one is resumed. All folders are checked, and the
-    reward functions and services checked, before anything runs.
+    With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions and
+    services are checked before anything runs.
     """
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]

@@ -1,4 +1,4 @@
-"""Reads rows and remarks which columns nobody looked at. Not what the columns mean."""
+"""Reads rows and counts, as remarks, the columns that no reader used."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,11 +23,11 @@ def read_by_source(
     *,
     others_used: Collection[str] | None = ("id",),
 ) -> Iterator[Made]:
-    """What is made of each row by the reader for its source, which `reader_of` finds from the source's first row.
+    """Yields the result of its source's reader for each row; `reader_of` chooses it by the source's first row.
 
-    JSON text of messages is read as messages, in answers only to a conversation. `remarks` gets that, and the columns
-    with content that no reader asked for; `others_used` are looked at elsewhere, and None says that all are. Raises
-    DataError naming the row.
+    JSON text of messages is read as messages; in answers only if the prompt is a conversation. `remarks` counts that,
+    and columns with content that no reader used. `others_used`: columns that are used elsewhere; None means all.
+    Raises DataError naming the row.
     """
     readers: dict[str, Callable[[Row], Made]] = {}
     for row in rows:
@@ -47,17 +47,17 @@ def read_by_source(
 
 
 def _has_content(value: Any) -> bool:
-    """False for what tables put where there is nothing."""
+    """False for the values by which tables mark an empty cell."""
     return value is not None and value != "" and not (isinstance(value, list | tuple | dict) and not value)
 
 
 class _Cells(Mapping[str, Any]):
-    """The cells of a row, and which of them were asked for. Whether a column is there may be asked without a trace."""
+    """The cells of a row, which records the columns that were read. Testing with `in` is not recorded."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
         self._messages: dict[str, Any] = {}
-        """Column -> the messages that its text is, None where it is none; of the columns that were looked at."""
+        """Column that was read -> the messages in its text; None if it holds none."""
         self.from_text: set[str] = set()
         self.asked: set[str] = set()
 
@@ -78,11 +78,11 @@ class _Cells(Mapping[str, Any]):
         return len(self._row.values)
 
     def written(self) -> list[str]:
-        """The columns asked for whose text was read as messages."""
+        """The columns whose text was read as messages."""
         return [name for name in self._messages if name in self.from_text & self.asked]
 
     def _asks_in_messages(self) -> bool:
-        """False where a response goes on from a text, and so is text itself, whatever it looks like."""
+        """False if the response continues a text and is therefore text itself, even if it looks like messages."""
         name = next((name for name in ASKING if name in self), None)
         if name == "prompt":
             return not isinstance(self._row.values[name], str) or self._read(name) is not None

@@ -1,28 +1,28 @@
-"""Columns beside the prompt that add to what is asked: a system message, earlier turns, tools. Not the prompt."""
+"""Columns that add context to a prompt: a system message, earlier turns, tools, template variables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from proximo.data.formats.messages import messages_cell
-from proximo.data.formats.prompt_response import Exchange, Messages, asked, preceded, said
+from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, prepend_messages, user_turn
 from proximo.data.formats.tool_calls import parsed, tools_cell, without_added_nulls
 from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
 from proximo.errors import DataError
 
 MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
-"""Columns whose content no prompt can hold."""
+"""Columns of media, which no prompt can contain."""
 CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
-"""Columns that add to what is asked."""
+"""Columns that add context."""
 _OURS = ("messages", "tools", "add_generation_prompt")
 """Variables of a template that `chat_template_kwargs` may not set."""
 
 
 def in_context(row: Row, exchange: Exchange) -> Exchange:
-    """The exchange with what `system`, `history`, `tools` and `chat_template_kwargs` of its row add to it.
+    """The exchange with the columns `system`, `history`, `tools` and `chat_template_kwargs` of its row added.
 
-    Raises DataError naming the row for a malformed one, and for a second system message.
+    Raises DataError naming the row for a malformed column, and for a second system message.
     """
     given = CONTEXT.intersection(row.values).difference(row.used)
     if not given:
@@ -31,15 +31,15 @@ def in_context(row: Row, exchange: Exchange) -> Exchange:
     tools = tools_cell(row)
     variables = _variables(row) | ({"tools": tools} if tools else {})
     exchange = replace(exchange, before=(*_system(row), *_history(row)), template_variables=variables)
-    return exchange if isinstance(exchange.prompt, str) else preceded(exchange)
+    return exchange if isinstance(exchange.prompt, str) else prepend_messages(exchange)
 
 
 def refuse_media(row: Row) -> None:
-    """Raises DataError for a row with pictures, sounds or films, which would be learned without them."""
+    """Raises DataError for a row with pictures, sounds or films, whose text would be learned without them."""
     for field in sorted(MEDIA.intersection(row.values).difference(row.used)):
         if row.values[field] not in (None, "", [], {}):
             raise DataError(
-                f"{row.origin}: column '{field}' holds {describe(row.values[field])}, but models here read text alone, "
+                f"{row.origin}: column '{field}' holds {describe(row.values[field])}, but models here read text only, "
                 f"and its text would be learned without it. Leave such rows out, or the column: "
                 f"`columns: {{{field}: ''}}`"
             )
@@ -69,7 +69,7 @@ def _history(row: Row) -> Messages:
                 f"{row.origin}: turn {number} of column 'history' must be a pair of an instruction and its answer, got "
                 f"{describe(pair)}"
             )
-        turns += [*asked(pair[0]), *said(pair[1])]
+        turns += [*user_turn(pair[0]), *assistant_turn(pair[1])]
     return tuple(turns)
 
 

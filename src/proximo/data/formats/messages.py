@@ -1,6 +1,4 @@
-"""Cells that hold a conversation: messages, also as JSON text. One form for all dialects; what templates make of them:
-`templates/`.
-"""
+"""Reads cells that hold a conversation (messages, or JSON text of them) into one form for all dialects."""
 
 import json
 import re
@@ -16,27 +14,27 @@ if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
     from proximo.records import Message
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Roles of messages that are understood."""
+"""Known roles of messages."""
 ASKING = ("prompt", "messages", "conversations")
-"""Columns that may hold what is asked; the first that a row has does."""
+"""Columns that may hold the prompt; the first one in the row counts."""
 ANSWERS = ("response", "completion", "output")
-"""Columns that may hold the response to it: ours, TRL's and Alpaca's; the first that a row has does."""
+"""Columns that may hold the response: Proximo's, TRL's and Alpaca's; the first one in the row counts."""
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
-"""What ShareGPT, and the older function calls of OpenAI, call the roles."""
+"""Names of the roles in ShareGPT and in OpenAI's older function calls."""
 _CALLING = "function_call"
-"""ShareGPT's role for a turn of the assistant whose text is a call of a tool, or a list of calls."""
+"""ShareGPT's role for an assistant's turn whose text is a tool call, or a list of calls."""
 _WEIGHTS = ("weight", "train", "loss_mask")
-"""Keys that say whether a turn is learned: OpenAI's, axolotl's and verl's."""
+"""Keys for whether a turn is learned: OpenAI's, axolotl's and verl's."""
 _OPENING = re.compile(r"\s*[\[{]")
 _LITERAL = re.compile(r"\[\s*\{\s*'(role|from|content|value)'\s*:.*\}\s*\]", re.DOTALL)
-"""What Python writes for a list of messages, as in a table that pandas saved."""
+"""The beginning of a list of messages in Python's notation, as pandas writes it to a table."""
 
 
 def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
     """A list of messages, or one message: `role` and `content`, or the ShareGPT form with `from` and `value`.
 
-    A key without a value is left out: tables give every message the keys of all. `tool_calls` are those of OpenAI, with
-    arguments as objects. `weight` is 0 or 1 where the message says whether it is learned. Raises DataError.
+    A key without a value is left out, because tables give every message the keys of all. `tool_calls` has OpenAI's
+    form, with arguments as objects. `weight` is 0 or 1, if the message has one. Raises DataError.
     """
     cell(row, field)
     value = without_added_nulls(row, field)
@@ -48,16 +46,16 @@ def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
 
 
 def written_messages(row: Row, field: str) -> Any:
-    """The messages of a cell whose text is JSON of a list of messages, or of one, and nothing else; None for another.
+    """The messages of a cell whose whole text is JSON of a list of messages, or of one; None for other text.
 
-    Raises DataError for a list of messages in Python's own notation, which is no JSON.
+    Raises DataError for a list of messages in Python's notation, which is not JSON.
     """
     text = row.values[field]
     if not isinstance(text, str) or not _OPENING.match(text):
         return None
     if _LITERAL.fullmatch(text.strip()):
         raise DataError(
-            f"{row.origin}: column '{field}' holds messages in Python's notation, {text[:40]!r}..., which is no "
+            f"{row.origin}: column '{field}' holds messages in Python's notation, {text[:40]!r}..., which is not "
             "JSON: write them with json.dumps"
         )
     try:
@@ -100,7 +98,7 @@ def _message(turn: Any, row: Row, location: str) -> "Message":
 
 
 def _weight(fields: dict[str, Any], row: Row, location: str) -> dict[str, int]:
-    """Taken out of the fields: {"weight": 0 or 1}, or nothing."""
+    """Removes the weight from the fields and returns {"weight": 0 or 1}, or {}."""
     given = {name: fields.pop(name) for name in _WEIGHTS if name in fields}
     for name, value in given.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
@@ -126,6 +124,6 @@ def _part(part: Any, row: Row, location: str) -> str:
         return part["text"]
     got = f"a part of type {part['type']!r:.40}" if isinstance(part, Mapping) and "type" in part else describe(part)
     raise DataError(
-        f"{row.origin}: the content of {location} must be text, got {got}; models here read text alone, so leave such "
+        f"{row.origin}: the content of {location} must be text, got {got}; models here read text only, so leave such "
         "rows out"
     )

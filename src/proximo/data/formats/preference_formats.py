@@ -1,6 +1,6 @@
-"""What a row of preference data means: a prompt, the chosen and the rejected response. Not their tokens.
+"""Reads a row of preference data: a prompt, the chosen and the rejected response.
 
-The form of a source is seen from the columns of its first row unless it is named; every row of the source must have it.
+The form of a source is named, or found from the columns of its first row; every row of the source must have it.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from proximo.data.formats import transcripts
 from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import ASKING, messages_cell
-from proximo.data.formats.prompt_response import Exchange, Messages, asked, said
+from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, user_turn
 from proximo.data.formats.typed_columns import cell, text_cell, votes_cell
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
@@ -19,7 +19,7 @@ from proximo.errors import DataError
 PreferenceForm = Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"]
 
 
-def asked_in(row: Row) -> str | Messages:
+def prompt_in(row: Row) -> str | Messages:
     """The prompt of a row: `prompt` (text or messages), `messages`, `conversations`, or `instruction` with `input`."""
     for field in ASKING:
         if field in row.values:
@@ -33,17 +33,17 @@ def asked_in(row: Row) -> str | Messages:
 
 
 def has_prompt(row: Row) -> bool:
-    """True where a column of the row says what is asked."""
+    """Whether a column of the row holds a prompt."""
     return "instruction" in row.values or any(field in row.values for field in ASKING)
 
 
 def is_preference(row: Row) -> bool:
-    """True where a row has two responses."""
+    """Whether a row has two responses."""
     return {"chosen", "rejected"} <= row.values.keys() or {"output_1", "output_2"} <= row.values.keys()
 
 
 def preference_form(row: Row) -> PreferenceForm:
-    """The form that the columns of a row say. Raises DataError where they say none."""
+    """The form that the columns of a row show. Raises DataError if they show none."""
     values = row.values
     if not is_preference(row):
         wanted = "rejected" if "chosen" in values else "chosen"
@@ -62,13 +62,13 @@ def preference_form(row: Row) -> PreferenceForm:
 
 
 def preference_exchange(row: Row, form: PreferenceForm) -> Exchange | None:
-    """Prompt, chosen and rejected response of a row; None where the votes of form `outputs` are a tie."""
+    """Prompt, chosen and rejected response of a row; None if the votes of form `outputs` are a tie."""
     exchange = _exchange(row, form)
     return None if exchange is None else in_context(row, exchange)
 
 
 def preference_prompt(row: Row, form: PreferenceForm) -> Exchange:
-    """The prompt of a row of preferences alone: also that of a tie."""
+    """The prompt of a row of preferences, also of a tie."""
     exchange = Exchange(origin=row.origin, prompt=_text_prompt(row)) if form == "outputs" else _exchange(row, form)
     assert exchange is not None, "only votes can be a tie"
     return in_context(row, replace(exchange, responses=()))
@@ -97,12 +97,12 @@ def _exchange(row: Row, form: PreferenceForm) -> Exchange | None:
 
 
 def _text_prompt(row: Row) -> str:
-    prompt = asked_in(row)
+    prompt = prompt_in(row)
     return prompt if isinstance(prompt, str) else text_cell(row, "prompt")
 
 
 def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
-    """(prompt, chosen, rejected) of two texts with the same beginning: what they share, up to a whole word.
+    """(prompt, chosen, rejected) of two texts; the prompt is their common beginning, up to a whole word.
 
     A space belongs to the response that it begins, a line end to the prompt that it ends.
     """
@@ -111,7 +111,7 @@ def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
     if last is None:
         raise DataError(
             f"{row.origin}: 'chosen' and 'rejected' have no beginning in common that could be their prompt (chosen "
-            f"begins {chosen[:40]!r}, rejected {rejected[:40]!r}); give the prompt in a column of its own, or map an "
+            f"begins {chosen[:40]!r}, rejected {rejected[:40]!r}); give the prompt in a separate column, or map an "
             "empty one"
         )
     cut = last if shared[last] == " " else last + 1
@@ -119,7 +119,7 @@ def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def _voted(row: Row) -> Exchange | None:
-    """The output that most votes name is the chosen one; as many for the other, or for a tie, is a tie."""
+    """The pair with the output of most votes as the chosen one; None if as many are for the other, or for a tie."""
     votes = Counter(votes_cell(row, "label"))
     first, second = text_cell(row, "output_1"), text_cell(row, "output_2")
     prompt = _text_prompt(row)
@@ -133,8 +133,8 @@ def _voted(row: Row) -> Exchange | None:
 def _conversational(row: Row) -> Exchange:
     chosen, rejected = _reply(row, "chosen"), _reply(row, "rejected")
     if chosen[0]["role"] == "assistant" and rejected[0]["role"] == "assistant":
-        prompt = asked_in(row)
-        prompt = asked(prompt) if isinstance(prompt, str) else prompt
+        prompt = prompt_in(row)
+        prompt = user_turn(prompt) if isinstance(prompt, str) else prompt
     else:
         cut = _parting(row, chosen, rejected)
         prompt, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
@@ -144,11 +144,11 @@ def _conversational(row: Row) -> Exchange:
 
 
 def _reply(row: Row, field: str) -> Messages:
-    return said(text_cell(row, field)) if isinstance(cell(row, field), str) else messages_cell(row, field)
+    return assistant_turn(text_cell(row, field)) if isinstance(cell(row, field), str) else messages_cell(row, field)
 
 
 def _parting(row: Row, chosen: Messages, rejected: Messages) -> int:
-    """The assistant's turn at which two whole conversations part, or the last one before."""
+    """Index of the assistant's turn at which two conversations first differ, or of the last one before."""
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
@@ -160,7 +160,7 @@ def _parting(row: Row, chosen: Messages, rejected: Messages) -> int:
     if not turns:
         raise DataError(
             f"{row.origin}: 'chosen' and 'rejected' are whole conversations, but share no turns up to an "
-            "assistant's; give the prompt in a column of its own"
+            "assistant's; give the prompt in a separate column"
         )
     return turns[-1]
 

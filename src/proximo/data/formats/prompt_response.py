@@ -1,4 +1,4 @@
-"""A prompt and the responses to it, as text or as messages: what a row means before it is tokenised."""
+"""A prompt and the responses to it, as text or as messages, before tokenisation."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,19 +20,19 @@ class Exchange:
 
     origin: str
     prompt: str | Messages
-    """Text that the responses continue, or the messages before them; "" where a text has no prompt."""
+    """Text that the responses continue, or the messages before them; "" if a text has no prompt."""
     responses: tuple[str | Messages, ...] = ()
     """Each is text, or the messages from an assistant's turn to an assistant's turn."""
     is_transcript: bool = False
-    """True where the text holds turns of `Human:` and `Assistant:`."""
+    """True if the text holds turns of `Human:` and `Assistant:`."""
     before: Messages = ()
-    """Messages that stand before a prompt of text: a system message, earlier turns."""
+    """Messages before a prompt of text: a system message, earlier turns."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    """What a chat template reads besides the messages: `tools`, and what `chat_template_kwargs` names."""
+    """Variables of the chat template besides the messages: `tools`, and those in `chat_template_kwargs`."""
 
     @property
     def num_characters(self) -> int:
-        """Of the prompt and all responses; in messages those of their contents that are text."""
+        """Characters of the prompt and all responses; for messages, of contents that are text."""
         return sum(
             len(part) if isinstance(part, str) else sum(len(str(turn.get("content") or "")) for turn in part)
             for part in (self.prompt, *self.responses, self.before)
@@ -40,7 +40,7 @@ class Exchange:
 
 
 def opening(exchange: Exchange, num_words: int) -> Exchange:
-    """The exchange with the first words of its prompt alone. Raises ConfigError for messages."""
+    """The exchange with only the first words of its prompt. Raises ConfigError for messages."""
     if not isinstance(exchange.prompt, str):
         raise ConfigError(f"{exchange.origin}: first_words is for text prompts, but the prompt is a list of messages")
     words = re.match(rf"\s*(?:\S+\s+){{0,{num_words - 1}}}\S+", exchange.prompt)
@@ -48,7 +48,7 @@ def opening(exchange: Exchange, num_words: int) -> Exchange:
 
 
 def refuse_weights(exchange: Exchange) -> None:
-    """Raises DataError for a message that is not to be learned, where everything is."""
+    """Raises DataError for a message with weight 0, which contradicts learning everything."""
     turns = [*exchange.prompt, *exchange.responses[0]] if not isinstance(exchange.prompt, str) else []
     if any(turn.get("weight") == 0 for turn in turns if not isinstance(turn, str)):
         raise DataError(
@@ -58,27 +58,27 @@ def refuse_weights(exchange: Exchange) -> None:
 
 
 def no_template(origin: str, tokenizer: str) -> str:
-    """What is said of messages for a tokenizer without a chat template. `tokenizer`: its name."""
+    """The error message for messages with a tokenizer without a chat template. `tokenizer`: its name."""
     return (
         f"{origin}: messages need a chat template, and the tokenizer '{tokenizer}' has none; give one as "
         "tokenizer.chat_template (the plain template of docs/data.md will do), or use data in text form"
     )
 
 
-def said(text: str) -> Messages:
+def assistant_turn(text: str) -> Messages:
     """One turn of the assistant."""
     return ({"role": "assistant", "content": text},)
 
 
-def asked(text: str) -> Messages:
+def user_turn(text: str) -> Messages:
     """One turn of the user."""
     return ({"role": "user", "content": text},)
 
 
 def as_messages(exchange: Exchange, *, system: str | None = None) -> Exchange:
-    """The exchange as a conversation: text becomes turns of the user and the assistant, transcripts are taken apart.
+    """The exchange as a conversation: text becomes turns of the user and the assistant, transcripts are split.
 
-    `system` is put in front unless the conversation has a system message of its own.
+    `system` is put in front unless the conversation already has a system message.
     """
     prompt, responses, origin = exchange.prompt, exchange.responses, exchange.origin
     if isinstance(prompt, str):
@@ -87,18 +87,18 @@ def as_messages(exchange: Exchange, *, system: str | None = None) -> Exchange:
             prompt = transcripts.prompt_messages(prompt, origin)
             responses = tuple(transcripts.reply_messages(text, origin) for text in texts)
         else:
-            prompt = asked(prompt)
-            responses = tuple(said(text) for text in texts)
-    exchange = preceded(replace(exchange, prompt=prompt, responses=responses, is_transcript=False))
+            prompt = user_turn(prompt)
+            responses = tuple(assistant_turn(text) for text in texts)
+    exchange = prepend_messages(replace(exchange, prompt=prompt, responses=responses, is_transcript=False))
     if system is None or isinstance(exchange.prompt, str) or _has_system(exchange.prompt):
         return exchange
     return replace(exchange, prompt=({"role": "system", "content": system}, *exchange.prompt))
 
 
-def preceded(exchange: Exchange) -> Exchange:
-    """The conversation with the messages before it as its first ones; a system message stays in front.
+def prepend_messages(exchange: Exchange) -> Exchange:
+    """The conversation with `before` as its first messages; a system message stays in front.
 
-    Raises DataError where there are two system messages that differ.
+    Raises DataError for two different system messages.
     """
     before, prompt = exchange.before, exchange.prompt
     if isinstance(prompt, str) or not before:
@@ -118,10 +118,10 @@ def _has_system(messages: Sequence["Message"]) -> bool:
 
 
 def in_form(exchanges: Sequence[Exchange], *, to_messages: bool, system: str | None) -> list[Exchange]:
-    """Exchanges as the user wants them: text kept as it is or made into messages, a system message put in front.
+    """Exchanges with text kept as it is or made into messages, and a system message in front.
 
-    Raises ConfigError for a system message that text prompts would lose, DataError naming the row for what else they
-    would.
+    Raises ConfigError for a system message that text prompts would lose, and DataError naming the row for other
+    context that they would lose.
     """
     if system is not None and not to_messages and any(isinstance(exchange.prompt, str) for exchange in exchanges):
         raise ConfigError("a system message is given, but the prompts are text; set as_messages to make them messages")

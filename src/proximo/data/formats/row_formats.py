@@ -1,7 +1,4 @@
-"""What the rows of a load mean: prompts alone (PPO), prompts with a response (fine-tuning), labelled (KTO), pairs.
-
-Not their tokens.
-"""
+"""Reads rows by their use: prompts (PPO), prompts with a response (fine-tuning), labelled responses (KTO), pairs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,14 +10,14 @@ from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import ANSWERS, messages_cell
 from proximo.data.formats.preference_formats import (
     PreferenceForm,
-    asked_in,
     has_prompt,
     is_preference,
     preference_exchange,
     preference_form,
     preference_prompt,
+    prompt_in,
 )
-from proximo.data.formats.prompt_response import Exchange, opening, refuse_weights, said
+from proximo.data.formats.prompt_response import Exchange, assistant_turn, opening, refuse_weights
 from proximo.data.formats.typed_columns import flag_cell, text_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row, columns_found, nearest
@@ -35,18 +32,17 @@ _NOT_METADATA = frozenset({"prompt", "messages", "conversations", "base_scores"}
 def prompt_exchanges(
     rows: Iterable[Row], remarks: Counter[Remark], first_words: int | None = None
 ) -> Iterator[Exchange]:
-    """The prompt of each row, without responses; of a pair, what its two responses answer.
+    """The prompt of each row, without responses; for a pair, the prompt of both responses.
 
-    A last turn of the assistant is left out: it is what the policy is asked to write. Every column is of use: rewards
-    are given those that are not read here. `remarks`, here and below: `read_by_source`. `first_words`: of a text, only
-    so many words.
+    A last turn of the assistant is left out, because the policy writes it. No column counts as unused, because rewards
+    get the rest. `remarks`, here and below: see `read_by_source`. `first_words`: the number of words kept of a text.
     """
     for exchange in read_by_source(rows, _prompt_reader, remarks, others_used=None):
         yield exchange if first_words is None else opening(exchange, first_words)
 
 
 def prompt_metadata(row: Row) -> dict[str, Any]:
-    """The columns of a row beside what is asked, and beside a reference answer that is text or absent."""
+    """The columns of a row except the prompt, and except a reference answer that is text or missing."""
     answer = row.values.get("answer")
     left_out = _NOT_METADATA | {"answer"} if answer is None or isinstance(answer, str) else _NOT_METADATA
     return {name: value for name, value in row.values.items() if name not in left_out}
@@ -57,7 +53,7 @@ def text_exchanges(
 ) -> Iterator[Exchange | None]:
     """Prompt and response of each row: plain text (the prompt is ""), both columns, messages, or a pair's chosen.
 
-    Turns behind the assistant's last are left out. None for a pair that is a tie. `learns_all`: whether every message
+    Turns after the assistant's last are left out. None for a pair that is a tie. `learns_all`: whether every message
     is learned, so that none may have weight 0.
     """
     for exchange in read_by_source(rows, lambda row: _text_reader(row, form), remarks):
@@ -81,7 +77,7 @@ def preference_exchanges(
 def labelled_exchanges(
     rows: Iterable[Row], remarks: Counter[Remark], form: LabelledForm = "auto"
 ) -> Iterator[dict[bool, Exchange]]:
-    """Of each row, label -> prompt and response: True for a desirable response, False for an undesirable one.
+    """For each row, label -> prompt and response: True for a desirable response, False for an undesirable one.
 
     A row has one response with its `label`, or is a pair: its chosen response is desirable, the rejected one is not.
     Empty for a pair that is a tie.
@@ -90,7 +86,7 @@ def labelled_exchanges(
 
 
 def _response_field(row: Row) -> str | None:
-    """The column with the response to a prompt: `response`, TRL's `completion`, Alpaca's `output`; None without one."""
+    """The column with the response: `response`, TRL's `completion`, Alpaca's `output`; None if there is none."""
     return next((field for field in ANSWERS if field in row.values), None)
 
 
@@ -100,17 +96,17 @@ def _prompt_reader(first: Row) -> Callable[[Row], Exchange]:
         return lambda row: preference_prompt(row, form)
     if not has_prompt(first) and "text" in first.values:
         raise DataError(
-            f"{first.origin}: no column 'prompt', only 'text'; to continue texts, say `prompt: text` under columns"
+            f"{first.origin}: no column 'prompt', only 'text'; to continue texts, set `prompt: text` under columns"
         )
     return _prompt_of
 
 
 def _prompt_of(row: Row) -> Exchange:
-    prompt = asked_in(row)
+    prompt = prompt_in(row)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         prompt = prompt[:-1]
         if not prompt:
-            raise DataError(f"{row.origin}: the messages hold nothing but a turn of the assistant: no prompt")
+            raise DataError(f"{row.origin}: the messages hold only a turn of the assistant: no prompt")
     return in_context(row, Exchange(origin=row.origin, prompt=prompt))
 
 
@@ -137,7 +133,7 @@ def _text_form(row: Row) -> TextForm:
         return "text"
     wanted = "response" if has_prompt(row) else "prompt"
     raise DataError(
-        f"{row.origin}: the columns are no text to train on: wanted text, or prompt and response (or completion, or "
+        f"{row.origin}: the columns hold no text to train on: wanted text, or prompt and response (or completion, or "
         "output), or messages; "
         f"columns found: {columns_found(row)}{nearest(wanted, row.values)}. "
         f"Name the column that holds it in the source: `columns: {{{wanted}: <column>}}`"
@@ -145,11 +141,11 @@ def _text_form(row: Row) -> TextForm:
 
 
 def _prompt_response(row: Row) -> Exchange:
-    prompt, field = asked_in(row), _response_field(row) or ANSWERS[0]
+    prompt, field = prompt_in(row), _response_field(row) or ANSWERS[0]
     if isinstance(prompt, str):
         return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),)))
     is_text = isinstance(row.values.get(field), str)
-    response = said(text_cell(row, field)) if is_text else messages_cell(row, field)
+    response = assistant_turn(text_cell(row, field)) if is_text else messages_cell(row, field)
     if response[0]["role"] != "assistant" or response[-1]["role"] != "assistant":
         raise DataError(f"{row.origin}: the response must begin and end with a turn of the assistant")
     return in_context(row, Exchange(origin=row.origin, prompt=prompt, responses=(response,)))

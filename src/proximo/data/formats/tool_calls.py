@@ -1,6 +1,4 @@
-"""Tools and calls of tools in a row, in the form that chat templates are written for: OpenAI's, with arguments as
-objects. Not the rendering.
-"""
+"""Reads tools and tool calls of a row into the form that chat templates expect: OpenAI's, with arguments as objects."""
 
 import json
 from collections.abc import Mapping
@@ -12,10 +10,10 @@ from proximo.errors import DataError
 
 
 def called_tools(fields: dict[str, Any], row: Row, location: str) -> list[dict[str, Any]]:
-    """The calls of a message, taken out of its fields; empty for no key, and for one without a call in it.
+    """Removes the calls of a message from its fields and returns them; [] if there are none.
 
-    `tool_calls` is a list of calls or one, `function_call` one; both may be JSON text. A call has `function` with
-    `name` and `arguments`, or these two itself; arguments are an object, or JSON text of one. Raises DataError.
+    `tool_calls` is a list of calls or one, `function_call` is one; both may be JSON text. A call has `function` with
+    `name` and `arguments`, or these two directly; arguments are an object, or JSON text of one. Raises DataError.
     """
     calls: list[Any] = []
     for name in ("tool_calls", "function_call"):
@@ -26,10 +24,10 @@ def called_tools(fields: dict[str, Any], row: Row, location: str) -> list[dict[s
 
 
 def tools_cell(row: Row) -> list[dict[str, Any]]:
-    """The `tools` of a row as a list of functions with their JSON schemas; empty where it has none.
+    """The `tools` of a row as a list of functions with their JSON schemas; [] if it has none.
 
-    The list, and each of its entries, may be JSON text. A function that stands by itself gets the object around it that
-    templates expect. Raises DataError for anything else.
+    The list, and each of its entries, may be JSON text. A bare function is wrapped in the object that templates expect.
+    Raises DataError for anything else.
     """
     value = without_added_nulls(row, "tools")
     value = (parsed(value, row, "column 'tools'") if isinstance(value, str) else value) or []
@@ -41,17 +39,17 @@ def tools_cell(row: Row) -> list[dict[str, Any]]:
 
 
 def parsed(text: str, row: Row, what: str) -> Any:
-    """The value of JSON text, None for blank text. Raises DataError for what is no JSON."""
+    """The value of JSON text, None for blank text. Raises DataError for other text."""
     if not text.strip():
         return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{row.origin}: {what} is text, but no JSON: {text[:40]!r}") from error
+        raise DataError(f"{row.origin}: {what} is text, but not JSON: {text[:40]!r}") from error
 
 
 def without_added_nulls(row: Row, column: str) -> Any:
-    """A cell without the nulls that its table adds. Those in JSON text within it are not read here, and stay."""
+    """A cell without the nulls that its table adds. Nulls inside JSON text within it stay."""
     value = row.values.get(column)
     return _without_nulls(value) if row.from_table and column not in row.from_text else value
 

@@ -1,4 +1,4 @@
-"""Dialogues written as one text, `\\n\\nHuman: ...\\n\\nAssistant: ...`, as in HH-RLHF. Not lists of messages."""
+"""Dialogues written as one text, `\\n\\nHuman: ...\\n\\nAssistant: ...`, as in HH-RLHF."""
 
 import re
 from typing import TYPE_CHECKING
@@ -14,17 +14,17 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def split_pair(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
-    """(prompt, chosen response, rejected response) of two transcripts that part in an assistant's turn.
+    """(prompt, chosen response, rejected response) of two transcripts that first differ in an assistant's turn.
 
-    The prompt is what they share, back to the last `\\n\\nAssistant:` in it; where two transcripts part earlier than
-    in the last turn, the turns behind that point belong to the responses.
+    The prompt is their common beginning, up to the last `\\n\\nAssistant:` in it. If they differ earlier than in the
+    last turn, the later turns belong to the responses.
     """
     cut = chosen.rfind(_ASSISTANT, 0, num_shared(chosen, rejected))
     if cut < 0:
         raise DataError(
             f"{origin}: the chosen and the rejected transcript share no turn up to '\\n\\nAssistant:' "
             f"(chosen begins {chosen[:40]!r}, rejected {rejected[:40]!r}); "
-            "give the prompt in a column of its own, or transcripts with the same beginning"
+            "give the prompt in a separate column, or transcripts with the same beginning"
         )
     cut += len(_ASSISTANT)
     return chosen[:cut], chosen[cut:], rejected[cut:]
@@ -44,7 +44,7 @@ def prompt_messages(prompt: str, origin: str) -> "tuple[Message, ...]":
 
 
 def reply_messages(response: str, origin: str) -> "tuple[Message, ...]":
-    """The turns of a response that begins in the assistant's turn; turns behind its last answer are left out."""
+    """The turns of a response that begins in the assistant's turn; turns after its last answer are left out."""
     turns = _turns(_ASSISTANT + response, origin)
     while turns[-1]["role"] != "assistant":
         turns.pop()
@@ -52,7 +52,7 @@ def reply_messages(response: str, origin: str) -> "tuple[Message, ...]":
 
 
 def num_shared(first: str, second: str) -> int:
-    """Characters that both texts begin with."""
+    """Length of the common beginning of two texts."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 

@@ -1,6 +1,4 @@
-"""Typed access to the cells of a row: text, numbers, votes. One check at the border, naming the row. Messages:
-`messages.py`.
-"""
+"""Typed access to the cells of a row: text, numbers, flags, votes. Errors name the row."""
 
 import math
 import re
@@ -13,7 +11,7 @@ from proximo.errors import DataError
 
 
 def text_cell(row: Row, field: str) -> str:
-    """A cell of text. Numbers are not text: a wrong column is more likely than a wish to train on them."""
+    """A cell of text. Raises DataError for a number, because a wrong column is the likely reason."""
     value = cell(row, field)
     if not isinstance(value, str):
         hint = "" if isinstance(value, list | Mapping) else f"; `{field}: '{{column}}'` under columns takes it as text"
@@ -22,7 +20,7 @@ def text_cell(row: Row, field: str) -> str:
 
 
 def answer_cell(row: Row, field: str) -> str | None:
-    """A reference answer as text: text or a number; None where the row has none."""
+    """A reference answer (text or a number) as text; None if the row has none."""
     value = row.values.get(field)
     if value is None:
         return None
@@ -37,7 +35,7 @@ def answer_cell(row: Row, field: str) -> str | None:
 
 
 def number_cell(row: Row, field: str) -> float | None:
-    """A finite number, or text that spells one; None where the row has none."""
+    """A finite number, or text of one; None if the row has none."""
     value = row.values.get(field)
     if value is None or value == "":
         return None
@@ -54,7 +52,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def flag_cell(row: Row, field: str) -> bool:
-    """true or false: as such, as text (CSV has nothing else), or as 1 and 0."""
+    """true or false: a boolean, text (as in CSV), or 1 and 0."""
     value = cell(row, field)
     flag = _FLAGS.get(str(value).strip().casefold()) if isinstance(value, str | bool | int) else None
     if flag is None:
@@ -63,7 +61,7 @@ def flag_cell(row: Row, field: str) -> bool:
 
 
 def mean_cell(row: Row, field: str) -> float | None:
-    """The mean of a list of finite numbers, or one number; None where the row has none."""
+    """The mean of a list of finite numbers, or one number; None if the row has none."""
     value = row.values.get(field)
     if not isinstance(value, list | tuple):
         return number_cell(row, field)
@@ -87,7 +85,7 @@ def votes_cell(row: Row, field: str) -> tuple[int, ...]:
 
 
 def cell(row: Row, field: str) -> Any:
-    """A cell that must be there and not null."""
+    """A cell. Raises DataError if it is missing or null."""
     if field not in row.values:
         raise DataError(
             f"{row.origin}: no column '{field}'; columns found: {columns_found(row)}{nearest(field, row.values)}. "
@@ -100,7 +98,7 @@ def cell(row: Row, field: str) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A value in a few words, for a message."""
+    """A short description of a value, for a message."""
     if value is None:
         return "null"
     if isinstance(value, str):

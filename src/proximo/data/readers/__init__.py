@@ -1,0 +1,1 @@
+"""Reads files, folders, Hub data sets and functions as rows. Start with `reading.py`."""

@@ -1,6 +1,4 @@
-"""The mapping from the fields that Proximo wants to the columns of a source. Not the types of cells
-(`typed_columns.py`).
-"""
+"""Maps the columns of a source to the fields that Proximo reads."""
 
 import json
 import re
@@ -17,9 +15,9 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 def with_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """The row with each field of `columns` filled: from a column, or from a text with `{column}` in it.
 
-    A column taken whole is renamed; columns named inside a text stay, and are used by it, unless they are themselves
-    filled. `{{` and `}}` are literal braces. An empty column name means that the source has no such field. Raises
-    DataError naming the row for a column that is missing.
+    A column taken whole is renamed; columns named inside a text stay and count as used, unless they are filled too.
+    `{{` and `}}` are literal braces. An empty column name removes the field. Raises DataError naming the row for a
+    missing column.
     """
     if not columns:
         return row
@@ -37,9 +35,9 @@ def named_in(row: Row, template: str) -> list[str]:
 
 
 def filled_in(row: Row, field: str, column: str) -> Any:
-    """The cell of a column, or a text with the cells that it names in braces put in.
+    """The cell of a column, or a text with `{column}` replaced by cells.
 
-    Raises DataError naming the row for a column that is missing.
+    Raises DataError naming the row for a missing column.
     """
     if column in row.values:
         return row.values[column]
@@ -56,7 +54,7 @@ def _substitute(row: Row, field: str, match: re.Match[str]) -> str:
         raise DataError(_missing(row, field, name) + ". A literal brace is written twice, {{ and }}")
     value = row.values[name]
     if value is None:
-        raise DataError(f"{row.origin}: column '{name}' is null, but field '{field}' is made of it")
+        raise DataError(f"{row.origin}: column '{name}' is null, but field '{field}' needs it")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV files with a header line. Every cell is text; what it means is decided where it is used."""
+"""Rows of CSV and TSV files with a header line. Every cell is text; its user converts it."""
 
 import csv
 import io
@@ -10,9 +10,9 @@ from proximo.errors import DataError
 
 
 def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iterator[Row]:
-    """Rows of a table whose first line names the columns; quoting as in RFC 4180, blank lines passed over.
+    """Rows of a table whose first line names the columns; quoting as in RFC 4180, blank lines are skipped.
 
-    `lines` come with their ends, and are read as the rows are asked for.
+    `lines` keep their line ends, and are read lazily.
 
     Raises DataError for a column named twice, a row with too few or too many cells, and a quote that is never closed.
     """
@@ -31,7 +31,7 @@ def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iter
 def _parsed(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(_with_old_line_ends(lines), delimiter=delimiter, strict=True)
     while True:
-        # The limit is 131,072 characters, which long documents pass; it is the csv module's own and is put back.
+        # The csv module's limit is 131,072 characters, which long documents exceed; it is restored afterwards.
         limit = csv.field_size_limit(sys.maxsize)
         try:
             cells = next(reader)
@@ -47,7 +47,7 @@ def _parsed(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple
 
 
 def _with_old_line_ends(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, also ended at a lone carriage return, as old programs end them."""
+    """The lines, split also at lone carriage returns, which old programs write."""
     for line in lines:
         if "\r" in line.removesuffix("\r\n"):
             yield from io.StringIO(line, newline="")

@@ -9,8 +9,8 @@ from proximo.errors import DataError
 def document_rows(lines: Iterable[str], source: str, *, separator: str | None) -> Iterator[Row]:
     """Documents between lines equal to `separator`; None separates at blank lines, "" makes the file one document.
 
-    `lines` come with their ends, of which "\\r\\n" becomes "\\n". Empty lines around a document are taken off, empty
-    documents are passed over. Raises DataError where the separator is on no line of the file.
+    `lines` keep their line ends; "\\r\\n" becomes "\\n". Empty lines around a document are removed, empty documents
+    are skipped. Raises DataError if no line of the file equals the separator.
     """
     number = 0
     for document in _documents(lines, source, separator):
@@ -31,7 +31,5 @@ def _documents(lines: Iterable[str], source: str, separator: str | None) -> Iter
         else:
             document.append(line.replace("\r\n", "\n"))
     if separator and not is_divided:
-        raise DataError(
-            f"{source}: no line is the separator {separator!r}; give the line that stands between documents"
-        )
+        raise DataError(f"{source}: no line is the separator {separator!r}; give the line that separates documents")
     yield "".join(document)

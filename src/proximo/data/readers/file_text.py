@@ -1,4 +1,4 @@
-"""The text of a file, or the reason why it has none. Not the parsing of it."""
+"""Reads a file as UTF-8 text, or raises an error that says why it is not text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ _NOT_TEXT = {
 
 
 def file_lines(path: Path, label: str, *, line_word: str = "line") -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends, read one after the other. Raises DataError as `read_file_text`.
+    """The lines of a UTF-8 file with their line ends, read lazily. Raises DataError as `read_file_text`.
 
     Only "\\n" ends a line: JSON strings may hold U+2028 and others that str.splitlines would cut at.
     """
@@ -40,7 +40,7 @@ def file_lines(path: Path, label: str, *, line_word: str = "line") -> Iterator[s
 
 
 def begins_with(mark: bytes, path: Path) -> bool:
-    """Whether the first byte of a file that is not blank is this one. False for a file that cannot be read."""
+    """Whether `mark` is the first byte of a file after white space. False for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             first = next((content for line in file if (content := line.removeprefix(_UTF8_MARK).strip())), b"")
@@ -50,9 +50,9 @@ def begins_with(mark: bytes, path: Path) -> bool:
 
 
 def read_file_text(path: Path, label: str, *, line_word: str = "line") -> str:
-    """The contents of a UTF-8 file; a byte order mark at its start is left out, as it carries nothing.
+    """The contents of a UTF-8 file, without a byte order mark at its start.
 
-    `line_word` is what a line is called in messages ("row" where a line is a row). Raises DataError for a file that
+    `line_word`: the word for a line in messages ("row" if each line is a row). Raises DataError for a file that
     cannot be read, is empty, is compressed or UTF-16, or holds bytes that are not UTF-8 (naming line and byte).
     """
     try:
@@ -71,7 +71,7 @@ def _empty(path: Path, label: str) -> DataError:
 
 
 def refuse_other_than_text(data: bytes, label: str) -> None:
-    """Raises DataError for what begins as packed files, tables and other encodings do."""
+    """Raises DataError for data that begins like a compressed file, a table or text in another encoding."""
     for beginning, reason in _NOT_TEXT.items():
         if data.startswith(beginning):
             raise DataError(f"{label}: {reason}")

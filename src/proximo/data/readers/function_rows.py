@@ -1,4 +1,4 @@
-"""Rows that a Python function yields. Runs only the function that the user named, by import."""
+"""Rows that a Python function of the user yields, imported by its path."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from proximo_verifiers.callables import calling_problem
 def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Row]:
     """Rows of `package.module:function`, called with the arguments; it yields one mapping per row.
 
-    Raises DataError where the import, the arguments or a row is wrong, and where the function raises.
+    Raises DataError if the import, the arguments or a row is wrong, and if the function raises.
     """
     function = _imported(import_path)
     if problem := calling_problem(function, keywords=arguments, may_yield=True):
@@ -26,13 +26,13 @@ def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Ro
 
 
 def _given(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
-    """The rows that the function yields, as it yields them."""
+    """Yields the rows of the function unchanged."""
     number = 0
     try:
         rows = function(**arguments)
         if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
             raise DataError(f"{name}: the function must yield rows, it returned {type(rows).__name__}")
-        for number, values in enumerate(rows, start=1):  # noqa: B007  (the error tells it)
+        for number, values in enumerate(rows, start=1):  # noqa: B007  (the error needs the number)
             yield values
     except Exception as error:
         if isinstance(error, ProximoError) or memory_ran_out(error):

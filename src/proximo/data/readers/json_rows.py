@@ -1,4 +1,4 @@
-"""Rows of JSON files: an array of objects, or one object a line. Strict: what is not JSON is an error with its row."""
+"""Rows of JSON files: an array of objects, or one object per line. Other text is an error that names the row."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ _BLANK = " \t\r\n"
 
 
 def json_line_rows(lines: Iterable[str], source: str) -> Iterator[Row]:
-    """One object a line. Blank lines are passed over and counted, so that the row number is the line number."""
+    """One object per line. Blank lines are skipped but counted, so that the row number is the line number."""
     decoder = _strict_decoder()
     for number, line in enumerate(lines, start=1):
         content = line.strip(_BLANK)
@@ -21,7 +21,7 @@ def json_line_rows(lines: Iterable[str], source: str) -> Iterator[Row]:
             if end != len(content):
                 raise DataError(
                     f"{source}, row {number}: more text after the object: {content[end : end + 40]!r}; "
-                    "JSON lines hold one object a line"
+                    "JSON lines hold one object per line"
                 )
             yield _row(value, source, number)
 
@@ -57,7 +57,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key '{twice}' stands twice in one object")
+        raise ValueError(f"the key '{twice}' appears twice in one object")
     return values
 
 
@@ -68,7 +68,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _finite(text: str) -> float:
     number = float(text)
     if isinf(number):
-        raise ValueError(f"the number {text} is larger than any that a computer holds in 64 bits; write it as text")
+        raise ValueError(f"the number {text} is too large for 64 bits; write it as text")
     return number
 
 
@@ -80,10 +80,10 @@ def _decode_at(decoder: json.JSONDecoder, text: str, position: int, *, source: s
     except RecursionError as error:
         raise DataError(f"{source}, row {number}: the value is nested too deeply to be a row") from error
     except ValueError as error:
-        told = str(error)
-        if "set_int_max_str_digits" in told:  # Python's own, which is for programmers
-            told = "a whole number has thousands of digits; write it as text"
-        raise DataError(f"{source}, row {number}: {told}") from error
+        reason = str(error)
+        if "set_int_max_str_digits" in reason:  # Python's message is for programmers
+            reason = "a whole number has thousands of digits; write it as text"
+        raise DataError(f"{source}, row {number}: {reason}") from error
 
 
 def _explain(error: json.JSONDecodeError, text: str) -> str:

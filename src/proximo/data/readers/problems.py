@@ -1,8 +1,8 @@
-"""Rows of known data sets of problems as prompts with what a verifier needs. Not the verifying, and no download.
+"""Turns rows of known data sets of problems into prompts with the columns that a verifier needs.
 
-A row leaves here with `prompt`, with `response` (a right answer to learn from, where the data set has one), with
-`answer` (the reference answer) where answers are compared, and with the columns that a verifier reads. Fine-tuning
-and PPO so read one file.
+A converted row has `prompt`, `response` (a right answer to learn from, if the data set has one), `answer` (the
+reference answer, if answers are compared), and the columns that a verifier reads. So fine-tuning and PPO can read the
+same file.
 """
 
 import json
@@ -19,28 +19,28 @@ from proximo.data.rows import Row
 from proximo.errors import DataError
 
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
-"""GSM8K's `<<48/2=24>>`: an aid to its authors' calculator, not a part of the answer."""
+"""GSM8K's `<<48/2=24>>`: notes for a calculator, which are removed from the answer."""
 NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*)?\.?\d+%?")
 BRACE = re.compile(r"(?P<box>\\boxed\{)|\\\\(?!boxed\{)|\\[{}]|(?P<brace>[{}])")
-"""Braces that open and close, behind `\\boxed` and elsewhere; a brace behind a backslash is a character."""
+"""Opening and closing braces, after `\\boxed` and elsewhere; a brace after a backslash is a character."""
 DEFINED = re.compile(r"^[ \t]*def[ \t]+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Problem:
-    """What was read of a row: columns that it leaves with, and columns that go no further."""
+    """The converted columns of a row, and further values for its template."""
 
     gives: Mapping[str, Any]
     uses: tuple[str, ...]
     shows: Mapping[str, str] = field(default_factory=dict)
-    """What a template may name besides the row's own columns."""
+    """Values that a template may name besides the row's columns."""
 
 
 def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row:
     """The row of a data set as one that every trainer reads; `template` makes the prompt.
 
-    A template may name the row's columns and what `docs/data.md` lists beside them. Raises DataError naming file and
-    row for a row that is not of this data set, and for a name that the template cannot fill.
+    A template may name the row's columns and the values listed in `docs/data.md`. Raises DataError naming file and row
+    for a row of another data set, and for an unknown name in the template.
     """
     read, own_template = _FORMS[problems]
     found = read(row)
@@ -48,13 +48,13 @@ def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row
     prompt = str(filled_in(shown, "prompt", template))
     kept = {name: value for name, value in row.values.items() if name not in found.uses}
     values = {**kept, **found.gives, "prompt": prompt}
-    # What stands beside the problem is read as in any row, unless a text has it already.
+    # Other columns are read as in any row, unless a text already contains them.
     unread = (CONTEXT | MEDIA).difference(row.used, named_in(shown, template))
     return replace(row, values=values, used=tuple(name for name in values if name not in unread))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` whose braces are closed; None where there is none."""
+    r"""The content of the last `\boxed{...}` whose braces are closed; None if there is none."""
     opened: list[int | None] = []
     last, inside = 0, None
     for found in BRACE.finditer(text):
@@ -159,7 +159,7 @@ def _areal_code(row: Row) -> _Problem:
 
 
 def _cases(row: Row) -> dict[str, Any]:
-    """AReaL writes the pairs as JSON within JSON."""
+    """The input and output pairs, which AReaL writes as JSON within JSON."""
     given = cell(row, "input_output")
     try:
         cases = json.loads(given) if isinstance(given, str) else given
@@ -172,8 +172,8 @@ def _cases(row: Row) -> dict[str, Any]:
     counts = len(cases["inputs"]), len(cases["outputs"])
     if counts[0] != counts[1] or not counts[0]:
         raise DataError(
-            f"{row.origin}: column 'input_output' has {counts[0]} inputs and {counts[1]} outputs; wanted as many of "
-            "each, and at least one: nothing can be judged without tests"
+            f"{row.origin}: column 'input_output' has {counts[0]} inputs and {counts[1]} outputs; wanted equally many, "
+            "and at least one: nothing can be judged without tests"
         )
     return cases
 
@@ -185,7 +185,7 @@ def _of_task(row: Row, task: str) -> None:
 
 
 def _identity(row: Row, column: str) -> dict[str, str]:
-    """The data set's own number of a problem, unless the row has an id; nothing where it has none."""
+    """The data set's number of a problem as id, unless the row has an id; {} if there is none."""
     value = row.values.get(column)
     return {} if value is None or "id" in row.values else {"id": str(value)}
 
@@ -195,7 +195,7 @@ def _solution(row: Row, column: str) -> dict[str, str]:
 
 
 def _lines(text: str) -> str:
-    """With the line ends that models write; MBPP has those of DOS."""
+    """The text with "\\n" as line ends; MBPP has those of DOS."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -219,4 +219,4 @@ _FORMS: dict[Problems, tuple[Callable[[Row], _Problem], str]] = {
     "areal_math": (_areal_math, "{prompt}"),
     "areal_code": (_areal_code, "{prompt}"),
 }
-"""How a row is read, and the prompt that is made of it."""
+"""For each data set, the function that reads a row and the default template of the prompt."""

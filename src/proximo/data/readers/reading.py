@@ -1,4 +1,4 @@
-"""From sources to rows: reading, column mapping, the phase of a shared data set, mixing. Not what the rows mean."""
+"""From sources to rows: reading, column mapping, the phase of a shared data set, mixing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -65,8 +65,8 @@ def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase 
 
     Without weights every row of every source is used once an epoch. With weights the shares of the sources in an
     epoch are the weights, no row twice: the source that runs out first gives all, the others a draw made with `seed`.
-    `max_rows` cuts a source before anything else. Many rows lie on disk (`large_lists.py`). Raises DataError naming
-    source and row, ConfigError where some sources have weights and others none.
+    `max_rows` cuts a source before anything else. Large lists are kept on disk (`large_lists.py`). Raises DataError
+    naming source and row, and ConfigError if only some sources have weights.
     """
     weights = _weights(sources)
     read = [read_source(source, name=name) for source, name in zip(sources, _short_names(sources), strict=True)]
@@ -86,7 +86,7 @@ def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase 
 
 
 def read_source(source: DataSource, *, name: str = "") -> Sequence[Row]:
-    """The rows of one source, columns mapped, at most `max_rows`. Raises DataError, also where there is none."""
+    """The rows of one source, columns mapped, at most `max_rows`. Raises DataError, also if there are none."""
     rows = collected(replace(_mapped(row, source), name=name) for row in islice(_raw_rows(source), source.max_rows))
     if not rows:
         raise DataError(f"{source.path}: the source has no rows")
@@ -147,7 +147,7 @@ def _raw_rows(source: DataSource) -> Iterator[Row]:
 
 
 def _rows_of_function(source: DataSource) -> Iterator[Row]:
-    """A function may do anything, so rank 0 alone calls it and sends its rows to the others."""
+    """The rows of a function. It may do anything, so only rank 0 calls it and sends its rows to the others."""
     rows = function_rows(source.path, source.kwargs)
     if current().size == 1:
         return rows
@@ -155,7 +155,7 @@ def _rows_of_function(source: DataSource) -> Iterator[Row]:
 
 
 def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[Row]:
-    # Both endings are used for both forms, so `auto` looks; a named format is believed.
+    # Both endings are used for both forms, so `auto` looks into the file; a named format is trusted.
     if text_format == "json" or (source.format == "auto" and text_format == "jsonl"):
         text_format = "json" if begins_with(b"[", path) else "jsonl"
     match text_format:
@@ -186,7 +186,7 @@ def _format(source: DataSource, path: Path) -> Format:
         with _existing(path, source).open("rb") as file:
             refuse_other_than_text(file.read(64), source.path)
         raise DataError(
-            f"{source.path}: the ending '{path.suffix}' says no format; set `format` to one of json, jsonl, csv, "
+            f"{source.path}: the ending '{path.suffix}' names no format; set `format` to one of json, jsonl, csv, "
             "parquet, text"
         )
     return "hub"
@@ -206,7 +206,7 @@ def _existing(path: Path, source: DataSource) -> Path:
     if path.is_dir():
         raise DataError(f"{source.path}: a folder, but the format {source.format} is that of a file")
     if path.exists() and not path.is_file():
-        raise DataError(f"{source.path}: no file but a pipe or a device, and data is read more than once: write a file")
+        raise DataError(f"{source.path}: a pipe or a device, but data is read more than once: write it to a file")
     if not path.exists():
         beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{source.path}: no such file (looked in {path.parent.absolute()}){nearest(path.name, beside)}")
@@ -216,7 +216,7 @@ def _existing(path: Path, source: DataSource) -> Path:
 def mixture_counts(available: Sequence[int], weights: Sequence[float]) -> list[int]:
     """Rows of each source in one epoch, so that their shares are the weights and no row is taken twice.
 
-    The source that runs out first gives all its rows; the others give their share beside it.
+    The source that runs out first gives all its rows; the others give their share.
     """
     scale = min(count / weight for count, weight in zip(available, weights, strict=True))
     return [min(count, max(1, round(weight * scale))) for count, weight in zip(available, weights, strict=True)]

@@ -1,4 +1,4 @@
-"""What a user names as a source of rows. Not the reading of it (`reading.py`)."""
+"""The description of a source of rows, as the user gives it; `reading.py` reads it."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from proximo.errors import ConfigError
 Format = Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text", "function"]
 
 Problems = Literal["gsm8k", "math", "humaneval", "mbpp", "countdown", "areal_math", "areal_code"]
-"""The data sets of problems that are known by name."""
+"""Names of the known data sets of problems."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +38,9 @@ class DataSource:
     weight: float | None = None
     """Share in a mixture, relative to the weights of the other sources."""
     max_rows: int | None = None
-    """Take only the first rows."""
+    """Take only this many rows, from the start."""
     whole: bool = False
-    """True where a phase takes all of it, not its part."""
+    """True if a phase takes the whole source instead of its part."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range, and arguments without a function."""
@@ -56,4 +56,4 @@ class DataSource:
         if self.kwargs and not is_function:
             raise ConfigError(f"source '{self.path}' has kwargs, but it is not a function")
         if self.template is not None and self.problems is None:
-            raise ConfigError(f"source '{self.path}' has a template, but problems does not say of what; see columns")
+            raise ConfigError(f"source '{self.path}' has a template, which needs problems: set it, or use columns")

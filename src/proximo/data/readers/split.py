@@ -1,4 +1,4 @@
-"""Parts of a data set that share no row: the phases of a pipeline, and rows held out for evaluation."""
+"""Splits a data set into parts that share no row: the phases of a pipeline, and rows held out for evaluation."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from proximo.data.order import shuffled
 from proximo.errors import ConfigError
 
 HELD_OUT_PART = 5
-"""At most one row in so many is held out, so that a small file is not spent on evaluation."""
+"""At most one row in this many is held out, so that most of a small file is left for training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,12 +18,12 @@ class DataPhase:
     """One part of a data set that several stages share."""
 
     proportions: tuple[float, ...]
-    """Sizes of all parts relative to each other: 2, 4, 4 gives a fifth and twice two fifths."""
+    """Relative sizes of all parts: 2, 4, 4 gives a fifth and twice two fifths."""
     part: int
-    """Which of them, counted from 0."""
+    """Index of the part, counted from 0."""
     seed: int | None = None
-    """Of the shuffle before the cut, which is then that of DeepSpeed-Chat; None takes one of our own. Not the run's
-    seed: stages with different ones would share rows."""
+    """Seed of DeepSpeed-Chat's shuffle before the cut; None takes Proximo's shuffle. It differs from the run's seed,
+    because stages with different seeds would share rows."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for proportions that are not numbers from 0 up, and for an empty or unknown part."""
@@ -36,15 +36,15 @@ class DataPhase:
 def split_boundaries(num_rows: int, proportions: Sequence[float]) -> list[int]:
     """Boundaries of the parts, from 0 to num_rows: part k is the range from boundary k to boundary k + 1.
 
-    Each part gets round(share * num_rows) rows; what rounding adds up to is then taken from every boundary but the
-    first, so that the first part carries it. This is the cut of DeepSpeed-Chat's `get_raw_dataset_split_index`.
+    Each part gets round(share * num_rows) rows; the total rounding error is then subtracted from every boundary but the
+    first, so that it falls on the first part. This is the cut of DeepSpeed-Chat's `get_raw_dataset_split_index`.
     """
     total = sum(proportions)
     boundaries = [0]
     for share in proportions:
         boundaries.append(boundaries[-1] + round(share / total * num_rows))
     excess = boundaries[-1] - num_rows
-    # A first part of no rows cannot give any back.
+    # A first part without rows cannot absorb the rounding error.
     return [0, *(max(0, boundary - excess) for boundary in boundaries[1:])]
 
 
@@ -64,7 +64,7 @@ def phase_indices(num_rows: int, phase: DataPhase) -> list[int]:
 def hold_out(num_rows: int, most_held_out: int, *, seed: int) -> tuple[list[int], list[int]]:
     """(rows to train on, rows held out), each in file order.
 
-    At most a fifth of the rows is held out, but one at least where any are asked for and another is left.
+    At most a fifth of the rows is held out, but at least one if any are wanted and another row is left.
     """
     num_held_out = min(most_held_out, max(num_rows // HELD_OUT_PART, 1), num_rows - 1)
     held_out = sorted(shuffled(num_rows, seed=seed, purpose="held out")[: max(num_held_out, 0)])

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, `save_to_disk` folders and Hub data sets, read by pyarrow and datasets. No format of ours."""
+"""Rows of Parquet files, `save_to_disk` folders and Hub data sets, read by pyarrow and datasets."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Writing clean reviews of the embedded example. Not the flaws that are put into them, and no scores.
+"""Writes clean reviews for the embedded example; `flaws.py` adds flaws.
 
-Whatever is random draws from the `Random` that the caller hands over, so a review is a function of its seed.
+All randomness comes from the caller's `Random`, so a review is a function of its seed.
 """
 
 from bisect import bisect
@@ -23,16 +23,16 @@ from proximo.data.reviews.grammar import (
 from proximo.data.reviews.words import BAD, DISLIKED, GOOD, LIKED, Kind
 
 OWN_WORD_SHARE = 0.35
-"""How often an opinion word is one of the kind's own."""
+"""How often an opinion word is specific to the kind of thing."""
 CONTENT_SLOTS = frozenset(("part", "parts", "any_part", *OPINION_SLOTS))
-"""What a clean review says once."""
+"""Slots whose words a clean review uses only once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Thing:
-    """What a review is about: `name` is "small kettle", `noun` is "kettle".
+    """The subject of a review: `name` is "small kettle", `noun` is "kettle".
 
-    One object per thing: hashed by identity, which is quick.
+    There is one object per thing, hashed by identity, which is fast.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ def plain_thing(kind: Kind, noun: str) -> Thing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A review in the making: its sentences as they will stand."""
+    """An unfinished review: its sentences in order."""
 
     thing: Thing
     sentences: tuple[str, ...]
@@ -93,7 +93,7 @@ def _draw_opinion(rng: Random, praise: float) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slot:
-    """An open slot of a frame and the words that fit it, those of the kind of thing apart from those that serve all."""
+    """An open slot of a frame and the words that fit it: those of the kind of thing, and those for all kinds."""
 
     name: str
     words: tuple[str, ...]
@@ -104,7 +104,7 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choice:
-    """The frames that can say what is to be said, each with its slots. Worked out once for all reviews of a thing."""
+    """The frames that can express an opinion, each with its slots. Computed once for all reviews of a thing."""
 
     frames: tuple[tuple[Frame, tuple[_Slot, ...]], ...]
     cumulative_weights: tuple[float, ...]
@@ -136,7 +136,7 @@ def _choice(thing: Thing, role: SentenceRole, opinion: int) -> _Choice:
 
 
 def _cumulative_weights(frames: Iterable[Frame]) -> tuple[float, ...]:
-    """Negation is rarer in reviews than the frames are."""
+    """Cumulative weights of the frames; negation is rarer than other frames."""
     return tuple(accumulate(0.4 if frame.sign < 0 else 1.0 for frame in frames))
 
 
@@ -169,7 +169,7 @@ def _fill(rng: Random, slot: _Slot, used: set[str]) -> str:
 
 
 def _pick(rng: Random, words: Sequence[str]) -> str:
-    """`rng.choice(words)`, with the same draws, in a third of its time: this is where most of the generator goes."""
+    """`rng.choice(words)` with the same draws in a third of the time; most of the generator's time is spent here."""
     number = len(words)
     bits = number.bit_length()
     index = rng.getrandbits(bits)
@@ -179,7 +179,7 @@ def _pick(rng: Random, words: Sequence[str]) -> str:
 
 
 def _fitting_words(thing: Thing, slot: str, opinion: int) -> tuple[str, ...]:
-    """The words that can stand in the slot of a clause about the thing, where it thinks `opinion`."""
+    """The words that fit the slot of a clause about the thing with this opinion."""
     kind = thing.kind
     own = {"noun": (thing.noun,), "did": (kind.did,), "part": kind.part, "parts": kind.parts}
     if slot in own:

@@ -1,7 +1,7 @@
-"""What can be wrong with a review of the embedded example: each function puts one flaw into a draft. No scores.
+"""Flaws of reviews for the embedded example: each function puts one flaw into a draft.
 
-First flaws of content, of length and of order, which leave every sentence well formed; then flaws of form; at the
-end, text that is no review at all. Whatever is random draws from the `Random` that the caller hands over.
+First flaws of content, length and order, which leave every sentence well formed; then flaws of form; at the end, text
+that is not a review. All randomness comes from the caller's `Random`.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from proximo.data.reviews.grammar import PARTS, SLOTS, SentenceRole, opinion_of,
 from proximo.data.reviews.words import KINDS
 
 Flaw = Callable[[Random, Draft], Draft]
-"""Puts one flaw into a draft; the draft comes back unchanged where there is no place for the flaw."""
+"""Puts one flaw into a draft; returns it unchanged if the flaw does not apply."""
 
 
 def change_mind(rng: Random, draft: Draft) -> Draft:
-    """One sentence with an opinion is written anew with the opposite one (or another one, of two clauses)."""
+    """One sentence with an opinion is rewritten with the opposite one (or another one, for two clauses)."""
     candidates = [
         index for index, sentence in enumerate(draft.sentences) if any(c.opinion for c in read_sentence(sentence))
     ]
@@ -32,7 +32,7 @@ def change_mind(rng: Random, draft: Draft) -> Draft:
 
 
 def stray(rng: Random, draft: Draft) -> Draft:
-    """The mind wanders to a thing of another kind: at least one sentence is about it, the rest half the time."""
+    """At least one sentence is about a thing of another kind; each other sentence with probability one half."""
     kind = rng.choice([kind for kind in KINDS if kind is not draft.thing.kind])
     noun = rng.choice(kind.nouns)
     other = plain_thing(kind, noun)
@@ -47,7 +47,7 @@ def stray(rng: Random, draft: Draft) -> Draft:
 
 
 def repeat_sentence(rng: Random, draft: Draft) -> Draft:
-    """One sentence stands twice in a row, in place of its neighbour."""
+    """One sentence appears twice in a row, in place of its neighbour."""
     if len(draft.sentences) < 2:
         return draft
     index = rng.randrange(len(draft.sentences) - 1)
@@ -55,7 +55,7 @@ def repeat_sentence(rng: Random, draft: Draft) -> Draft:
 
 
 def repeat_word(rng: Random, draft: Draft) -> Draft:
-    """A favourite: one of the parts stands in most places where a part can stand."""
+    """One part is named in most places where a part fits."""
     read = [clause for sentence in draft.sentences for clause in read_sentence(sentence)]
     favourites = [word for clause in read for word in clause.words.values() if word in PARTS]
     for favourite in rng.sample(favourites, len(favourites)):
@@ -74,7 +74,7 @@ def _favouring(rng: Random, sentence: str, favourite: str) -> str:
 
 
 def _rewrite(sentence: str, swap: Callable[[str, str], str]) -> str:
-    """The sentence with the word of each slot put through `swap(slot, word)`; unread sentences stay as they are."""
+    """The sentence with each slot's word replaced by `swap(slot, word)`; unreadable sentences stay as they are."""
     clauses = read_sentence(sentence)
     texts = [c.frame.text.format(**{slot: swap(slot, word) for slot, word in c.words.items()}) for c in clauses]
     conjunction = " but " if " but " in sentence else " and "

@@ -1,12 +1,12 @@
-"""The gold score of the embedded example: what a review is worth, in closed form, from the text alone. No model.
+"""The gold score of the embedded example: the quality of a review, in closed form, from its text.
 
-A review is worth what the reviewer thinks of the thing, times what the text is worth as a review:
+The score is the reviewer's opinion of the thing times the quality of the text:
 
     gold = (1 + 4 opinion) / 5 * form * topic * variety * shape
 
 The first factor is the reviewer's stars (1 to 5) out of five; each of the others is 1 for a flawless review. So gold
-lies in [0, 1], 1 is reached by every flawless review full of praise, and text that is no review gets 0. A score of
-this form cannot be bought with one property at the cost of another: the best sentence four times over gets 0.25.
+is in [0, 1], every flawless review full of praise gets 1, and text that is not a review gets 0. Because the factors
+multiply, one property cannot make up for another: the best sentence repeated four times gets 0.25.
 """
 
 import re
@@ -32,7 +32,7 @@ KIND_OF_WORD: Mapping[str, Kind] = {
 
 
 def gold_score(prompt: str, response: str) -> float:
-    """The worth of a review, in [0, 1]."""
+    """The score of a review, in [0, 1]."""
     parts = gold_components(prompt, response)
     stars = 1 + 4 * parts["opinion"]
     return stars / 5 * parts["form"] * parts["topic"] * parts["variety"] * parts["shape"]
@@ -70,25 +70,25 @@ def thing_of(prompt: str) -> str:
     if len(nouns) != 1:
         raise DataError(
             "the gold score of the reviews needs a prompt that names one thing of the example "
-            f"(such as {', '.join(sorted(KIND_OF_NOUN)[:4])}), but {prompt!r} names {len(nouns)}: "
+            f"({', '.join(sorted(KIND_OF_NOUN)[:4])}, ...), but {prompt!r} names {len(nouns)}: "
             "score these prompts with another reward"
         )
     return nouns.pop()
 
 
 def opinion(sentences: Sequence[str]) -> float:
-    """Share of praise among the opinions (negation turns one round); 0 where there is no opinion."""
+    """Share of praise among the opinions (negation reverses one); 0 if there is no opinion."""
     opinions = [clause.opinion for sentence in sentences for clause in read_sentence(sentence) if clause.opinion]
     return opinions.count(1) / len(opinions) if opinions else 0.0
 
 
 def form(sentences: Sequence[str]) -> float:
-    """Share of sentences that the grammar reads and that are written with capital and full stop; a cut one is not."""
+    """Share of sentences that the grammar reads and that have a capital and a full stop."""
     return sum(map(well_formed, sentences)) / len(sentences) if sentences else 0.0
 
 
 def topic(noun: str, response: str) -> float:
-    """Share of fitting words among those that belong to one thing or kind; halved where the thing is not named."""
+    """Share of fitting words among those that belong to one thing or kind; halved if the thing is not named."""
     words = _words(response)
     kind = KIND_OF_NOUN[noun]
     fits = [word == noun for word in words if word in KIND_OF_NOUN]
@@ -97,14 +97,14 @@ def topic(noun: str, response: str) -> float:
 
 
 def variety(sentences: Sequence[str]) -> float:
-    """The smaller of two shares: different ones among the sentences, different ones among the parts named."""
+    """The smaller of two shares: distinct sentences among all, and distinct parts among those named."""
     content = [word for word in _words(" ".join(sentences)) if word in PARTS]
     spoken = [sentence.lower() for sentence in sentences]
     return min(_distinct(spoken), _distinct(content)) if spoken else 0.0
 
 
 def shape(sentences: Sequence[str]) -> float:
-    """The smaller of two: right length (3 to 4 sentences), and the share of neighbours in order, opening to closing."""
+    """The smaller of two: right length (3 to 4 sentences), and share of neighbours in order, opening to closing."""
     number = len(sentences)
     length = min(number / SHORTEST, 1.0, max(0.0, 1 - (number - LONGEST) / 4))
     roles = [clauses[0].frame.role for clauses in map(read_sentence, sentences) if clauses]

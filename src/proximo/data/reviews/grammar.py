@@ -1,7 +1,7 @@
 """The grammar of the embedded example: sentences are written from frames and read back by the same frames.
 
-It knows single sentences, not reviews. A sentence is one clause, or two clauses of parts joined by "and" (both
-praise or both blame) or by "but" (one praises, the other blames).
+A sentence is one clause, or two clauses of parts joined by "and" (both praise or both blame) or by "but" (one praises,
+the other blames).
 """
 
 import re
@@ -32,9 +32,9 @@ class SentenceRole(IntEnum):
     CLOSING = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per frame: hashed by identity, which is quick
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per frame: hashed by identity, which is fast
 class Frame:
-    """A clause with open slots. `sign`: 1 keeps the opinion of the word in the slot, -1 turns it round."""
+    """A clause with open slots. `sign`: 1 keeps the opinion of the word in the slot, -1 reverses it."""
 
     role: SentenceRole
     text: str
@@ -45,7 +45,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clause:
-    """A clause as it was read: its frame, the word in each slot, and what it thinks (1 good, -1 bad, 0 nothing)."""
+    """A clause that was read: its frame, the word in each slot, and its opinion (1 good, -1 bad, 0 none)."""
 
     frame: Frame
     words: Mapping[str, str]
@@ -102,7 +102,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "feel": (*LIKED, *DISLIKED),
     "summary": SUMMARIES,
 }
-"""Every word that may stand in each slot."""
+"""Every word that fits each slot."""
 
 
 def opinion_of(word: str) -> int:
@@ -124,7 +124,7 @@ def _pattern(frame: Frame) -> re.Pattern[str]:
 
 
 def _by_first_word() -> dict[str, tuple[tuple[Frame, re.Pattern[str]], ...]]:
-    """The frames that a clause can have, by its first word: most clauses are tried with few of them."""
+    """The possible frames of a clause by its first word, so that few have to be tried."""
     patterns_by_word: dict[str, list[tuple[Frame, re.Pattern[str]]]] = {}
     for frame in FRAMES:
         beginning = frame.text.split()[0]
@@ -141,7 +141,7 @@ LONE_I = re.compile(r"\bi\b")
 
 
 def read_clause(text: str) -> Clause | None:
-    """The clause that `text` (lower case, no full stop) is, or None where no frame fits."""
+    """`text` (lower case, no full stop) as a clause; None if no frame fits."""
     for frame, pattern in PATTERNS.get(text.partition(" ")[0], ()):
         match = pattern.fullmatch(text)
         if match is not None:
@@ -153,7 +153,7 @@ def read_clause(text: str) -> Clause | None:
 
 @lru_cache(maxsize=1 << 16)
 def read_sentence(sentence: str) -> tuple[Clause, ...]:
-    """The clauses of a sentence, whatever its capitals and with or without its full stop; empty where none is read."""
+    """The clauses of a sentence, in any capitals and with or without full stop; empty if it cannot be read."""
     text = sentence.removesuffix(".").lower()
     for conjunction, product in ((" and ", 1), (" but ", -1)):
         halves = text.split(conjunction)
@@ -168,12 +168,12 @@ def read_sentence(sentence: str) -> tuple[Clause, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def words_in(sentence: str) -> frozenset[str]:
-    """The words in the slots of a sentence; none where it is not read."""
+    """The words in the slots of a sentence; none if it cannot be read."""
     return frozenset(word for clause in read_sentence(sentence) for word in clause.words.values())
 
 
 def write_sentence(text: str) -> str:
-    """`text` (lower case) as a sentence: a capital at the start, "I" upright, a full stop at the end."""
+    """`text` (lower case) as a sentence: a capital at the start, "I" for "i", a full stop at the end."""
     upright = LONE_I.sub("I", text)
     return upright[:1].upper() + upright[1:] + "."
 
@@ -184,5 +184,5 @@ def split_sentences(review: str) -> list[str]:
 
 
 def well_formed(sentence: str) -> bool:
-    """True where the sentence is read by the grammar and written as it should be, letter by letter."""
+    """Whether the grammar reads the sentence and would write it with the same letters."""
     return bool(read_sentence(sentence)) and sentence == write_sentence(sentence.removesuffix(".").lower())

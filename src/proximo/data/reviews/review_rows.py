@@ -1,7 +1,7 @@
-"""The data sets of the embedded example: reviews for SFT, noisy preference pairs, prompts. Not files: plain rows.
+"""Generates the data sets of the embedded example: reviews for SFT, noisy preference pairs, prompts.
 
-Row i is a function of (seed, i) alone, so any slice of a data set can be made without the rest. Things of the
-held-out split appear in no row of the training split.
+Row i depends only on (seed, i), so any slice of a data set can be made without the rest. Things of the held-out split
+appear in no row of the training split.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SPLITS = ("train", "held_out")
 HELD_OUT_EVERY = 5
 """One thing in five is held out."""
 NOISE_BLOCK = 100
-"""Flipped pairs are counted out in blocks of this many rows, so the noise rate is exact in each block."""
+"""Each block of this many rows has the same number of flipped pairs, so the noise rate is exact in it."""
 SMALLEST_GAP = 0.02
 """The least difference in gold between the two reviews of a pair."""
 
@@ -41,12 +41,12 @@ FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
 )
 NO_REVIEWS = (flaws.salad, flaws.one_word, flaws.one_sentence, flaws.nothing)
 PRAISES = (0.05, 0.15, 0.4, 0.9)
-"""How inclined to praise reviewers are; each is as frequent."""
+"""Probabilities of praise of the reviewers, who are equally frequent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlawRates:
-    """The probability that a review gets each sort of flaw; each is drawn for itself, so flaws are independent."""
+    """The probability that a review gets each sort of flaw; flaws are drawn independently."""
 
     form: float = 0.08
     cut: float = 0.04
@@ -59,7 +59,7 @@ class FlawRates:
 
 
 MIXED = FlawRates()
-"""Reviews as SFT finds them: most are flawed in some way."""
+"""Rates for SFT data: most reviews have some flaw."""
 
 
 def sft_rows(num_rows: int, seed: int, *, rates: FlawRates = MIXED) -> list[Row]:
@@ -73,9 +73,9 @@ def sft_rows(num_rows: int, seed: int, *, rates: FlawRates = MIXED) -> list[Row]
 
 
 def preference_rows(num_rows: int, seed: int, *, noise: float = 0.15, rates: FlawRates = MIXED) -> list[Row]:
-    """`prompt`, `chosen` and `rejected`: two reviews of one thing, the one of higher gold chosen but for the noise.
+    """`prompt`, `chosen` and `rejected`: two reviews of one thing; without noise the one of higher gold is chosen.
 
-    Ties are drawn again. Which rows are flipped is what `flipped_rows` says; the rows themselves do not tell.
+    Ties are drawn again. Only `flipped_rows` shows which rows are flipped.
     """
     flipped = flipped_rows(num_rows, seed, noise=noise)
     rows = []
@@ -105,7 +105,7 @@ def flipped_rows(num_rows: int, seed: int, *, noise: float = 0.15) -> list[bool]
 
 
 def prompt_rows(num_rows: int, seed: int, split: str = "train") -> list[Row]:
-    """`prompt` alone. The splits `train` and `held_out` ask about different things; other data sets are of `train`."""
+    """Rows with `prompt`. The splits `train` and `held_out` have different things; other data sets use `train`."""
     return [{"prompt": _draw_prompt(_rng(seed, split, row), split)[1]} for row in range(num_rows)]
 
 
@@ -114,7 +114,7 @@ def things(split: str) -> tuple[Thing, ...]:
     """All things of a split: one in five of each kind, spread over its nouns and traits, is held out.
 
     Raises:
-        ConfigError: there is no such split.
+        ConfigError: the split is unknown.
     """
     if split not in SPLITS:
         raise ConfigError(f"the split of the reviews must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -122,7 +122,7 @@ def things(split: str) -> tuple[Thing, ...]:
 
 
 def mixed_draft(rng: Random, thing: Thing, rates: FlawRates) -> Draft:
-    """A review by a reviewer of random inclination, with each flaw put in at its rate."""
+    """A review by a reviewer of random inclination, with flaws at their rates."""
     draft = clean_draft(rng, thing, praise=rng.choice(PRAISES))
     for flaw, rate in _flaws(rng, rates):
         if rng.random() < rate:
@@ -154,7 +154,7 @@ def _ordered_pair(rng: Random, thing: Thing, prompt: str, rates: FlawRates) -> t
 
 
 def _rivals(rng: Random, thing: Thing, rates: FlawRates) -> tuple[Draft, Draft]:
-    """Two reviews of one thing, or a clean review and the same with one flaw, or with nothing of a review left."""
+    """Two reviews of one thing, or a clean review and the same with one flaw or turned into something else."""
     draw = rng.random()
     if draw < 0.65:
         return mixed_draft(rng, thing, rates), mixed_draft(rng, thing, rates)

@@ -1,4 +1,4 @@
-"""The words of the embedded example: kinds of things, what belongs to them, and what can be said of them. No rules.
+"""The words of the embedded example: kinds of things, their parts, and opinions of them.
 
 Four kinds of things (kitchenware, places to stay, places to eat, films), each with its own parts, its own verb and its
 own opinion words; every other word serves all kinds. All words are lower case, and no word belongs to two kinds.
@@ -7,17 +7,17 @@ own opinion words; every other word serves all kinds. All words are lower case, 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per kind: hashed by identity, which is quick
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per kind: hashed by identity, which is fast
 class Kind:
     """One kind of thing, with the words that fit it and no other kind."""
 
     name: str
     nouns: tuple[str, ...]
-    """What a review can be about."""
+    """Nouns of the things."""
     traits: tuple[str, ...]
-    """How prompts tell one thing from another; `{}` stands for the noun."""
+    """Traits by which prompts distinguish things; `{}` is replaced by the noun."""
     did: str
-    """What the reviewer did with the thing."""
+    """Verb for the reviewer's use of the thing."""
     part: tuple[str, ...]
     """Parts of the thing, singular."""
     parts: tuple[str, ...]
@@ -97,4 +97,4 @@ PROMPTS = (
     "How was the {thing}?\n",
     "Is the {thing} any good?\n",
 )
-"""How a prompt asks for a review. All end with a line break, so that a review starts on its own line."""
+"""Prompts for a review. All end with a line break, so that a review starts on its own line."""

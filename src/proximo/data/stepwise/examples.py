@@ -1,4 +1,4 @@
-"""Rows to `StepExample`, the input of a process reward model in training: a solution in steps, each with a label."""
+"""Rows to `StepExample`, the training input of a process reward model: a solution in steps, each with a label."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,15 +34,15 @@ TrainOn = Literal["all", "until_error", "last"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepExample:
-    """A solution, cut behind the last step that counts."""
+    """A solution, cut after the last step that counts."""
 
     id: str
     token_ids: tuple[int, ...]
-    """Of the prompt and the solution."""
+    """Token ids of the prompt and the solution."""
     ends: tuple[int, ...]
     """Indices in `token_ids` of the last tokens of the steps that count, ascending."""
     labels: tuple[float, ...]
-    """For each of these steps whether it is right: 1, 0, or a probability."""
+    """For each of these steps, whether it is right: 1, 0, or a probability."""
     num_prompt_tokens: int = 0
     """How many of the tokens are the prompt's."""
 
@@ -54,7 +54,7 @@ class StepOptions:
     separator: str = DEFAULT_SEPARATOR
     train_on: TrainOn = "all"
     max_tokens: int | None = None
-    """Of prompt and solution together."""
+    """Limit of prompt and solution together."""
     too_long: TooLong = "drop"
     """A truncated solution loses its last steps, and is dropped if no step that counts is left."""
     as_messages: bool = False
@@ -66,7 +66,7 @@ class StepOptions:
         if self.max_tokens is not None and self.max_tokens < 2:
             raise ConfigError(f"max_tokens of a solution must be at least 2, got {self.max_tokens}")
         if not self.separator:
-            raise ConfigError("step_separator must not be empty: it is what ends a step")
+            raise ConfigError("step_separator must not be empty: it ends a step")
 
 
 def load_step_examples(
@@ -76,10 +76,10 @@ def load_step_examples(
     *,
     cache: TokenCache | None = None,
 ) -> tuple[Sequence[StepExample], LoadReport]:
-    """An example for each row that can be used, in the order of the rows, and what became of the rows.
+    """An example for each usable row, in the order of the rows, and a report on the rows.
 
-    Many examples lie on disk (`large_lists.py`). Raises DataError naming the row for what is malformed, and if no
-    example is left; ConfigError for a separator that the tokenizer cannot write.
+    Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row, and if no example is left;
+    ConfigError for a separator that the tokenizer cannot write.
     """
     loader = _Loader(TextEncoder(tokenizer, cache), options)
     examples = collected(loader.examples(rows))
@@ -92,7 +92,7 @@ def load_step_examples(
 
 
 class _Loader:
-    """Loads rows portion by portion, so that memory holds the texts and tokens of one; counts what became of them."""
+    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
 
     def __init__(self, encoder: TextEncoder, options: StepOptions) -> None:
         check_separator(encoder, options.separator)
@@ -176,7 +176,7 @@ def _example(identity: str, tokens: EncodedSolution, labels: Sequence[float], tr
     ends = [len(tokens.prompt_ids) + end for end in tokens.ends[counted]]
     return StepExample(
         id=identity,
-        # Nothing behind the last step that counts changes its score.
+        # Tokens after the last step that counts do not change its score.
         token_ids=(*tokens.prompt_ids, *tokens.response_ids)[: ends[-1] + 1],
         ends=tuple(ends),
         labels=tuple(labels[counted]),

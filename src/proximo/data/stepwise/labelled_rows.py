@@ -7,7 +7,7 @@ from typing import Any
 
 from proximo.data.formats.column_use import read_by_source
 from proximo.data.formats.context_columns import in_context
-from proximo.data.formats.preference_formats import asked_in
+from proximo.data.formats.preference_formats import prompt_in
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.typed_columns import cell, describe, text_cell
 from proximo.data.load_report import Remark
@@ -19,12 +19,12 @@ LabelledSolution = tuple[Row, Exchange, tuple[str, ...], tuple[float, ...]]
 
 
 def labelled_solutions(rows: Iterable[Row], remarks: Counter[Remark]) -> Iterator[LabelledSolution]:
-    """The solution of each row. `remarks`: `read_by_source`. Raises DataError naming the row for what is malformed."""
+    """The solution of each row. `remarks`: see `read_by_source`. Raises DataError naming a malformed row."""
     return read_by_source(rows, lambda _: _solution, remarks)
 
 
 def _solution(row: Row) -> LabelledSolution:
-    return row, in_context(row, Exchange(origin=row.origin, prompt=asked_in(row))), *_labelled(row)
+    return row, in_context(row, Exchange(origin=row.origin, prompt=prompt_in(row))), *_labelled(row)
 
 
 def _labelled(row: Row) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -1,11 +1,11 @@
-"""Conversations to segments, by the tokenizer's own chat template. Not the rendering (`renderer.py`).
+"""Conversations to segments, by the tokenizer's own chat template.
 
-What the assistant wrote is found by rendering the conversation turn by turn: the beginning of a conversation should be
-rendered as the beginning of the whole. Where the words of a turn stand is seen from a second rendering, in which words
-that are nowhere else stand in their place; nothing is searched for, since an answer may be a piece of the template.
-Some templates rewrite earlier turns, or open a turn in words that they do not put there later. That matters only where
-a loss learns several turns, and is refused there alone. Markers inside templates (`{% generation %}`) are not needed.
-The template decides on the BOS; nothing is put before its text.
+The assistant's text is found by rendering the conversation turn by turn: the beginning of a conversation should be
+rendered as the beginning of the whole. A second rendering with placeholder words shows where the words of a turn are;
+searching for them would fail, because an answer may be a piece of the template. Some templates rewrite earlier turns,
+or open a turn with words that they later leave out. That matters only if a loss learns several turns, and is refused
+only then. Markers inside templates (`{% generation %}`) are not needed. The template decides on the BOS; nothing is put
+before its text.
 """
 
 import json
@@ -19,10 +19,10 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.formats.prompt_response import no_template
 from proximo.data.templates.conversation_text import conversation_text
+from proximo.data.templates.ignored_content import unread
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
 from proximo.data.templates.tool_forms import DUMMY
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
-from proximo.data.templates.unread import unread
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Message
@@ -44,14 +44,13 @@ def render_conversation(
 ) -> Rendered:
     """Segments of a prompt (up to where the assistant begins) and of responses to it (lists of messages).
 
-    A response ends with what the template puts after the assistant's text to end its turn (`end_of_turn`): special
-    tokens, or plain words and then the EOS, or the EOS alone; with none of these where it is not `finished`. Template
-    text behind that is left out: a policy stops before it. A response that the template would write in another way
-    stands as it is, behind the words that open its turn: so a policy would write it. A turn with `weight` 0 is context.
-    `variables`: what the template is given besides messages, such as `tools`.
+    A `finished` response ends with the template's end of the assistant's turn (`end_of_turn`): special tokens, or plain
+    words and then the EOS, or only the EOS. Template text after that is left out, because a policy stops before it. A
+    response that the template would rewrite is kept unchanged after the words that open its turn, as a policy would
+    write it. A turn with `weight` 0 is context. `variables`: variables of the template besides messages (`tools`).
 
-    Raises DataError where the template refuses the messages or leaves out tools, their calls or what they return,
-    ModelError where there is no template, it exceeds its limits, or it rewrites turns that are `learned`.
+    Raises DataError if the template refuses the messages or leaves out tools, their calls or their results, and
+    ModelError if there is no template, it exceeds its limits, or it rewrites turns that are `learned`.
     """
     template = _Template(encoder, origin, variables or {})
     asked = template.text(prompt, open_reply=True)
@@ -76,9 +75,9 @@ def render_conversation(
 def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
     """Ids of the special tokens that the chat template puts after an assistant's text to end its turn (`end_of_turn`).
 
-    A rollout must stop at the last of them. Empty where there is no template, it puts no special token there, or it
+    A rollout must stop at the last of them. Empty if there is no template, it puts no special token there, or it
     refuses a question with its answer: a policy that only continues plain text needs no template, and data in messages
-    is refused where it is rendered. Raises ModelError for a template beyond its limits.
+    is refused when it is rendered. Raises ModelError for a template beyond its limits.
     """
     if not encoder.tokenizer.chat_template:
         return ()
@@ -87,13 +86,13 @@ def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
 
 
 class _Reply(NamedTuple):
-    """A turn of the assistant as text, from where it was opened."""
+    """A turn of the assistant as text, after the words that open it."""
 
     words: str
     gap: str
-    """What the template puts between the words and the end, such as a space."""
+    """The template's text between the words and the end, for example a space."""
     end: str
-    """What ends the turn; "" for nothing."""
+    """The end of the turn; "" if there is none."""
 
     def segments(self, *, finished: bool, is_context: bool) -> list[Segment]:
         said = partial(Segment, written=True, is_context=is_context)
@@ -104,7 +103,7 @@ class _Reply(NamedTuple):
 
 
 class _RewrittenError(Exception):
-    """A turn of the assistant is not rendered in the whole as it is at the end of its own beginning."""
+    """The template renders a turn of the assistant in another way once later turns follow."""
 
     def __init__(self, turn: int) -> None:
         super().__init__(turn)
@@ -123,23 +122,23 @@ class _Template:
             raise ModelError(no_template(origin, encoder.name))
         try:
             self.source = tokenizer.get_chat_template(tools=variables.get("tools"))
-        except ValueError as error:  # several by name, and none of them the default
+        except ValueError as error:  # several named templates without a default
             raise ModelError(f"{origin}: the tokenizer '{encoder.name}': {error}") from error
         self.tokens = json.dumps(tokenizer.special_tokens_map)
         self.eos = str(tokenizer.eos_token)
 
     @property
     def ending(self) -> str:
-        """What ends an assistant's turn: special tokens, or plain text; "" where it is neither."""
+        """The end of an assistant's turn: special tokens, or plain text; "" if there is none."""
         try:
             return _ending(self.source, self.tokens, self.encoder.marks, self.eos)
         except TemplateLimitError as error:
             raise self._beyond(error) from error
 
     def text(self, messages: Sequence[Message], *, open_reply: bool, variables: Mapping[str, Any] | None = None) -> str:
-        """The rendering, with the words that begin the assistant's turn where `open_reply` is set.
+        """The rendering, with the words that open the assistant's turn if `open_reply`.
 
-        `variables`: others than those of the row.
+        `variables`: replace those of the row.
         """
         given = self.variables if variables is None else variables
         try:
@@ -148,8 +147,8 @@ class _Template:
             raise self._beyond(error) from error
         except TemplateSyntaxError as error:
             raise ModelError(
-                f"{self.origin}: {_place(self.encoder.name)}, line {error.lineno}: the chat template is no Jinja "
-                f"({error.message}): mend it there, or give another as tokenizer.chat_template"
+                f"{self.origin}: {_place(self.encoder.name)}, line {error.lineno}: the chat template is not valid "
+                f"Jinja ({error.message}): correct it there, or give another as tokenizer.chat_template"
             ) from error
         except TemplateError as error:
             roles = ", ".join(str(message["role"]) for message in messages) or "none"
@@ -159,7 +158,7 @@ class _Template:
             ) from error
 
     def unread(self, prompt: Sequence[Message], responses: Sequence[Sequence[Message]]) -> tuple[str, ...]:
-        """What of these messages, and of the row's variables, the template makes nothing of."""
+        """The keys of these messages, and the row's variables, that the template ignores."""
         views = [(prompt, True), *(([*prompt, *response], False) for response in responses)]
 
         def render(messages: Sequence[Message], is_open: bool, variables: Mapping[str, Any]) -> str:
@@ -168,16 +167,16 @@ class _Template:
         return unread(render, views, self.variables, source=self.source, origin=self.origin, name=self.encoder.name)
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
-        """What stands before and behind the content of the last message; None where that has no one place."""
+        """The text before and after the content of the last message; None if that is not in exactly one place."""
         try:
             return _around(lambda given: self.text(given, open_reply=False), messages, self.source + self.tokens)
         except RenderingError:
             return None
 
     def end(self, behind: str, message: Message) -> tuple[int, str]:
-        """(place, text) of the end of a turn in what stands behind its words; the text is "" where there is none.
+        """(place, text) of the end of a turn in the text after its words; the text is "" if there is none.
 
-        Behind words the end comes first; calls of tools may hold special tokens, and the end comes last.
+        After words the end comes first; after tool calls, which may contain special tokens, it comes last.
         """
         calls = "tool_calls" in message
         if (ending := self.ending) and ending in behind:
@@ -187,18 +186,18 @@ class _Template:
             return runs[0] if runs else (0, "")
         return runs[-1] if runs else (len(behind.rstrip()), "")
 
-    def as_it_is(self, message: Message) -> _Reply:
-        """A turn without what the template would make of its words."""
+    def verbatim(self, message: Message) -> _Reply:
+        """A turn with its words unchanged by the template."""
         if not isinstance(message["content"], str) or message.get("tool_calls"):
             raise ModelError(
                 f"{self.origin}: the chat template of '{self.encoder.name}' does not write the answer in one piece "
-                "behind the words that open its turn, and its calls of tools have no other form; leave the row out, or "
+                "after the words that open its turn, and its tool calls have no other form; leave the row out, or "
                 "give another template as tokenizer.chat_template"
             )
         return _Reply(message["content"], "", self.ending)
 
     def refuse(self, turn: int, learned: Learned) -> ModelError:
-        """The error for a template under which the turns that a loss learns cannot be told from the rest."""
+        """The error for a template whose rendering does not separate the learned turns from the rest."""
         name = f"{self.origin}: the chat template of '{self.encoder.name}'"
         what_to_do = (
             "to learn the last turn alone, set train_on: last_response"
@@ -207,13 +206,13 @@ class _Template:
         )
         if turn == 0:
             return ModelError(
-                f"{name} cannot say what comes before message 1, with which the assistant begins, so the tokens that "
-                f"it wrote there cannot be told apart; {what_to_do}, or leave that turn out"
+                f"{name} does not show what comes before message 1, with which the assistant begins, so the tokens "
+                f"that it wrote there are unknown; {what_to_do}, or leave that turn out"
             )
         return ModelError(
             f"{name} renders message {turn + 1} in another way once later turns follow, so the tokens that the "
-            f"assistant wrote there cannot be told apart; {what_to_do}; to learn every turn, give a template that "
-            "renders each of them alike"
+            f"assistant wrote there are unknown; {what_to_do}; to learn every turn, give a template that "
+            "renders each turn in one way"
         )
 
     def _beyond(self, error: TemplateLimitError) -> TemplateLimitError:
@@ -224,18 +223,18 @@ class _Template:
 
 
 def check_syntax(template: str) -> None:
-    """Raises ConfigError, with the line, for a `tokenizer.chat_template` that is no Jinja, whatever it renders."""
+    """Raises ConfigError, with the line, for a `tokenizer.chat_template` that is not valid Jinja."""
     try:
         RENDERER.render(template, {"messages": []})
     except TemplateSyntaxError as error:
         line = f"line {error.lineno}: {template.splitlines()[error.lineno - 1].strip()!r:.60}"
-        raise ConfigError(f"tokenizer.chat_template is no Jinja: {error.message} ({line})") from error
+        raise ConfigError(f"tokenizer.chat_template is not valid Jinja: {error.message} ({line})") from error
     except (TemplateError, TemplateLimitError):
-        return  # with messages it may well do
+        return  # it may render messages correctly
 
 
 def _place(name: str) -> str:
-    """Where the template of a tokenizer stands."""
+    """The file with the template of a tokenizer, for a message."""
     files = (Path(name) / "chat_template.jinja", Path(name) / "tokenizer_config.json")
     return next((str(file) for file in files if file.is_file()), f"the tokenizer '{name}'")
 
@@ -243,9 +242,9 @@ def _place(name: str) -> str:
 def _around(
     render: Callable[[Sequence[Message]], str], messages: Sequence[Message], words: str
 ) -> tuple[str, str] | None:
-    """What `render` puts before and behind the content of the last message; None where that has no one place.
+    """The text that `render` puts before and after the content of the last message; None if not in one place.
 
-    `words`: of the template itself.
+    `words`: text of the template itself.
     """
     dummy, words = DUMMY, words + json.dumps(messages, default=str)
     while dummy in words:
@@ -256,7 +255,7 @@ def _around(
 
 @lru_cache(maxsize=64)
 def _ending(source: str, tokens: str, marks: tuple[str, ...], eos: str) -> str:
-    """What ends a turn of the assistant wherever it stands: see `end_of_turn`."""
+    """The end of a turn of the assistant, in any position: see `end_of_turn`."""
     asked: Message = {"role": "user", "content": "a"}
     toy = [asked, {"role": "assistant", "content": DUMMY}]
 
@@ -283,10 +282,10 @@ def _segments(
     done: tuple[int, str] = (0, ""),
     finished: bool = True,
 ) -> list[Segment]:
-    """Segments of a conversation behind what is done: (number of messages, their rendering with an open reply).
+    """Segments of a conversation after `done`: (number of messages, their rendering with an open reply).
 
-    `finished`: whether the last turn has its end.
-    Raises _RewrittenError for a turn of the assistant that `whole` does not have as it was rendered at the end.
+    `finished`: whether the last turn has its end. Raises _RewrittenError for a turn of the assistant that `whole`
+    renders in another way than the conversation up to it.
     """
     num_done, done_text = done
     segments: list[Segment] = []
@@ -321,7 +320,7 @@ def _before(template: _Template, messages: Sequence[Message], turn: int) -> str:
     except RenderingError:
         if turn:
             raise
-        raise _RewrittenError(turn) from None  # it refuses a conversation of no message, which nobody asked for
+        raise _RewrittenError(turn) from None  # it refuses a conversation without messages
 
 
 def _answer(
@@ -347,7 +346,7 @@ def _answer(
             f"{template.origin}: the chat template of '{template.encoder.name}' renders the prompt in another way once "
             "the first turn of the response follows; give responses of one turn"
         )
-    reply = _split_reply(template, before, whole, messages) or template.as_it_is(response[-1])
+    reply = _split_reply(template, before, whole, messages) or template.verbatim(response[-1])
     opening = before[len(asked) :]
     return [
         *([Segment(text=opening, written=False)] if opening else []),
@@ -356,7 +355,7 @@ def _answer(
 
 
 def _split_reply(template: _Template, before: str, through: str, messages: Sequence[Message]) -> _Reply | None:
-    """The last turn, opened by `before`; None where the template writes it in another way.
+    """The last turn, opened by `before`; None if the template rewrites it.
 
     `through`: the rendering up to and including the turn.
     """
@@ -368,7 +367,7 @@ def _split_reply(template: _Template, before: str, through: str, messages: Seque
         return None
     opening, behind = place[0][len(before) :], place[1]
     text, content = through[len(before) :], messages[-1].get("content") or ""
-    # Many templates strip; some write what the words themselves say of a thought in place of one that they add.
+    # Many templates strip the words; some move a thought inside the words to the place of their own empty one.
     spelled = (content, content.strip(), content.lstrip(), content.rstrip())
     if not any(text in (opening + words + behind, words + behind) for words in spelled):
         return None

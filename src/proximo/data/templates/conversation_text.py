@@ -1,4 +1,4 @@
-"""A conversation as the text that a chat template makes of it. Where the assistant's words stand in it: `chat.py`."""
+"""Renders a conversation as text by a chat template; `chat.py` finds the assistant's words in it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ def conversation_text(
     open_reply: bool,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the template `source` makes of messages, with the words that open the assistant's turn behind them.
+    """The text of messages by the template `source`, followed by the words that open the assistant's turn.
 
-    `tokens`: the special tokens, as JSON. `variables`: what else the template is given, such as `tools`. Raises
-    TemplateError for what it refuses, and for calls of tools and what they return where it leaves these out.
+    `tokens`: the special tokens, as JSON. `variables`: further variables of the template, for example `tools`. Raises
+    TemplateError if the template refuses the messages, or leaves out tool calls or their results.
     """
     form: CallForm | None = FORMS[0]
     if any("tool_calls" in message for message in messages):

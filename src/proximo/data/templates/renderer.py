@@ -1,7 +1,7 @@
-"""Chat templates rendered within limits, in a process apart (`template_child.py`). Not what is made of it (`chat.py`).
+"""Renders chat templates within limits, in a separate process (`template_child.py`).
 
-A template lies in a model's folder, so it is a program of a stranger: it may loop for ever or fill the memory. The
-process that renders it ends by itself beyond its limits, and a new one serves the next request.
+A template comes with a model's folder, so it is untrusted code: it may loop for ever or fill the memory. The process
+ends when it exceeds its limits, and a new one serves the next request.
 """
 
 import atexit
@@ -23,17 +23,17 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from proximo.errors import DataError, ModelError
 
 CPU_SECONDS = 10
-"""Of one rendering; a sane template takes a thousandth of one."""
+"""Limit of one rendering; a normal template takes about a millisecond."""
 MEMORY_BYTES = 2**30
 END_SECONDS = 10.0
-"""For a process that was killed to be gone."""
+"""Time for a killed process to end."""
 WALL_SECONDS = 300.0
-"""For a process that neither computes nor answers."""
+"""Limit for a process that neither computes nor answers."""
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH")
 
 
 class RenderingError(DataError):
-    """A template refused a conversation, in its own words."""
+    """A template refused a conversation; the message is the template's."""
 
 
 class TemplateLimitError(ModelError):
@@ -41,7 +41,7 @@ class TemplateLimitError(ModelError):
 
 
 class TemplateRenderer:
-    """Renders one conversation at a time, from whatever thread; the process starts with the first."""
+    """Renders one conversation at a time, from any thread; the first starts the process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,10 +50,10 @@ class TemplateRenderer:
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text of a template.
 
-        Raises TemplateSyntaxError for what is no template, TemplateError for what it refuses, TemplateLimitError beyond
-        the limits.
+        Raises TemplateSyntaxError for an invalid template, TemplateError if it refuses the variables, and
+        TemplateLimitError beyond the limits.
         """
-        # What is no JSON has nothing that a template could render: its type stands for it, as in transformers.
+        # Values that JSON cannot represent are replaced by their type's name, as in transformers.
         request = json.dumps(
             {"template": template, "variables": variables}, default=lambda value: f"<{type(value).__name__}>"
         )
@@ -64,7 +64,7 @@ class TemplateRenderer:
         if "error" in reply:
             raise TemplateError(reply["error"])
         if "over" in reply:
-            raise _over(f"{MEMORY_BYTES >> 20} MiB of memory")
+            raise _limit_error(f"{MEMORY_BYTES >> 20} MiB of memory")
         return reply["text"]
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class TemplateRenderer:
             with suppress(subprocess.TimeoutExpired):  # the kernel ends it when it can
                 process.wait(END_SECONDS)
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not written is not to be
+                with suppress(OSError):  # the rest of the request is no longer needed
                     pipe and pipe.close()
 
     def _answer(self, request: bytes) -> bytes:
@@ -90,14 +90,14 @@ class TemplateRenderer:
             process.stdin.flush()
             return _line(process.stdout)
         except BaseException as error:
-            # An answer that nobody waited for must not be taken for the next one.
+            # A late answer must not be taken for the answer to the next request.
             self.close()
             if isinstance(error, TimeoutError):
-                raise _over(f"{WALL_SECONDS:.0f} s") from error
+                raise _limit_error(f"{WALL_SECONDS:.0f} s") from error
             if isinstance(error, (BrokenPipeError, EOFError)):
                 too_long = process.returncode == -signal.SIGXCPU
-                raise _over(
-                    f"{CPU_SECONDS} s of computing" if too_long else "what the system has left for it"
+                raise _limit_error(
+                    f"{CPU_SECONDS} s of computing" if too_long else "the system's free memory"
                 ) from error
             raise
 
@@ -116,7 +116,7 @@ def _started() -> "subprocess.Popen[bytes]":
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt at the terminal is the trainer's to answer
+            start_new_session=True,  # so that only the trainer gets an interrupt at the terminal
             env=known | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
         )
     except OSError as error:
@@ -124,7 +124,7 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _line(pipe: IO[bytes]) -> bytes:
-    """Up to the end of a line. Raises EOFError where the process ended first, TimeoutError after `WALL_SECONDS`."""
+    """The next line. Raises EOFError if the process ends first, TimeoutError after `WALL_SECONDS`."""
     pieces: list[bytes] = []
     deadline = time.monotonic() + WALL_SECONDS
     with selectors.DefaultSelector() as ready:
@@ -139,10 +139,10 @@ def _line(pipe: IO[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _over(limit: str) -> TemplateLimitError:
-    return TemplateLimitError(f"it took more than {limit}, so it is broken or was made to do harm")
+def _limit_error(limit: str) -> TemplateLimitError:
+    return TemplateLimitError(f"it took more than {limit}, so it is broken or malicious")
 
 
 RENDERER = TemplateRenderer()
-"""One for all tokenizers of a process."""
+"""The renderer of all tokenizers of a process."""
 atexit.register(RENDERER.close)

@@ -1,8 +1,8 @@
-"""Renders chat templates, in a process of its own: `renderer.py` starts it as a program. Imports jinja2 alone.
+"""Renders chat templates in a separate process: `renderer.py` starts it as a program. It imports only jinja2.
 
-A template is a program from a model's folder. jinja2's sandbox keeps it from the interpreter, and limits of the kernel
-from time and memory. One request a line, one reply a line, both JSON. The environment is that of transformers'
-`apply_chat_template`, so that every template of the Hub renders here as there.
+A template is code from a model's folder. jinja2's sandbox keeps it from the interpreter, and the kernel limits its time
+and memory. Requests and replies are JSON, one per line. The environment is that of transformers'
+`apply_chat_template`, so that every template of the Hub renders the same here.
 """
 
 import json
@@ -23,11 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names that templates read the reasoning of a message by."""
+"""Names under which templates read the reasoning of a message."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote; it is rendered like any other text."""
+    """`{% generation %}` marks the assistant's text; it is rendered like any other text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -41,7 +41,7 @@ class _Generation(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """Without attributes that could lead to the interpreter."""
+    """A namespace without attributes, which could give access to the interpreter."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *positional = args
@@ -69,7 +69,7 @@ def _now(form: str) -> str:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """A function in place of the class, which has attributes that lead elsewhere."""
+    """A function in place of the class, whose attributes could give access to the interpreter."""
     return dict(*args, **kwargs)
 
 
@@ -96,7 +96,7 @@ def _compiled(template: str) -> Template:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """What a message says of its reasoning, under each name that templates read it by."""
+    """The message with its reasoning under each name that templates use."""
     said = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if said is None else {"thinking": said, **message, "reasoning_content": said}
 
@@ -110,18 +110,18 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
         return {"over": "memory"}
     except TemplateSyntaxError as error:
         return {"error": error.message or "it cannot be read", "line": error.lineno}
-    except Exception as error:  # whatever a template does wrong is its answer
+    except Exception as error:  # any error of a template is its answer
         return {"error": str(error) or type(error).__name__}
 
 
 def main(cpu_seconds: int, memory_bytes: int) -> None:
     """Answer requests until there are no more."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(ValueError, OSError):  # not every system has a limit of the address space
+    with suppress(ValueError, OSError):  # some systems have no limit of the address space
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for line in sys.stdin.buffer:
         spent = int(time.process_time()) + 1
-        # Beyond it the kernel ends the process, however deep in a loop it is.
+        # Beyond it the kernel ends the process, even inside a loop.
         resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         sys.stdout.write(json.dumps(_reply(json.loads(line))) + "\n")
         sys.stdout.flush()

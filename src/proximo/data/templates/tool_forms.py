@@ -1,7 +1,7 @@
-"""The forms in which chat templates take calls of tools, found by trying them. Not the rendering.
+"""Finds the form in which a chat template takes tool calls, by trying each.
 
-Some templates want arguments as an object, some as JSON text; some write a call only where the content is null. None
-says so, and many leave out in silence what they do not know.
+Some templates want arguments as an object, some as JSON text; some write a call only if the content is null. None of
+them declares it, and many silently leave out what they do not know.
 """
 
 import json
@@ -13,15 +13,15 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from proximo.records import Message
 
 DUMMY = "kvxqz"
-"""Stands for the words of a turn where only what surrounds them is of interest."""
+"""Placeholder for the words of a turn, to find the text around them."""
 _ASKED: Message = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "b", "description": "b", "parameters": {"type": "object"}}}
 Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
-"""Renders messages with the variables of a template. Raises TemplateError for what it refuses."""
+"""Renders messages with the variables of a template. Raises TemplateError if it refuses them."""
 
 
 class CallForm(NamedTuple):
-    """How messages with calls are handed to a template."""
+    """The form of messages with calls for a template."""
 
     as_text: bool = False
     """Arguments are JSON text."""
@@ -29,7 +29,7 @@ class CallForm(NamedTuple):
     """The content of a turn with calls and no words is null, not empty."""
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages in this form, without what is not for a template."""
+        """The messages in this form, without keys that are not for a template."""
         return [self._message(message) for message in messages]
 
     def _message(self, message: Message) -> dict[str, Any]:
@@ -42,11 +42,11 @@ class CallForm(NamedTuple):
 
 
 FORMS = (CallForm(), CallForm(False, True), CallForm(True, True), CallForm(True, False))
-"""The first that a template writes whole is taken."""
+"""Forms in the order of trying; the first that a template writes completely is used."""
 
 
 def call_form(render: Render) -> CallForm | None:
-    """The form in which a template writes the name and the arguments of a call; None where it does in none."""
+    """The form in which a template writes the name and the arguments of a call; None if there is none."""
     wanted = (DUMMY, f"{DUMMY}{DUMMY[-1]}")
     for form in FORMS:
         text = _tried(render, form.messages([_ASKED, _calling(*wanted)]))
@@ -56,7 +56,7 @@ def call_form(render: Render) -> CallForm | None:
 
 
 def writes_results(render: Render, form: CallForm | None) -> bool:
-    """Whether a template writes what a tool returns."""
+    """Whether a template writes the result of a tool."""
     calls = [] if form is None else [_calling("b", "c")]
     returned = {"role": "tool", "name": "b", "tool_call_id": "a1b2c3d4e", "content": DUMMY}
     return DUMMY in (_tried(render, (form or FORMS[0]).messages([_ASKED, *calls, returned])) or "")

@@ -1,4 +1,4 @@
-"""What ends a turn of the assistant, in the text that a template puts behind its words. Not the rendering."""
+"""Finds the end of an assistant's turn in the text that a template puts after its words."""
 
 import re
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from itertools import takewhile
 
 
 def end_of_turn(last: str, inner: str | None, marks: Sequence[str], eos: str) -> str:
-    """What ends a turn of the assistant, from what a template puts behind its words.
+    """The end of an assistant's turn in the text that a template puts after its words.
 
-    `last`: behind the last turn. `inner`: behind an earlier one, with the next turn; None where that is refused.
+    `last`: the text after the last turn. `inner`: the text after an earlier turn, with the next turn; None if refused.
 
-    The end is the first special token with those that follow it directly; where the EOS follows with nothing but white
-    space between, the end goes up to it. What the template puts behind the last turn alone ends the conversation, and
-    not the turn. Where there is no special token, the end is all that stands behind the last turn, stripped.
+    The end is the first special token with those that follow it directly; if the EOS follows after white space only,
+    the end includes it. Text that the template puts only after the last turn ends the conversation instead of the turn.
+    Without a special token, the end is all text after the last turn, stripped.
     """
     runs = runs_of_marks(last, marks, eos)
     if not runs:
@@ -32,7 +32,7 @@ def end_of_turn(last: str, inner: str | None, marks: Sequence[str], eos: str) ->
 
 
 def runs_of_marks(text: str, marks: Sequence[str], eos: str) -> list[tuple[int, str]]:
-    """(place, text) of each stretch of special tokens without anything between; an EOS ends a stretch."""
+    """(place, text) of each run of adjacent special tokens; an EOS ends a run."""
     runs: list[tuple[int, str]] = []
     place = 0
     for piece in _pieces(text, marks):
@@ -47,6 +47,6 @@ def runs_of_marks(text: str, marks: Sequence[str], eos: str) -> list[tuple[int, 
 
 
 def _pieces(text: str, marks: Sequence[str]) -> list[str]:
-    """The special tokens of a text, the longest that fits at each place, and what stands between them."""
+    """The special tokens of a text, the longest match at each place, and the text between them."""
     spelled = "|".join(map(re.escape, marks))
     return [piece for piece in re.split(f"({spelled})", text) if piece] if marks else [text]

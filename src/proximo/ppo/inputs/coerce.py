@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from proximo.counts import count_of
+from proximo.data.codec.decoding import response_text
 from proximo.data.formats.prompt_response import Exchange
-from proximo.data.parts.decoding import response_text
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError

@@ -30,7 +30,7 @@ from proximo.plan.weightless_models import (
 from proximo.ppo.plan import costs
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.step import trace_step
-from proximo.run.build.models import lora_options
+from proximo.run.make.models import lora_options
 
 SAMPLER = "sampler"
 """The copy of the policy that the built-in engine samples ahead with."""

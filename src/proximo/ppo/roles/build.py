@@ -32,7 +32,7 @@ from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.on_ranks import on_ranks
 from proximo.rollout.stop_token_ids import ending_ids
-from proximo.run.build.sharding import shard_model
+from proximo.run.make.sharding import shard_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

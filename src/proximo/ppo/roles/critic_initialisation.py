@@ -10,7 +10,7 @@ from proximo.models.pretrained.sources import adapter_folder, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
-from proximo.run.build.models import (
+from proximo.run.make.models import (
     DeviceSpec,
     build_scalar_model,
     build_value_on_trunk,

@@ -13,7 +13,7 @@ from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.run.build.conversion import optimizer_options
+from proximo.run.make.conversion import optimizer_options
 
 
 def make_learners(

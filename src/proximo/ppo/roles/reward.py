@@ -11,7 +11,7 @@ from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, NoReward, RewardSource, is_eager
-from proximo.run.user_code import ask
+from proximo.run.user_code import checked_scores
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ class RewardWorker:
     def _ask(self, responses: Sequence[Response]) -> list[Scored]:
         if self.source is None:
             raise ConfigError("this trainer has no reward source: pass scores, or pass reward to train")
-        return ask(self.source, responses)
+        return checked_scores(self.source, responses)
 
 
 def eager_begin(source: RewardSource | None) -> Callable[[Response], None] | None:

@@ -6,11 +6,11 @@ from proximo.local_or_hub import is_hub_name, is_local
 
 
 def check_push_name(push: str | None, *, private: bool) -> None:
-    """Raises UserError for an export that is to be pushed under what is no name of the Hub."""
+    """Raises UserError if an export cannot be pushed under this name."""
     if push is None and private:
         raise UserError("private is for a model that push creates: give the model's name on the Hub as push too")
     if push is not None and not is_hub_name(push):
-        raise UserError(f"push needs a name on the Hub, such as me/my-model, got {push!r}")
+        raise UserError(f"push needs a name on the Hub, for example me/my-model, got {push!r}")
 
 
 def check_push(recipe: TrainerRecipe) -> None:
@@ -24,7 +24,7 @@ def check_push(recipe: TrainerRecipe) -> None:
         raise ConfigError("run.push needs the Hub, and HF_HUB_OFFLINE is set: unset it, or leave run.push out")
     if not get_token():
         raise ConfigError(
-            f"run.push.name is {push.name}, and there is no token of the Hub: say `hf auth login`, or set HF_TOKEN"
+            f"run.push.name is {push.name}, and there is no token of the Hub: run `hf auth login`, or set HF_TOKEN"
         )
     key, model = next(iter(recipe.models().items()))
     if model.lora is not None and model.path is not None and is_local(model.path):

@@ -1,7 +1,7 @@
-"""Uploads the model of a run's checkpoints while the run goes on. A failure is counted and shown, and ends nothing.
+"""Uploads the model of a run's checkpoints during the run. A failure is counted and shown; the run continues.
 
-An upload is a process of its own: the training shares no thread with it, and it can be ended. It reads hard links, so
-that the run may prune the checkpoint meanwhile.
+Each upload is a separate process: it shares no thread with the training and can be ended. It reads hard links, so that
+the run may prune the checkpoint meanwhile.
 """
 
 import json
@@ -31,32 +31,32 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """What is on the Hub and what failed; kept in the run folder."""
+    """The last push and the failures, saved in the run folder."""
 
     name: str
     step: int | None = None
     card: str | None = None
     """Hash of the card that was uploaded last, which may be replaced."""
     failures: int = 0
-    """Failures that no line of metrics.jsonl tells yet."""
+    """Failures that no line of metrics.jsonl has counted yet."""
     reason: str | None = None
     """Why the last push failed; None if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Upload:
-    """One that is under way."""
+    """An upload that is running."""
 
     process: subprocess.Popen[bytes]
     step: int
     said: Path
-    """Its standard output: what is on the Hub now."""
+    """File of its standard output: the result as JSON."""
     reason: Path
-    """Its standard error: why it failed."""
+    """File of its standard error: why it failed."""
 
 
 class Pushes:
-    """The pushes of one run: one upload at a time, and none of a step that is on the Hub already, over resumes too."""
+    """The pushes of one run: one upload at a time. Each step is pushed at most once, over resumes too."""
 
     def __init__(self, config: PushConfig, run: Path, *, warn: Callable[[str], None], note: Callable[[str], None]):
         self.num_failures = 0
@@ -70,11 +70,11 @@ class Pushes:
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """What the run's outcome says of the pushes; None where there is nothing to say."""
+        """The values for the run's outcome; each is None if it has nothing to report."""
         return {"push_failures": self._state.failures or None, "not_pushed": self._state.reason}
 
     def take_failures(self) -> int:
-        """The number of failures since the last call, also those of earlier processes of the run."""
+        """The number of failures since the last call, those of earlier processes of the run included."""
         self.look()
         failures = self._state.failures
         if failures:
@@ -84,7 +84,7 @@ class Pushes:
     def saved(self, store: CheckpointStore, *, ended: bool = False) -> None:
         """Begin to upload what is due after a save, or at the end of the run.
 
-        A save that comes while an upload is under way is left to the next one.
+        If an upload is running, the save is left to the next call.
         """
         self.look()
         if self._current is not None or not (ended or self._config.when != "end"):
@@ -99,7 +99,7 @@ class Pushes:
                 self._failed(due.step, str(error))
 
     def look(self) -> None:
-        """Count and show the outcome of an upload that has ended meanwhile."""
+        """Count and show the outcome of an upload that has ended."""
         upload = self._current
         if upload is None or upload.process.poll() is None:
             return
@@ -130,7 +130,7 @@ class Pushes:
             self._warn(f"failed pushes to {self._config.name}: {self.num_failures}; --resume=auto tries again")
 
     def close(self) -> None:
-        """End an upload that is under way: the Hub then keeps what it had."""
+        """End a running upload: the Hub then keeps what it had."""
         upload, self._current = self._current, None
         if upload is not None:
             upload.process.kill()
@@ -145,7 +145,7 @@ class Pushes:
     def _begin(self, checkpoint: Checkpoint) -> None:
         role = checkpoint.roles[0]
         source = checkpoint.folder / role
-        if holds_shards(source):  # made whole at the end of the run
+        if holds_shards(source):  # joined into whole files at the end of the run
             return
         self._clear()
         staged = self._folder / f"step-{checkpoint.step:06d}"
@@ -169,7 +169,7 @@ class Pushes:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,  # a Ctrl-C is the run's
+                start_new_session=True,  # so that Ctrl-C reaches the run only
                 env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
             )
         self._current = _Upload(process=process, step=checkpoint.step, said=said, reason=reason)
@@ -180,7 +180,7 @@ class Pushes:
         failures = self._state.failures + 1
         self._remember(replace(self._state, failures=failures, reason=f"step {step} to {self._config.name}: {told}"))
         if self.num_failures == 1:
-            self._warn(f"step {step} was not pushed to {self._config.name}, and the run goes on: {told}")
+            self._warn(f"step {step} was not pushed to {self._config.name}, and the run continues: {told}")
 
     def _clear(self) -> None:
         for left in self._folder.glob("step-*"):
@@ -195,7 +195,7 @@ class Pushes:
 
     def _remember(self, state: _State) -> None:
         self._state = state
-        with suppress(OSError):  # the worst that follows is that the same step is pushed once more
+        with suppress(OSError):  # at worst the same step is pushed once more
             atomic.make_folder(self._folder)
             atomic.write_bytes_atomically(self._folder / STATE, json.dumps(asdict(state)).encode())
 

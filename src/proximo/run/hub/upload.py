@@ -1,7 +1,7 @@
-"""Uploads a model folder to the Hugging Face Hub. As a program: one folder, for a run that does not wait for it.
+"""Uploads a model folder to the Hugging Face Hub, also as a program that a run starts in the background.
 
-`python -m proximo.run.hub.upload REQUEST` reads a JSON file with the arguments of `push_folder` and the process of the
-run as `parent`, and writes what it returns to standard output as JSON. Imports no torch.
+`python -m proximo.run.hub.upload REQUEST` reads a JSON file with the arguments of `push_folder` and the process id of
+the run as `parent`, and writes the result to standard output as JSON. Imports no torch.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """What an upload left on the Hub."""
+    """The result of an upload."""
 
     url: str
     card: str | None
@@ -34,8 +34,8 @@ class Pushed:
 def push_folder(folder: Path, name: str, *, private: bool, message: str, own_card: str | None = None) -> Pushed:
     """Upload the folder as the model `name`, created if missing, in one commit.
 
-    A model card on the Hub is kept, unless its hash is `own_card`: then it is the one that was uploaded before. Raises
-    ProximoError if the Hub cannot be reached or refuses.
+    A model card on the Hub is kept, unless its hash is `own_card`: then an earlier upload wrote it. Raises ProximoError
+    if the Hub cannot be reached or refuses.
     """
     api = huggingface_hub.HfApi()
     try:
@@ -48,19 +48,19 @@ def push_folder(folder: Path, name: str, *, private: bool, message: str, own_car
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ProximoError(
             f"it could not be pushed to {name}: {reason}. Is there a network, and are you logged in (`hf auth login`) "
-            "as somebody who may write there?"
+            "with write access?"
         ) from error
     card = folder / CARD
     return Pushed(url=str(address), card=None if keeps or not card.is_file() else git_hash(card.read_bytes()))
 
 
 def git_hash(data: bytes) -> str:
-    """The hash that git, and so the Hub, gives to the content of a file."""
+    """The hash that git, and so the Hub, computes for the content of a file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _end_with(parent: int) -> None:
-    """End this process once its parent has ended: its commit could come after one of the run that was resumed."""
+    """End this process once its parent has ended, because a late commit could overwrite one of the resumed run."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -71,7 +71,7 @@ def _end_with(parent: int) -> None:
 
 
 def main(request: Path) -> int:
-    """Upload what the request says; the exit status is 1 where that failed, with the reason on standard error."""
+    """Upload the requested folder; exit status 1 if that failed, with the reason on standard error."""
     asked = json.loads(request.read_bytes())
     _end_with(asked.pop("parent"))
     try:

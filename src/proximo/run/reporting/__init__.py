@@ -1,0 +1,1 @@
+"""Writes what a run reports: its logs, progress and outcome. Start with `journal.py`."""

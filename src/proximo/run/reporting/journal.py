@@ -1,4 +1,4 @@
-"""What a run writes into its folder and shows on the console. Rank 0 keeps the journal; the other ranks' is empty."""
+"""The journal of a run: what it writes to its folder and shows on the console. Only rank 0 writes one."""
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from proximo.run.task import Record
 
 
 class Journal:
-    """The journal of the ranks above 0: it writes and shows nothing."""
+    """The journal of ranks above 0, which writes and shows nothing."""
 
     @property
     def num_log_lines(self) -> Mapping[str, int]:
@@ -64,7 +64,7 @@ class Journal:
         """Write the outcome, and the report unless the run is to be resumed. `reason`: the signal that stopped it."""
 
     def fail(self, error: Exception) -> None:
-        """Write what ended the run."""
+        """Write the error that ended the run."""
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +74,7 @@ class Journal:
 
 
 class RunJournal(Journal):
-    """The journal of a run from its start or resume on."""
+    """The journal of a run since its start or resume, on rank 0."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class RunJournal(Journal):
         environment: Mapping[str, Any],
         num_log_lines: Mapping[str, int],
     ) -> None:
-        """`num_log_lines`: lines of each log when the checkpoint was saved that the run is resumed from."""
+        """`num_log_lines`: lines of each log at the save of the checkpoint that the run resumes from."""
         self._folder = folder
         self._info = info
         self._run = recipe.run
@@ -147,11 +147,11 @@ class RunJournal(Journal):
 
     def fail(self, error: Exception) -> None:
         self._progress.log_only("".join(traceback.format_exception(error)))
-        with suppress(Exception):  # such as a full disk: report what ended the run instead
+        with suppress(Exception):  # for example a full disk: report what ended the run instead
             self._end("failed", reason=_reason(error))
 
     def is_stuck(self, reason: str) -> None:
-        """Write the outcome of a run whose main thread hangs, which was ended by another one."""
+        """Write the outcome of a run whose main thread hangs; another thread calls it."""
         with suppress(Exception):
             self._folder.write_outcome("failed", total_steps=self._info.total_steps, reason=" ".join(reason.split()))
 
@@ -195,7 +195,7 @@ def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Push
 
 
 def finish_pushes(pushes: Pushes, store: CheckpointStore, folder: RunFolder) -> None:
-    """Push what is due at the end, after outcome and report, which are written again where they say it otherwise."""
+    """Push what is due at the end, after outcome and report, which are written again if the push changes them."""
     pushes.finish(store)
     if folder.add_to_outcome(pushes.outcome):
         write_report(folder.path)
@@ -212,7 +212,7 @@ def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
 
 
 def shown(folder: RunFolder, spelled: str, path: Path) -> Path:
-    """A path inside the run folder, spelled as in the recipe."""
+    """A path inside the run folder, written as in the recipe."""
     return Path(spelled, path.relative_to(folder.path))
 
 
@@ -223,8 +223,8 @@ def _cut_logs_back(folder: RunFolder, spelled: str, step: int, num_lines: Mappin
         if found != saved:
             yield (
                 f"{shown(folder, spelled, log)} has {found} lines up to step {step}, and had {saved} when the "
-                "checkpoint was saved: it was changed since. The training goes on with the same bits; curves and "
-                "report show what is left"
+                "checkpoint was saved: it was changed since. The training continues with the same bits; curves and "
+                "report show the rest"
             )
 
 

@@ -1,4 +1,4 @@
-"""How a run ended whose rank 0 was killed: written by whoever is left, the process that started it or another rank."""
+"""Writes the outcome of a run whose rank 0 was killed, from its launcher or another rank."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +12,7 @@ from proximo.metrics.run_files import read_run
 def write_outcome_of_lost(folder: Path, *, by: str, reason: str) -> None:
     """Write outcome, report and the last lines of the log of a run that a process `by` (`process 4711 on node1`) led.
 
-    Does nothing where that process began no run in the folder, or its run has an outcome; nor where the disk refuses.
+    Does nothing if that process began no run in the folder, the run has an outcome, or the disk refuses.
     """
     opened = open_abandoned(folder, by=by)
     if opened is None:

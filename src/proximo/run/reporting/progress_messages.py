@@ -1,4 +1,4 @@
-"""Warnings and log messages of a run, shown by its progress view instead of over it."""
+"""Routes warnings and log messages of a run through its progress view."""
 
 import logging
 import warnings
@@ -11,7 +11,7 @@ from proximo.metrics.console import ProgressView
 
 @contextmanager
 def progress_warnings(progress: ProgressView) -> Generator[None]:
-    """Inside, Python warnings are shown by the progress view instead of over it."""
+    """Inside, the progress view shows Python warnings, which would otherwise be printed over it."""
 
     def show(  # noqa: PLR0917  (the signature is Python's)
         message: Warning | str,
@@ -30,7 +30,7 @@ def progress_warnings(progress: ProgressView) -> Generator[None]:
 
 
 class _Notes(logging.Handler):
-    """Turns log records into lines of the progress view, and those that name a phase into that."""
+    """Turns log records into lines or phases of the progress view."""
 
     def __init__(self, progress: ProgressView) -> None:
         super().__init__(logging.INFO)
@@ -43,7 +43,7 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def progress_messages(progress: ProgressView) -> Generator[None]:
-    """Inside, log messages (such as what the run waits for) are shown by the progress view and kept in log.txt."""
+    """Inside, log messages (for example what the run waits for) go to the progress view and to log.txt."""
     notes = _Notes(progress)
     logs = [logging.getLogger(package) for package in ("proximo", "proximo_verifiers")]
     levels = [log.level for log in logs]

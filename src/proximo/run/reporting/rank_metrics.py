@@ -1,4 +1,4 @@
-"""Metrics that differ between the ranks of a run: their tokens, and how long they wait for each other."""
+"""Metrics that differ between the ranks of a run: tokens, and time spent waiting for each other."""
 
 import time
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.run.task import Record
 
 COUNTS = ("trained_tokens", "sampled_tokens")
-"""What ranks count (`World.counts`)."""
+"""Names of the counts of a rank (`World.counts`)."""
 
 
 class RankMetrics:
-    """Gathers the ranks' numbers once per step. Nothing where there is one rank."""
+    """Gathers the ranks' numbers once per step. With one rank there are none."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -21,7 +21,7 @@ class RankMetrics:
         self._counted = dict(world.counts)
 
     def before_step(self) -> None:
-        """Count from here on: an evaluation also samples, and a resumed run has not made the one before it."""
+        """Start counting. Without it, an evaluation before the step would count too, but not after a resume."""
         self._counted = dict(self._world.counts)
 
     def after_step(self) -> Record | None:
@@ -44,7 +44,7 @@ class RankMetrics:
 
 
 def _spread(name: str, counts: Sequence[int]) -> dict[str, MetricValue]:
-    """Least, most, and how much more than the mean the most is; nothing where no rank counted any."""
+    """Minimum, maximum, and how far the maximum exceeds the mean; empty if no rank counted any."""
     if not any(counts):
         return {}
     return {

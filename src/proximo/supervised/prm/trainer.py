@@ -13,7 +13,7 @@ from torch.special import entr
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.process import step_loss
-from proximo.data.parts.decoding import decode, response_text
+from proximo.data.codec.decoding import decode, response_text
 from proximo.data.stepwise.examples import StepExample, first_wrong, is_right, load_step_examples
 from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import probability_error
@@ -24,8 +24,8 @@ from proximo.models.scalar import HeadStart, ScalarModel, mark_steps
 from proximo.plan.cost_model import score_loss
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import scalar_model
-from proximo.run.build.conversion import step_options
-from proximo.run.build.models import build_scalar_model
+from proximo.run.make.conversion import step_options
+from proximo.run.make.models import build_scalar_model
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, prepare_model, start, task_inputs
 from proximo.supervised.plan import plan_one_model

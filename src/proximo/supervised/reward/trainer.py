@@ -18,7 +18,7 @@ from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.plan.cost_model import score_loss
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import scalar_model
-from proximo.run.build.models import build_scalar_model
+from proximo.run.make.models import build_scalar_model
 from proximo.supervised.building import prepare_model, start, task_inputs
 from proximo.supervised.pairs import (
     PairMeasures,

@@ -17,8 +17,8 @@ from proximo.models.packing import PackedResponses
 from proximo.plan.cost_model import likelihood_loss
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
-from proximo.run.build.conversion import example_options
-from proximo.run.build.models import build_language_model
+from proximo.run.make.conversion import example_options
+from proximo.run.make.models import build_language_model
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, prepare_model, start, task_inputs
 from proximo.supervised.plan import plan_one_model

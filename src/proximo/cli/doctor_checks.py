@@ -17,7 +17,7 @@ SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets
 DEVELOPMENT = ("docs", "test")
 """Extras that no user needs."""
 LEAST_FREE_BYTES = 20 * GIB
-"""Below this, the doctor says how much a run writes."""
+"""With less free space, the doctor shows how much a run writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Finding:
 
     found: str
     advice: str | None = None
-    """What to do, where something is missing or could be better."""
+    """What to do if something is missing or could be better."""
 
 
 def _versions() -> Finding:
@@ -70,14 +70,14 @@ def _device() -> Finding:
 
 
 def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
-    """What to do where there is a driver of NVIDIA, and torch finds no device."""
+    """Advice if NVIDIA's driver is installed but torch finds no device; None without the driver."""
     from proximo.commands.preflight_warnings import has_nvidia_driver
 
     if not has_nvidia_driver():
         return None
     if cuda is None:
-        return f"there is a driver of NVIDIA, but torch {torch} is no build for CUDA: install one that is"
-    return f"torch {torch} is for CUDA {cuda}: see whether `nvidia-smi` shows a device, and the driver is new enough"
+        return f"NVIDIA's driver is installed, but torch {torch} is built without CUDA: install a build with CUDA"
+    return f"torch {torch} is for CUDA {cuda}: check that `nvidia-smi` shows a device and that the driver is new enough"
 
 
 def _precision() -> Finding:
@@ -141,8 +141,8 @@ def disk(folder: Path) -> Finding:
     if free < LEAST_FREE_BYTES:
         return Finding(
             found,
-            "a checkpoint takes 12 bytes for each trained parameter, and up to four lie there at once (run.keep_last, "
-            "the best, and the one that is written): set run.folder to a larger disk",
+            "a checkpoint takes 12 bytes for each trained parameter, and up to four exist at once (run.keep_last, "
+            "the best, and the one being written): set run.folder to a larger disk",
         )
     return Finding(found)
 
@@ -158,7 +158,7 @@ def _sandbox() -> Finding:
     if not lacking:
         return Finding(held)
     return Finding(
-        f"{held}, not {', '.join(lacking)}", "`proximo doctor sandbox` says why; only rewards of kind code need it"
+        f"{held}, not {', '.join(lacking)}", "`proximo doctor sandbox` shows why; only rewards of kind code need it"
     )
 
 
@@ -210,7 +210,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 
 def examine_machine(folder: Path) -> Iterator[tuple[str, Finding]]:
-    """Name and result of each check. A check that fails gives its error as the result. `folder`: that of the runs."""
+    """Name and result of each check; the result of a check that fails is its error. `folder`: where runs go."""
     for name, check in {**CHECKS, "disk": lambda: disk(folder)}.items():
         try:
             yield name, check()

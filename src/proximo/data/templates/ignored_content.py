@@ -1,4 +1,4 @@
-"""What a conversation holds and its chat template makes nothing of, seen by rendering without it. Not the rendering."""
+"""Finds the content of a conversation that its chat template ignores, by rendering the conversation without it."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,9 @@ def unread(
 ) -> tuple[str, ...]:
     """The keys of messages, and the variables, that make no difference to any view.
 
-    `source`: the template; a word that is not in it is not tried, unless it is rendered under another name. `name`: of
-    the tokenizer. Raises RenderingError for tools that make no difference: a model would learn to call what it was not
-    shown.
+    `source`: the template; a key that does not appear in it is not tried, unless it is rendered under another name.
+    `name`: the tokenizer's name. Raises RenderingError for tools that make no difference: a model would learn to call
+    tools that it has not seen.
     """
     keys = sorted({key for messages, _ in views for message in messages for key in _others(message)})
     options = variables.keys() - {"tools"}
@@ -54,7 +54,7 @@ def unread(
 
 
 def missing_words(source: str, conversation: Sequence[Sequence["Message"]]) -> tuple[str, ...]:
-    """The keys of messages that stand nowhere in a template, without rendering it: most of those of `unread`."""
+    """The keys of messages that do not appear in a template; most of the result of `unread`, without rendering."""
     messages = [message for part in conversation for message in part]
     keys = sorted({key for message in messages for key in _others(message)})
     found = [f"message key '{key}'" for key in keys if key not in source and key not in REASONING]
@@ -70,7 +70,7 @@ def _without(key: str | None, messages: Sequence["Message"]) -> list["Message"]:
 
 
 def _weights(views: Sequence[View]) -> tuple[str, ...]:
-    """Said of turns that are never learned."""
+    """A remark on weights of turns that are never learned."""
     asked = any(
         message.get("weight") and message["role"] != "assistant" for messages, _ in views for message in messages
     )

@@ -1,4 +1,4 @@
-"""Builds the engine of a recipe: vLLM servers, which are started here or run already."""
+"""Builds the engine of a recipe: finds running vLLM servers or starts them."""
 
 import copy
 import os
@@ -35,7 +35,7 @@ from proximo.run.environment_secrets import read_secret
 
 IN_MEMORY = Path("/dev/shm")
 CHECK_SECONDS = 60.0
-"""Time for a server to answer at the start of a run, when it has nothing to do for it."""
+"""Time for an idle server to answer at the start of a run."""
 MAX_SOCKET_BYTES = 107
 """Longest name of a Unix socket on Linux."""
 _SERVER_FOLDER = "proximo-vllm-"
@@ -43,13 +43,13 @@ _SERVER_FOLDER = "proximo-vllm-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """What of a run's sampling a server has to know when it starts."""
+    """Sampling settings of a run that a server needs at its start."""
 
     temperature: float
     max_tokens: int
     """Longest prompt and response together."""
     staleness: int = 0
-    """Steps that are sampled ahead."""
+    """Number of steps that are sampled ahead of training."""
 
 
 class EngineServers:
@@ -77,7 +77,7 @@ class EngineServers:
         path: str | None,
         device: torch.device,
     ) -> None:
-        """Start the servers that the configuration asks for. They are not ready yet.
+        """Start the servers that the configuration asks for, without waiting until they are ready.
 
         `path`: folder or Hub name of the policy's weights; None for random ones. `device`: where the policy will be.
         """
@@ -122,7 +122,7 @@ class EngineServers:
         return engine
 
     def close(self) -> None:
-        """End what was started."""
+        """End the servers that `start` started."""
         self._opened.close()
 
     def _client(self, url: str, token: str | None, **options: Any) -> None:
@@ -136,13 +136,13 @@ class EngineServers:
         self._opened.callback(server.close)
 
     def _model(self, policy: LanguageModel, path: str | None, folder: Path) -> str:
-        """What a server loads: a configuration where all is pushed, else what the policy starts from."""
+        """The path that a server loads: a configuration if all weights are pushed, else the policy's start."""
         if _is_pushed_whole(policy):
             config = copy.deepcopy(policy.base.config)
             config.architectures = [type(policy.base).__name__]  # by which vLLM chooses its own class
             config.save_pretrained(folder)
             return str(folder)
-        if path is not None and _lies_at(policy, path):
+        if path is not None and _holds_start_of(policy, path):
             return path
         base = policy.base.state_dict(keep_vars=True)
         kept = {name.replace(".base_layer.", "."): numbers_of(base[name]) for name in base if ".lora_" not in name}
@@ -178,7 +178,7 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def _check_temporary_folder() -> None:
-    """Raises ConfigError if the sockets of servers would have names that the system does not take."""
+    """Raises ConfigError if names of the servers' sockets would be too long for the system."""
     longest = Path(tempfile.gettempdir(), f"{_SERVER_FOLDER}12345678", "server-999.sock")
     if len(os.fsencode(longest)) > MAX_SOCKET_BYTES:
         raise ConfigError(
@@ -189,7 +189,7 @@ def _check_temporary_folder() -> None:
 
 @contextmanager
 def _refusing(server: VLLMServer) -> Generator[None]:
-    """Inside, what a server does not answer is an error of the configuration."""
+    """Turns a failed request to a server into a ConfigError."""
     try:
         yield
     except RequestRefusedError as error:
@@ -219,7 +219,7 @@ def make_servers(
     path: str | None,
     started: ExitStack,
 ) -> EngineServers | None:
-    """Find or start the servers of a recipe on rank 0; None for the built-in engine. Every rank has to call it.
+    """Find or start the servers of a recipe on rank 0; None for the built-in engine. Every rank must call it.
 
     `started` closes them if the rest of the run cannot be built. Raises ConfigError and TrainingError.
     """
@@ -249,12 +249,12 @@ def make_servers(
 def engine_of(
     servers: EngineServers | None, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase
 ) -> Engine | None:
-    """The engine for the trainer; None for the built-in one. Every rank has to call it."""
+    """The engine for the trainer; None for the built-in one. Every rank must call it."""
     if servers is None:
         return None
     built: list[Engine] = []
     current().once(lambda: built.append(servers.engine(policy, tokenizer)), what="the start of the engine")
-    # Rank 0 alone talks to servers.
+    # Only rank 0 talks to servers.
     return built[0] if current().size == 1 else FirstRankEngine(built[0] if built else cast(Any, None))
 
 
@@ -262,8 +262,8 @@ def _is_pushed_whole(policy: LanguageModel) -> bool:
     return all(parameter.requires_grad for parameter in policy.model.parameters())
 
 
-def _lies_at(policy: LanguageModel, path: str) -> bool:
-    """Whether a folder or Hub name holds what the policy starts from: no earlier adapter, no tokens added since."""
+def _holds_start_of(policy: LanguageModel, path: str) -> bool:
+    """Whether the weights at `path` are the policy's start: no adapter was loaded and no tokens were added."""
     if adapter_base(ModelSource(path=path)) is not None:
         return False
     saved = type(policy.base.config).from_pretrained(path, revision=_revision(policy) or "main")

@@ -1,8 +1,8 @@
-"""Token ids to text: the one place where they are decoded. Not text to ids (`encoding.py`, `tokenise.py`).
+"""Token ids to text: all decoding happens here.
 
-The text of a response is decode(prompt + response) without decode(prompt), whatever the tokenizer. Decoded alone, a
-response would lose what a decoder does to the beginning of a text: those of sentencepiece models take a space away, so
-that an indented line would lose one. Nothing is tidied: the text is what the tokens spell.
+The text of a response is decode(prompt + response) without decode(prompt), for every tokenizer. Decoders treat the
+beginning of a text specially (those of sentencepiece models remove a space), so decoding a response alone would change
+it: an indented line would lose a space. The text is not cleaned up afterwards.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 UNFINISHED = "\ufffd"
 """The replacement character, which decoding writes for an incomplete UTF-8 sequence."""
 _FEWEST_TOKENS = 4
-"""Tokens at the end of a prompt that are tried first."""
+"""Number of tokens at the end of a prompt that are tried first."""
 _MOST_PARTS = 4
-"""Tokens that one character may be spread over: it has at most four bytes."""
+"""Most tokens that one character can be split into: it has at most four bytes."""
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -35,10 +35,10 @@ def decode_behind(
     *,
     skip_special_tokens: bool = True,
 ) -> str:
-    """What the tokens add to the text of those before them.
+    """The text that the tokens add to the tokens before them.
 
-    A character that they complete is theirs. Bytes that complete none may spoil characters before them; then the text
-    is that of the tokens alone.
+    It includes a character that they complete. Bytes that complete no character may change the decoded text before
+    them; the tokens are then decoded alone.
     """
     first = decode(tokenizer, before, skip_special_tokens=skip_special_tokens)
     whole = decode(tokenizer, (*before, *token_ids), skip_special_tokens=skip_special_tokens)
@@ -48,12 +48,12 @@ def decode_behind(
 
 
 def end_of_prompt(tokenizer: "PreTrainedTokenizerBase", prompt_ids: Sequence[int]) -> tuple[int, ...]:
-    """A short end of a prompt, behind which a response has the text that it has behind the whole.
+    """The last tokens of a prompt, after which a response decodes as after the whole prompt.
 
-    A decoder treats the beginning of a text in its own way (a space is taken away), and joins bytes to characters.
-    So what follows an end reads the same as behind the whole prompt if the end has a visible character, which takes the
-    beginning upon itself, and does not begin within a character. A prompt without text, such as a lone BOS, is its own
-    end: its response begins the text.
+    A decoder treats the beginning of a text specially (it may remove a space), and joins bytes to characters. So a
+    response decodes the same after these tokens if they contain a visible character, which is then the beginning, and
+    do not start within a character. A prompt without text, for example only a BOS, is returned whole: its response
+    begins the text.
     """
     length = _FEWEST_TOKENS
     while length < len(prompt_ids):

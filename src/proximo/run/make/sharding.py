@@ -22,11 +22,11 @@ def shard_model(
     on_trunk: ScalarModel | None = None,
     beside: Sequence[nn.Module] = (),
 ) -> None:
-    """Put a model on the device of this rank: a shard of it, if its role is sharded; on the host while idle, if asked.
+    """Put a model on the device of this rank: a shard if its role is sharded; on the host while idle, if asked.
 
-    Called after copies of the model were made and before its optimizer is. `on_trunk`: a value model on its layers.
-    `beside`: models that may use the same tensors. Raises ConfigError for a model that would take the tensors of
-    another one to the host.
+    Call it after copying the model and before making its optimizer. `on_trunk`: a value model on its layers.
+    `beside`: models that may share its tensors. Raises ConfigError if offloading it would move tensors that another
+    model uses.
     """
     world = current()
     device = world.device or model.device
@@ -38,7 +38,7 @@ def shard_model(
     else:
         read_all(model.model, device)
         for each in (model, on_trunk):
-            if each is not None and _lies_elsewhere(each.model, device):
+            if each is not None and _is_elsewhere(each.model, device):
                 each.model.to(device)
     if leaves_device:
         from proximo.models.backbone import IdlePlace
@@ -87,8 +87,8 @@ def _shard(
         on_trunk.backbone.sharding, on_trunk.backbone.home = model.backbone.sharding, device
 
 
-def _lies_elsewhere(module: nn.Module, device: torch.device) -> bool:
-    """Whether any part does. A quantised module that is there already must not be moved."""
+def _is_elsewhere(module: nn.Module, device: torch.device) -> bool:
+    """Whether any tensor is on another device. A quantised module must not be moved again."""
     return any(tensor.device != device for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
 
@@ -96,6 +96,6 @@ def _check_own_tensors(model: LanguageModel | ScalarModel, beside: Sequence[nn.M
     others = {id(parameter) for module in beside for parameter in module.parameters()}
     if any(id(parameter) in others for parameter in model.model.parameters()):
         raise ConfigError(
-            f"devices.{role}.offload idle would take weights to the host that other models use at the same time, since "
+            f"devices.{role}.offload idle would move weights to the host that other models use at the same time, since "
             f"the {role} model shares them: set devices.{role}.offload to none"
         )

@@ -1,4 +1,4 @@
-"""Builds reward sources that need no model. Separate from models.py, so that a reward service starts fast."""
+"""Builds reward sources that need no model. It is separate from `models.py`, so that a reward service starts fast."""
 
 import warnings
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from proximo_verifiers.grader import num_cores
 
 
 def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
-    """A source with its workers started, or whose remote service has answered once.
+    """A source whose workers have started, or whose remote service has answered once.
 
     Raises ConfigError if the function or service does not exist, and what building a verifier raises.
     """
@@ -42,7 +42,7 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
 
 
 def _function_reward(config: FunctionRewardConfig) -> RewardSource:
-    """The function as a source, or the object with a method `score` that stands under its name."""
+    """The function as a source, or the object with a method `score` at its import path."""
     found = import_function(config.function)
     if isinstance(found, type) or not hasattr(found, "score"):
         return FunctionReward(found, name=config.name, kwargs=config.kwargs, timeout_seconds=config.timeout_seconds)
@@ -68,7 +68,7 @@ def check_sources(configs: Iterable[Section]) -> None:
     def check() -> None:
         for config in checked:
             source = build_source_without_model(config)
-            if isinstance(source, FunctionReward | ProcessFunctionReward | RemoteReward):  # not an object of the user's
+            if isinstance(source, FunctionReward | ProcessFunctionReward | RemoteReward):  # not a user's object
                 source.close()
 
     current().once(check, what="the check of reward sources")

@@ -1,4 +1,4 @@
-"""Reads the data section of a recipe and splits its rows into training and held-out. Does not tokenise."""
+"""Reads the data section of a recipe and splits its rows into training and held-out, before tokenisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ class SplitRows:
     description: str
     """The number of rows from each source, as text."""
     bounded: str = ""
-    """Why fewer rows are held out than `held_out_rows` asks for, to be said behind their number; else empty."""
+    """Why fewer rows are held out than `held_out_rows` asks for, as text to follow their number; else empty."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Source -> digest of its rows. With the settings they determine which rows are held out."""
+        """Source -> digest of its rows. Digests and settings determine which rows are held out."""
         return fingerprints(chain(self.training, self.held_out))
 
 
@@ -54,7 +54,7 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
 
 
 def evaluation_notes(data: DataConfig, report: LoadReport | None) -> tuple[str, ...]:
-    """A line on the rows of `evaluation_sources`, which are other data than those to learn from; none without them."""
+    """A line on the rows of `evaluation_sources`, if there are any."""
     return () if data.evaluation_sources is None or report is None else (f"evaluation rows: {report}",)
 
 

@@ -33,12 +33,12 @@ from proximo.models.sharing.trunk import copy_head, scalar_on
 from proximo.rewards.model import ModelReward
 from proximo.rewards.prm import ProcessReward
 from proximo.rewards.source import RewardSource
-from proximo.run.build.reward_sources import build_source_without_model
+from proximo.run.make.reward_sources import build_source_without_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSpec:
-    """Where the models of a run live, and in which numbers they compute."""
+    """The device of a run's models and their precision."""
 
     device: torch.device
     precision: Precision
@@ -46,9 +46,9 @@ class DeviceSpec:
     compile: str = "none"
     """The torch.compile backend of trained models."""
     resolve: Callable[[str], Precision] | None = None
-    """The precision of a role on another device; None if it is that of the run on every device."""
+    """The precision of roles on another device; None if the run has one precision on every device."""
     by_shards: bool = False
-    """Whether numbers of models stay in their files until `shard_model` lays the model on the ranks."""
+    """Whether weights stay in their files until `shard_model` shards the model over the ranks."""
 
     @property
     def loading_device(self) -> torch.device:
@@ -107,7 +107,7 @@ def build_tokenizer(
     else:
         path = config.path or model_path
         if path is None:
-            raise ConfigError("a model from a config has no tokenizer beside it: give tokenizer.path")
+            raise ConfigError("a model from a config comes without a tokenizer: give tokenizer.path")
         tokenizer = load_tokenizer(path, revision=None if config.path else revision)
     if config.chat_template is not None:
         check_syntax(config.chat_template)
@@ -123,10 +123,10 @@ def check_readers(
     tokenizer: PreTrainedTokenizerBase,
     models: Mapping[str, ModelConfig | ScalarModelConfig | ModelRewardConfig | None],
 ) -> None:
-    """Raises ModelError if a role's model does not use the token ids of the stage's tokenizer, or has no experts that
-    its section balances. Reads no weights.
+    """Raises ModelError if a role's model does not use the token ids of the stage's tokenizer, or lacks the experts
+    that its section balances. Reads no weights.
 
-    A role maps to None if it needs no model of its own.
+    A role maps to None if it needs no separate model.
     """
     for role, model in models.items():
         if model is not None:
@@ -142,7 +142,7 @@ def build_language_model(
 ) -> LanguageModel:
     """The model of a role, resized to one embedding per token, with its adapter if it has one.
 
-    `check_readers` has compared tokenizer and model, so a token without an embedding is a new one.
+    `check_readers` has compared tokenizer and model, so a token without an embedding was added by the user.
     """
     source = model_source(config, seed=device_spec.seed)
     if config.lora is not None:
@@ -195,7 +195,7 @@ def build_scalar_model(
     fresh_head: HeadStart | None,
     device_spec: DeviceSpec,
 ) -> ScalarModel:
-    """A value or reward model from a path or config. `fresh_head` initialises a missing head; None refuses one."""
+    """A value or reward model from a path or config. `fresh_head` initialises a missing head; None refuses it."""
     source = model_source(config, seed=device_spec.seed)
     model = load_scalar_model(
         source,
@@ -245,8 +245,8 @@ def build_reward_source(
 ) -> RewardSource:
     """A reward source. A reward model whose vocabulary or template differs from the policy's reads text, not token ids.
 
-    `policy_tokenizer` is None if responses come as text only. `policy` for a reward
-    model that shares its base; `own` for one whose tokenizer was loaded already.
+    `policy_tokenizer`: None if responses come as text only. `policy`: for a reward model that shares its base. `own`:
+    the reward model's tokenizer, if it was loaded already.
     """
     if not isinstance(config, ModelRewardConfig):
         return build_source_without_model(config)
@@ -284,7 +284,7 @@ def build_reward_source(
     return ModelReward(
         model,
         name=config.name,
-        tokenizer=None if reads_alike(own, policy_tokenizer) else own,
+        tokenizer=None if gives_same_ids(own, policy_tokenizer) else own,
         tokens_per_microbatch=tokens_per_microbatch,
         dense=config.dense,
     )
@@ -306,8 +306,8 @@ def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
     return own
 
 
-def reads_alike(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
-    """True if both give the same ids for the same texts and messages."""
+def gives_same_ids(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
+    """Whether two tokenizers give the same ids for the same texts and messages."""
     if other is None:
         return False
     return own.get_vocab() == other.get_vocab() and own.chat_template == other.chat_template

@@ -1,8 +1,7 @@
-"""Tokenising a part of a text as it stands within the text, by tokenizers that put something before every text.
+"""Tokenises a part of a text as within the whole, for tokenizers that put something before every text.
 
 Those of sentencepiece models put a space there, by a normaliser (Llama 2, Mistral 7B) or while they split (Metaspace);
-byte-level ones may (`add_prefix_space`). Before a whole text that is wanted. Before a response it would be a second
-space, which no text has.
+byte-level ones may (`add_prefix_space`). That is right before a whole text, but a response would get a second space.
 """
 
 import json
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PartEncoder:
-    """A tokenizer without what it puts before every text."""
+    """A tokenizer that puts nothing before a text."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", plain: Tokenizer) -> None:
         """`plain`: the tokenizer's backend, which puts nothing before a text."""
@@ -26,7 +25,7 @@ class PartEncoder:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> Self | None:
-        """None where the tokenizer puts nothing before a text, or is Python code, of which nobody knows."""
+        """The encoder; None if the tokenizer puts nothing before a text, or is Python code that cannot be read."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             return None
@@ -44,12 +43,12 @@ class PartEncoder:
         return cls(tokenizer, copy)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, as they are behind other text."""
+        """Ids of each text, as they are after other text."""
         encodings = self._plain.encode_batch(list(texts), add_special_tokens=False)
         return [self._ids(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
     def _ids(self, text: str, encoding: Encoding) -> list[int]:
-        """From the first special token on as the tokenizer has it: behind that it may put its space in any text."""
+        """Ids of a text; from its first special token on those of the tokenizer, which may put its space there."""
         for index, (token, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
             # A byte that no other token has is an added token in some vocabularies, but is not spelled out.
             if token in self._added and self._added[token] in text[start:end]:

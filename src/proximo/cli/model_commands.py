@@ -1,4 +1,4 @@
-"""The commands that use a finished run: generate, evaluate, export. The work: commands/."""
+"""The commands that use a trained model: generate, evaluate, export. `commands/` does their work."""
 
 import io
 import sys
@@ -43,7 +43,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="local|vllm|ADDRESS",
-        help="What samples: the built-in engine, a vLLM server that the command starts, or one that runs.",
+        help="The engine: the built-in one, a vLLM server that the command starts, or a running server.",
     ),
 ]
 
@@ -156,7 +156,7 @@ def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> 
 
 
 def check_model_path(name: str) -> None:
-    """Raises UserError if `name` is a local path without a model or run. Needs no torch, whose import takes seconds."""
+    """Raises UserError if `name` is a local path without a model or run. Imports no torch, which takes seconds."""
     folder = Path(name).expanduser()
     if folder.is_file():
         raise UserError(f"{name} is a file; give a run, a model folder, or a Hub name such as owner/name")
@@ -182,7 +182,7 @@ def check_new_file(path: Path | None) -> None:
             raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
         if not path.parent.is_dir():
             raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-        # An attempt is surer than permissions: the file system may be read-only.
+        # Try to create it, because permissions do not show whether the file system is read-only.
         with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}."):
             pass
     except OSError as error:
@@ -267,7 +267,7 @@ def export(
 
 
 def check_run_folder(run: Path) -> None:
-    """Raises RunFolderError if `run` is not a folder. Needs no torch, whose import takes seconds."""
+    """Raises RunFolderError if `run` is not a folder. Imports no torch, which takes seconds."""
     if run.is_file():
         raise RunFolderError(f"{run} is a file, not a run folder")
     if not run.is_dir():
