@@ -20,7 +20,7 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
-from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.metrics.sinks import Sink
 from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel

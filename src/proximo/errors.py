@@ -1,14 +1,16 @@
-"""The errors that Proximo raises on purpose. Not for bugs: those keep their traceback.
+"""The errors that Proximo raises on purpose, and recognition of system errors: no memory, a disk that refuses.
 
 Every message says what was wanted, what came, where, and what to do. `exit_status` is what the command line
-returns: 2 for a user's mistake, 1 for a failure of the run.
+returns: 2 for a user's mistake, 1 for a failure of the run. Bugs keep their own type and their traceback.
 """
 
+import errno
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from proximo.pages import with_addresses
+from proximo.message_text import with_addresses
 from proximo_verifiers import errors as verifiers
 
 HIDDEN = "***"
@@ -28,6 +30,44 @@ SECRETS = (
 )
 """What may be a secret in an address: user and password; what follows `?`; what follows `#` and is no mere anchor;
 values by the names of secrets."""
+DISK_ERRORS = frozenset(
+    (
+        errno.EACCES,
+        errno.EBUSY,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EMFILE,
+        errno.ENAMETOOLONG,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOLCK,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ETXTBSY,
+    )
+)
+"""What a file system says that is full, read-only, broken or gone, and not a mistake of the program."""
+WRITE_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE))
+"""What a write to an open file says, and a network does not."""
+MEMORY_ERRORS = (errno.ENOMEM, errno.EAGAIN)
+OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|DefaultCPUAllocator|out of memory|cannot allocate memory|failed to map segment|can't start new thread"
+    r"|memory allocation|thread pool has not been initialized",
+    re.IGNORECASE,
+)
+"""How libraries say it whose errors have no type of their own. A thread needs memory for its stack."""
+SYSTEM_NUMBER = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
+"""How libraries written in Rust quote the system."""
 
 
 def redacted(text: str) -> str:
@@ -121,3 +161,44 @@ def as_own_errors() -> Generator[None]:
         if isinstance(error, ProximoError):
             raise
         raise _OWN[type(error)](str(error)) from error
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether it, or what it came from, is an allocation that failed, on a device or in this process."""
+    return any(
+        isinstance(each, MemoryError)
+        or type(each).__name__ == "OutOfMemoryError"
+        or _number(each) in MEMORY_ERRORS
+        or (isinstance(each, RuntimeError | ImportError) and OUT_OF_MEMORY.search(str(each)) is not None)
+        or (type(each).__name__ == "PanicException" and OUT_OF_MEMORY.search(str(each)) is not None)
+        for each in _chain(error)
+    )
+
+
+def disk_refused(error: BaseException) -> bool:
+    """Whether it is a file or a folder that could not be read or written, by whatever library it is told."""
+    return _number(error) in DISK_ERRORS
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Give an OSError that names no file the name of `path`: a write to a full disk says only that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in WRITE_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _number(error: BaseException) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    quoted = SYSTEM_NUMBER.search(str(error))
+    return int(quoted[1] or quoted[2]) if quoted else None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

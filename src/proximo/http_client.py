@@ -6,6 +6,7 @@ the middle of a header.
 """
 
 import asyncio
+import ipaddress
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
@@ -15,8 +16,6 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from proximo.addresses import is_loopback
-
 MAX_REPLY_BYTES = 64 * 2**20
 CLOSING_SECONDS = 5.0
 DETAIL_SECONDS = 1.0
@@ -24,8 +23,16 @@ DETAIL_SECONDS = 1.0
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses beside 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
 
-NOBODY_BEHIND = frozenset({502, 503})
+NO_SERVICE_BEHIND = frozenset({502, 503})
 """Statuses of a proxy, or of a service that starts, where nobody takes the request yet."""
+
+
+def is_loopback(host: str) -> bool:
+    """True for a host name or address that means this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 class UnansweredError(Exception):
@@ -167,7 +174,7 @@ class HttpClient:
                 raise UnansweredError(
                     f"status {status}{detail}",
                     not_before_seconds=_retry_after(reply),
-                    connection="none" if status in NOBODY_BEHIND else None,
+                    connection="none" if status in NO_SERVICE_BEHIND else None,
                 )
             raise RequestRefusedError(
                 f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status

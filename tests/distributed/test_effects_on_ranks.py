@@ -18,7 +18,7 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ProximoError, RankError, TrainingError
-from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall
@@ -29,8 +29,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo.rewards.sources_on_ranks import build_on_first
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.sharding import shard_model

@@ -12,8 +12,8 @@ import pytest
 
 from distributed.launched import MOST_SECONDS, end, sft_recipe, start, wait_for_lines
 from proximo.checkpoint.run_folder import MARKER, OUTCOME, open_abandoned, open_run
-from proximo.distributed import launch, unheeded
-from proximo.distributed.unheeded import PATIENCE_BEATS, Unheeded
+from proximo.distributed import launch
+from proximo.distributed.ignored_signals import PATIENCE_BEATS, IgnoredSignals
 from proximo.run.reporting.lost_run import write_outcome_of_lost
 
 SCRIPT = """
@@ -61,9 +61,9 @@ def test_a_rank_0_that_a_signal_ended_is_told_of_and_one_that_ended_itself_is_no
 
 
 @pytest.fixture
-def signals() -> Iterator[Unheeded]:
+def signals() -> Iterator[IgnoredSignals]:
     previous = signal.getsignal(signal.SIGUSR2)
-    made = Unheeded(1, [signal.SIGUSR2])
+    made = IgnoredSignals(1, [signal.SIGUSR2])
     yield made
     made.close()
     signal.signal(signal.SIGUSR2, previous)
@@ -71,10 +71,10 @@ def signals() -> Iterator[Unheeded]:
 
 @pytest.mark.parametrize("first_heeds", [True, False])
 def test_a_signal_to_another_rank_than_0_is_said_unless_rank_0_ends_the_run(
-    first_heeds: bool, signals: Unheeded, monkeypatch: pytest.MonkeyPatch
+    first_heeds: bool, signals: IgnoredSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(unheeded, "say", said.append)
+    monkeypatch.setattr("proximo.distributed.ignored_signals.say", said.append)
     os.kill(os.getpid(), signal.SIGUSR2)
     for _ in range(3 * PATIENCE_BEATS):
         signals.look(lambda rank: f"rank {rank} (its process)", lambda: first_heeds)

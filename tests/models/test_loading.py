@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from architectures import LLAMA_LIKE, build_architecture, random_sequences
 from builders import tiny_model_with_pictures, tiny_tokenizer
 from docs.pages import ROOT, blocks
-from proximo.distributed.unread import read_all
+from proximo.distributed.unread_parameters import read_all
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model

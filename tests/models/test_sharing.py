@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from architectures import ARCHITECTURES, build_architecture, random_sequences
 from builders import tiny_language_model
-from proximo.distributed.unread import unread_in
+from proximo.distributed.unread_parameters import unread_in
 from proximo.errors import ModelError
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel

@@ -486,7 +486,7 @@ def test_a_server_that_lost_its_weights_is_given_the_last_ones_and_not_while_it_
     def restart(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
         if path == "/update_weights" and fake.counts[path] == 2:
             fake.version = "others"
-            noticing.append(threading.Thread(target=lambda: engine._give_again(engine.servers[0], earlier)))
+            noticing.append(threading.Thread(target=lambda: engine._reload(engine.servers[0], earlier)))
             noticing[0].start()
             noticing[0].join(0.3)
 

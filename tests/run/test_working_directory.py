@@ -10,7 +10,7 @@ import pytest
 from proximo.cli import main
 from proximo.metrics.trackers import TrackedRun
 from proximo.run.options import RunOptions
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 from tiny_runs import changed, make_inputs, recipe_of, run
 
 SEEN: list[str] = []

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from proximo.algorithms.scan import advantages_by_scan, goes_by_scan, returns_by_scan
-from proximo.algorithms.segments import (
+from proximo.algorithms.discounted_scan import advantages_by_scan, goes_by_scan, returns_by_scan
+from proximo.algorithms.flat_layout import (
     final_value_positions,
     segment_ids,
     segment_rows,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.flat_layout import segment_sum
 
 
 def select(mask: Bool[Tensor, "*shape"], *tensors: Shaped[Tensor, "*shape"]) -> tuple[Shaped[Tensor, "*shape"], ...]:

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from proximo.algorithms.flat_layout import last_indices
 from proximo.algorithms.masking import select
-from proximo.algorithms.segments import last_indices
 
 
 def bradley_terry(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms.advantages import discounted_returns
-from proximo.algorithms.scores import RunningMoments, update_moments
+from proximo.algorithms.score_transforms import RunningMoments, update_moments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum, value_positions
+from proximo.algorithms.flat_layout import final_value_positions, segment_ids, segment_sum, value_positions
 
 
 def shape_rewards(

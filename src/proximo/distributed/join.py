@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from proximo.distributed.failure import status_of
-from proximo.distributed.place import Place, device_index, find_place
 from proximo.distributed.processes import first_line
+from proximo.distributed.rank_environment import Place, device_index, find_place
 from proximo.distributed.world import World, current, using
 from proximo.errors import ConfigError, JoinError, ProximoError
 from proximo_verifiers.grader import num_cores
@@ -20,7 +20,7 @@ from proximo_verifiers.grader import num_cores
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from proximo.distributed.watch import Watch
+    from proximo.distributed.heartbeats import Watch
 
 START_SECONDS = 300.0
 """Least time for all ranks to come, which import and may be started one after the other."""
@@ -122,8 +122,8 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     """Connect to the store and begin to watch."""
     import torch.distributed as dist
 
-    from proximo.distributed.answered_store import AnsweredStore
-    from proximo.distributed.watch import Watch
+    from proximo.distributed.deadline_store import DeadlineStore
+    from proximo.distributed.heartbeats import Watch
 
     timeout = timedelta(seconds=max(timeout_seconds, START_SECONDS))
     served = _serve(place, timeout) if place.hosts_store else None
@@ -148,13 +148,13 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
         )
     attempt = f"proximo/{place.attempt}"
     watch = Watch(
-        AnsweredStore(dist.PrefixStore(attempt, watched), seconds=timeout_seconds),
+        DeadlineStore(dist.PrefixStore(attempt, watched), seconds=timeout_seconds),
         rank=place.rank,
         size=place.size,
         timeout_seconds=timeout_seconds,
         store_of="rank 0" if place.first_hosts_store else "the process that started the ranks",
         served=served,
-        told_of_ends=place.starter == "proximo",
+        ends_are_reported=place.starter == "proximo",
     )
     watch.start()
     return dist.PrefixStore("world", dist.PrefixStore(attempt, shared)), watch

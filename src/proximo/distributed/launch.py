@@ -16,8 +16,8 @@ from datetime import timedelta
 from types import FrameType
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure
-from proximo.distributed.place import LAUNCHED
 from proximo.distributed.processes import heeded_signals, is_stopped
+from proximo.distributed.rank_environment import LAUNCHED
 from proximo.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proximo.distributed.failure import status_of
-from proximo.distributed.messages import decode, encode
-from proximo.distributed.unheeded import Unheeded
-from proximo.distributed.watch import Position, Watch
+from proximo.distributed.heartbeats import Position, Watch
+from proximo.distributed.ignored_signals import IgnoredSignals
+from proximo.distributed.pickled_messages import decode, encode
 from proximo.distributed.world import World, alone, difference, differing_ranks
 from proximo.errors import ProximoError, RankError, TrainingError
 
@@ -197,16 +197,16 @@ class ProcessGroupWorld(World):
         thread.start()
         thread.join(timeout=1.0)
 
-    def speaks_for_first(self) -> bool:
-        return self.watch is not None and self.watch.speaks_for_first()
+    def reports_for_first(self) -> bool:
+        return self.watch is not None and self.watch.reports_for_first()
 
     def process_of_first(self) -> str:
-        assert self.watch is not None, "speaks_for_first() says whether rank 0 is gone"
+        assert self.watch is not None, "reports_for_first() says whether rank 0 is gone"
         return self.watch.process_of(0)
 
     def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
         if self.watch is not None:
-            self.watch.unheeded = Unheeded(self.rank, numbers)
+            self.watch.ignored_signals = IgnoredSignals(self.rank, numbers)
 
     def heeds_signal(self) -> None:
         if self.watch is not None:

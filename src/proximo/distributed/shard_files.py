@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from proximo.distributed.shard_names import INDEX, file_of_rank
-from proximo.distributed.unread import Source
+from proximo.distributed.unread_parameters import Source
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from proximo.distributed.unread import DESTROYED, Source, Unread, num_not_finite, source_of
+from proximo.distributed.unread_parameters import DESTROYED, Source, Unread, num_not_finite, source_of
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, ModelError
 

@@ -104,7 +104,7 @@ class World:
         """
         del status
 
-    def speaks_for_first(self) -> bool:
+    def reports_for_first(self) -> bool:
         """Whether rank 0 is gone, and this rank is to say so; true once, on one rank."""
         return False
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from proximo.algorithms.schedules import Schedule, learning_rate_factor
 from proximo.distributed.world import whole
-from proximo.learner.low_memory import LowMemoryKind, make_low_memory
+from proximo.learner.low_memory_adamw import LowMemoryKind, make_low_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
-from proximo.models.adapted import base_of
+from proximo.models.adapter_detection import base_of
 from proximo.models.attention.cache import cache_argument
 from proximo.models.attention.packed import (
     ATTENTION,

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.fast_path import PART_SCOPE
 from proximo.models.freezing import decoder_layers
 

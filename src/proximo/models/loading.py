@@ -19,19 +19,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from proximo.distributed.unread import read_all
+from proximo.distributed.unread_parameters import read_all
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError, ModelError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import TOKENIZER_FILES, is_local
+from proximo.errors import CheckpointError, ModelError, memory_ran_out
+from proximo.hub import TOKENIZER_FILES, is_local, within_reach
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.lora import is_on_layers_alone, load_adapter, merge
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.by_shards import unread_model
+from proximo.models.pretrained.deferred_weights import unread_model
 from proximo.models.pretrained.folders import refuse_bare_adapter
 from proximo.models.pretrained.randomness import own_randomness
-from proximo.models.pretrained.sharded import assemble, holds_shards
+from proximo.models.pretrained.sharded_folders import assemble, holds_shards
 from proximo.models.pretrained.sources import (
     ModelSource,
     adapter_base,
@@ -52,7 +51,6 @@ from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.quantised import carry_flags, loading_options, settle_products
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
 from proximo.models.sharing.trunk import HEAD_FILE, load_head
-from proximo.system_errors import memory_ran_out
 
 LOG = logging.getLogger("proximo.models")
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.precision.placement import Precision
 
 if TYPE_CHECKING:  # transformers takes seconds to import

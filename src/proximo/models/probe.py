@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from proximo.distributed.unread import DESTROYED, num_not_finite, numbers_of, reading_when_run, unread_in
+from proximo.distributed.unread_parameters import DESTROYED, num_not_finite, numbers_of, reading_when_run, unread_in
 from proximo.distributed.world import current
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache

@@ -15,7 +15,7 @@ from torch.nn.utils import skip_init
 
 from proximo.distributed.world import whole
 from proximo.errors import ModelError
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.heads import wide_dtype
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy

@@ -9,8 +9,8 @@ from typing import Any
 
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.counts import count_of
 from proximo.data.difficulty import DifficultyFilter
+from proximo.message_text import count_of
 from proximo.metrics.report.sample_pairs import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.ppo.counted import sequence_kl
@@ -19,8 +19,8 @@ from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
-from proximo.rewards.on_ranks import score_on_ranks
 from proximo.rewards.source import ClosableSource, NoReward, RewardSource
+from proximo.rewards.sources_on_ranks import score_on_ranks
 from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
 from proximo.run.build.engine import EngineServers

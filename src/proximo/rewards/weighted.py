@@ -11,9 +11,9 @@ from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.concurrent import score_concurrently
-from proximo.rewards.dense import is_list, weighted_sum
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource, is_eager
+from proximo.rewards.token_rewards import is_list, weighted_sum
 
 Part = RewardSource | RewardFunction
 Reward = Part | Sequence[Part | tuple[float, Part]]

@@ -23,10 +23,10 @@ from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, Growing
 from proximo.rollout.engine import Holding, fingerprint
+from proximo.rollout.fair_lock import Turns
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.scheduler import Scheduler
 from proximo.rollout.stopping import StopRules
-from proximo.rollout.turns import Turns
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

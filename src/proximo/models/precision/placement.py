@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import torch
 
-from proximo.distributed.place import device_index
+from proximo.distributed.rank_environment import device_index
 from proximo.distributed.world import World, current
 from proximo.errors import ConfigError
 

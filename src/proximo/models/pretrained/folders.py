@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.errors import ModelError
-from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
+from proximo.hub import TOKENIZER_FILES, is_local, not_there
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proximo.errors import ModelError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import is_local, not_there
-from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key, overlooked_damage_in
+from proximo.errors import ModelError, memory_ran_out
+from proximo.hub import is_local, not_there, within_reach
+from proximo.models.pretrained.damaged_files import GENERATION, damage_in, misspelt_key, overlooked_damage_in
 from proximo.models.pretrained.folders import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -19,7 +18,6 @@ from proximo.models.pretrained.folders import (
 )
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
-from proximo.system_errors import memory_ran_out
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig

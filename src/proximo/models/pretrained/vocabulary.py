@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proximo.distributed.unread import Grown, Unread, read_whole, source_of
-from proximo.errors import ModelError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import TOKENIZER_FILES, is_local
+from proximo.distributed.unread_parameters import Grown, Unread, read_whole, source_of
+from proximo.errors import ModelError, memory_ran_out
+from proximo.hub import TOKENIZER_FILES, is_local, within_reach
 from proximo.models.pretrained.folders import tokenizer_place
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
-from proximo.system_errors import memory_ran_out
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

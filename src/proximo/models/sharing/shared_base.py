@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proximo.errors import ModelError
-from proximo.local_or_hub import is_local
-from proximo.models.adapted import base_of, is_adapted
+from proximo.hub import is_local
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, brings_other_vocabulary, is_on_layers_alone, load_adapter
 from proximo.models.pretrained.folders import read_adapter_config

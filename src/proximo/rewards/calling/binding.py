@@ -16,7 +16,7 @@ from typing import Any
 from proximo.errors import ConfigError, DataError
 from proximo.metrics.definitions import COMPONENT
 from proximo.rewards.calling.event_loop import EventLoop
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import deferral
 
 PAGE = "docs/rewards.md"

@@ -27,8 +27,8 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.pushed_weights import PushedWeights
+from proximo.rollout.vllm.requests import Choice, generate_body
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.rollout.vllm.wire import Choice, generate_body
 
 LOG = logging.getLogger("proximo.rollout")
 
@@ -144,7 +144,7 @@ class VLLMEngine:
             self._versions[name] = version
             path = self._files.keep(written, name)
             push = self._last = _Push(holding=holding, name=name, path=path, digest=sent.hexdigest())
-            self._let("wake")
+            self._switch("wake")
             with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
                 failures = pool.map(lambda server: self._load(server, push, waits=True), self.servers)
                 for server, failure in zip(self.servers, failures, strict=True):
@@ -187,14 +187,14 @@ class VLLMEngine:
             dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
             self._dispatches.add(dispatch)
             try:
-                self._let("wake")
+                self._switch("wake")
                 for place, response in dispatch.run():
                     found[place] = response
                     if on_finished is not None:
                         on_finished(response)
             finally:
                 self._dispatches.discard(dispatch)
-        self._let("sleep")
+        self._switch("sleep")
         self._count("retries", dispatch.num_retries)
         return [found[place] for place in sorted(found)]
 
@@ -212,7 +212,7 @@ class VLLMEngine:
             with self._counting:
                 self._calls[push.name] -= 1
 
-    def _let(self, what: Literal["sleep", "wake"]) -> None:
+    def _switch(self, what: Literal["sleep", "wake"]) -> None:
         """Let all servers sleep or wake, where they sleep between two calls. Raises TrainingError if one does not."""
         for server in self.servers if self.options.sleeps else ():
             try:
@@ -241,7 +241,7 @@ class VLLMEngine:
     def close(self) -> None:
         """Remove the files of the last push, and close the connections. Servers are left awake."""
         with suppress(TrainingError):
-            self._let("wake")
+            self._switch("wake")
         self._files.close()
         for server in self.servers:
             server.close()
@@ -298,14 +298,14 @@ class VLLMEngine:
             choice = server.generate(body, limit=limit, vocab_size=self._vocab_size)
         except RequestRefusedError as error:
             if error.status == _NOT_FOUND and self._files.is_adapter:
-                self._give_again(server, push)
+                self._reload(server, push)
                 raise UnansweredError("it had lost the adapter: it started anew, or serves another run too") from None
             raise
         if not self._files.is_adapter:
             named = [name for name, _ in choice.weight_versions]
             if not all(self._versions.get(name, -1) >= push.holding.version for name in named):
                 self._count("stale", 1)
-                self._give_again(server, push)
+                self._reload(server, push)
                 raise UnansweredError(_other_weights(sorted(set(named))))
         return choice
 
@@ -319,7 +319,7 @@ class VLLMEngine:
         with self._counting:
             return [name for name, count in self._calls.items() if count and self._files.is_adapter]
 
-    def _give_again(self, server: VLLMServer, push: _Push) -> None:
+    def _reload(self, server: VLLMServer, push: _Push) -> None:
         """Load into a server what it should have and has not, once for all threads that notice: the last push, or the
         adapter of this one.
         """

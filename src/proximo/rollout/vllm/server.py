@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
-from proximo.rollout.vllm.absence import Absence
-from proximo.rollout.vllm.wire import GENERATE_PATH, Choice, InvalidReplyError, read_choice
+from proximo.rollout.vllm.requests import GENERATE_PATH, Choice, InvalidReplyError, read_choice
+from proximo.rollout.vllm.unreachable_server import Absence
 
 CONTROL_SECONDS = 60.0
 """Limit of a small request: a question about weights, a pause."""

@@ -1,0 +1,63 @@
+"""A store whose calls have a deadline: those of torch wait for ever for a stopped process, or a lost machine."""
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import torch.distributed as dist
+
+Answer = TypeVar("Answer")
+
+
+class DeadlineStore:
+    """The calls of a store that the watch of the ranks needs. After one without an answer none waits any more.
+
+    Each raises RuntimeError where no answer comes within `seconds`, else what the store raises.
+    """
+
+    def __init__(self, store: dist.Store, *, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._is_silent = False
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return self._answer(lambda: self._store.check(list(keys)))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that is there."""
+        return self._answer(lambda: self._store.get(key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that are there."""
+        return self._answer(lambda: self._store.multi_get(list(keys)))
+
+    def set(self, key: str, value: str) -> None:
+        """Give a key a value, whether it is there or not."""
+        self._answer(lambda: self._store.set(key, value))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a key that has the expected value, or is not there and "" is expected; returns what it has then."""
+        return self._answer(lambda: self._store.compare_set(key, expected, desired))
+
+    def _answer(self, call: Callable[[], Answer]) -> Answer:
+        answers: SimpleQueue[Answer | Exception] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(call())
+            except Exception as error:
+                answers.put(error)
+
+        try:
+            if self._is_silent:
+                raise Empty
+            threading.Thread(target=ask, name="a call of the store", daemon=True).start()
+            answer = answers.get(timeout=self._seconds)
+        except Empty:
+            self._is_silent = True
+            raise RuntimeError(f"no answer within {self._seconds:g} s") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
