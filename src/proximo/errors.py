@@ -16,7 +16,7 @@ from proximo_verifiers import errors as verifiers
 HIDDEN = "***"
 _WORD = r"(?:[A-Za-z]{1,16}\d{0,4}|\d{1,6})"
 ANCHOR = rf"{_WORD}(?:[-_.]{_WORD})*"
-"""A place on a page, such as `#own-optimizer` or `#L10`: short words, where a token is one long one or has a name."""
+"""A place on a page (`#own-optimizer`, `#L10`): short words. A token is one long word or has a name."""
 SECRETS = (
     (re.compile(r"""(?<=://)[^\s/?#@'"]+@|\b[^\s/:@'"=]+:[^\s/:@'"]+@(?=\w)"""), f"{HIDDEN}@"),
     (re.compile(r"""(\w://[^\s?#'"]*\?)[^\s'"]+"""), rf"\1{HIDDEN}"),
@@ -28,8 +28,8 @@ SECRETS = (
         rf"\1={HIDDEN}",
     ),
 )
-"""What may be a secret in an address: user and password; what follows `?`; what follows `#` and is no mere anchor;
-values by the names of secrets."""
+"""Possible secrets in an address: user and password; the part after `?`; the part after `#` unless it is an anchor;
+values with the name of a secret."""
 DISK_ERRORS = frozenset(
     (
         errno.EACCES,
@@ -56,22 +56,22 @@ DISK_ERRORS = frozenset(
         errno.ETXTBSY,
     )
 )
-"""What a file system says that is full, read-only, broken or gone, and not a mistake of the program."""
+"""Errors of a file system that is full, read-only, broken or missing, not of a mistake in the program."""
 WRITE_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE))
-"""What a write to an open file says, and a network does not."""
+"""Errors of writes to an open file that a network does not give."""
 MEMORY_ERRORS = (errno.ENOMEM, errno.EAGAIN)
 OUT_OF_MEMORY = re.compile(
     r"bad_alloc|DefaultCPUAllocator|out of memory|cannot allocate memory|failed to map segment|can't start new thread"
     r"|memory allocation|thread pool has not been initialized",
     re.IGNORECASE,
 )
-"""How libraries say it whose errors have no type of their own. A thread needs memory for its stack."""
+"""Messages of libraries without an own type for this error. A thread needs memory for its stack."""
 SYSTEM_NUMBER = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
-"""How libraries written in Rust quote the system."""
+"""How libraries written in Rust quote an error of the system."""
 
 
 def redacted(text: str) -> str:
-    """A message as it may stand in a log: without what may be a secret in it."""
+    """A message for a log, with possible secrets removed."""
     for pattern, instead in SECRETS:
         text = pattern.sub(instead, text)
     return text
@@ -113,7 +113,7 @@ class MissingExtraError(UserError, verifiers.MissingExtraError):
 
 
 class TrainingError(ProximoError, RuntimeError):
-    """The run cannot go on: an invariant broke, or too many failures were counted."""
+    """The run cannot continue: an invariant broke, or too many failures were counted."""
 
 
 class GuardError(TrainingError):
@@ -129,7 +129,7 @@ class RankError(ProximoError, RuntimeError):
 
 
 class JoinError(RankError):
-    """This rank met no other rank of its run, so that none of them can say why."""
+    """This rank found no other rank of its run, so that none of them can report why."""
 
 
 class CheckpointError(ProximoError, RuntimeError):
@@ -164,7 +164,7 @@ def as_own_errors() -> Generator[None]:
 
 
 def memory_ran_out(error: BaseException) -> bool:
-    """Whether it, or what it came from, is an allocation that failed, on a device or in this process."""
+    """Whether the error or one of its causes is a failed allocation, on a device or in this process."""
     return any(
         isinstance(each, MemoryError)
         or type(each).__name__ == "OutOfMemoryError"
@@ -176,7 +176,7 @@ def memory_ran_out(error: BaseException) -> bool:
 
 
 def disk_refused(error: BaseException) -> bool:
-    """Whether it is a file or a folder that could not be read or written, by whatever library it is told."""
+    """Whether a file or folder could not be read or written, in the words of any library."""
     return _number(error) in DISK_ERRORS
 
 

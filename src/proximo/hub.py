@@ -16,13 +16,13 @@ from pathlib import Path
 HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
 LONGEST_HUB_NAME = 96
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
-"""Of which a folder with a tokenizer holds at least one."""
+"""A folder with a tokenizer holds at least one of these files."""
 UNNAMED_TOKENIZER = "of this process"
-"""What messages call a tokenizer that was loaded from nowhere."""
+"""The name in messages of a tokenizer that was not loaded from a folder or the Hub."""
 ANSWER_SECONDS = 5.0
-"""How long the Hub may take to answer at all."""
+"""Seconds that the Hub may take to answer."""
 HOLDS_SECONDS = 60.0
-"""For how long it is not asked again."""
+"""Seconds for which the Hub is not asked again."""
 _asked: dict[str, tuple[float, bool]] = {}
 """By address: when it was asked, and whether it answered."""
 
@@ -33,10 +33,10 @@ def is_hub_name(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """True for what must lie on this machine.
+    """True for a name that must be on this machine.
 
-    It exists, is spelt as a path, begins with a folder that exists, or is nearly the name of one: `modles/sft` beside
-    `models/sft`. What was loaded from the Hub before is of the Hub, whatever folders there are.
+    It exists, is spelt as a path, begins with a folder that exists, or nearly matches one: `modles/sft` if there is a
+    `models/sft`. A name that was loaded from the Hub before is a Hub name, even if such folders exist.
     """
     if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or not is_hub_name(name):
         return True
@@ -45,7 +45,7 @@ def is_local(name: str) -> bool:
 
 
 def not_there(name: str, kind: str = "folder") -> str:
-    """What to say of a local name at which nothing lies, with the nearest that is there.
+    """The message for a missing local name, with the nearest existing name.
 
     A name of the Hub that looks like a folder here counts as the Hub's once it was downloaded (`is_local`).
     """
@@ -57,7 +57,7 @@ def not_there(name: str, kind: str = "folder") -> str:
 
 
 def nearest_path(name: str) -> str | None:
-    """The path that is spelt most like `name` and exists, part by part; None where a part is like nothing there."""
+    """The existing path most similar to `name`, part by part; None if a part is similar to nothing."""
     path = Path(name).expanduser()
     nearest = Path(path.anchor)
     for part in path.parts[1 if path.anchor else 0 :]:
@@ -83,7 +83,7 @@ def _in_cache(name: str) -> bool:
 
 @contextmanager
 def within_reach(name: str) -> Generator[None]:
-    """Within it, what is loaded under a name of the Hub comes from the cache alone where the Hub does not answer."""
+    """Inside, names of the Hub are loaded only from the cache if the Hub does not answer."""
     if is_local(name) or _answers():
         yield
         return

@@ -14,13 +14,13 @@ SITE = "Documentation"
 
 
 def count_of(number: float, noun: str, plural: str | None = None) -> str:
-    """The number and what it counts: `1 row`, `2,000 rows`, `0.5 epochs`. `plural`: one that is no noun with an s."""
+    """The number with its noun: `1 row`, `2,000 rows`, `0.5 epochs`. `plural`: for a plural without a final s."""
     digits = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{digits} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def with_addresses(text: str) -> str:
-    """The text with each page that it names replaced by its address. Other files below a `docs/` stay as they are."""
+    """The text with each page that it names replaced by its address. Other files below a `docs/` are not changed."""
     return PAGE.sub(_address_of, text) if "docs/" in text else text
 
 
@@ -29,7 +29,7 @@ def _address_of(found: re.Match[str]) -> str:
 
 
 def address(page: str) -> str:
-    """The address of a page such as `vllm` or `coming-from/trl`: a file that can be opened, or a page of the site.
+    """The address of a page (`vllm`, `coming-from/trl`): a file that can be opened, or a page of the site.
 
     A file below the working directory or the home directory is named from there.
     """
@@ -43,7 +43,7 @@ def address(page: str) -> str:
 
 
 def folder() -> Path:
-    """The folder with the pages: that of a wheel lies in the package, that of a checkout beside the sources."""
+    """The folder with the pages: in the package for a wheel, next to the sources in a checkout."""
     package = Path(__file__).parent
     inside = package / "docs"
     return inside if inside.is_dir() else package.parents[1] / "docs"

@@ -1,4 +1,4 @@
-"""Functions and objects that a Python program gives to a training, under import paths that a recipe can hold.
+"""Functions and objects that a Python program passes to a training, under import paths that a recipe can hold.
 
 A recipe names a function by its import path. A function of a notebook, a lambda or an object has none, so it becomes an
 attribute of this module: `proximo.session_functions:score`. It is known to this process only.
@@ -29,7 +29,7 @@ def import_path(function: Any, names: dict[str, Any]) -> str:
 
 
 def publish(names: Mapping[str, Any]) -> None:
-    """Make the functions importable from this module, in place of earlier ones of the same names."""
+    """Make the functions importable from this module. They replace earlier ones with the same names."""
     vars(sys.modules[MODULE]).update(names)
 
 
@@ -46,7 +46,7 @@ def problem(name: str) -> str | None:
 def digest(name: str) -> str | None:
     """The first 16 hex digits of the SHA-256 of the source text, as text; None if Python has no source.
 
-    Of an object it is that of the methods of its class, and of base classes from the same module.
+    For an object it covers the methods of its class, and of base classes from the same module.
     """
     function = vars(sys.modules[MODULE]).get(name)
     try:

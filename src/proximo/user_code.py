@@ -1,4 +1,4 @@
-"""Code of the user: the form of its import paths, where it raised, and the working directory that it is read from."""
+"""User code: the form of its import paths, where it raised, and the working directory that it is imported from."""
 
 import os
 import re
@@ -16,7 +16,7 @@ IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def error_text(error: BaseException) -> str:
-    """The kind of an error and its words, if it has any."""
+    """The type of an error and its message, if it has one."""
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
@@ -32,7 +32,7 @@ def where_raised(error: BaseException, function: Any = None) -> str:
 
 @contextmanager
 def kept_working_directory() -> Generator[None]:
-    """Where a function of the user's moves the process to another folder, it is back afterwards, with a warning.
+    """Restore the working directory, with a warning, if a user's function changed it.
 
     A resumed run would not know of the move, and every relative path of the recipe would mean another file.
     """
@@ -45,7 +45,7 @@ def kept_working_directory() -> Generator[None]:
             with suppress(OSError):
                 os.chdir(start)
                 warnings.warn(
-                    f"a function of yours changed the working directory to {moved or 'a folder that is gone'}; it is "
+                    f"a function of yours changed the working directory to {moved or 'a removed folder'}; it is "
                     f"{start} again, from which the recipe's relative paths are read: use absolute paths instead",
                     stacklevel=3,
                 )

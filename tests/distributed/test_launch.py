@@ -79,7 +79,7 @@ def test_a_signal_to_another_rank_than_0_is_said_unless_rank_0_ends_the_run(
     for _ in range(3 * PATIENCE_BEATS):
         signals.look(lambda rank: f"rank {rank} (its process)", lambda: first_heeds)
     wanted = (
-        "rank 1 (its process) got SIGUSR2 and goes on: to end the run, send it to rank 0 (its process) or to the "
+        "rank 1 (its process) got SIGUSR2 and ignores it: to end the run, send it to rank 0 (its process) or to the "
         "process that started the ranks"
     )
     assert said == ([] if first_heeds else [wanted])

@@ -86,6 +86,6 @@ def test_a_folder_that_is_gone_is_left_too(tmp_path: Path, monkeypatch: pytest.M
             os.chdir(gone)
             gone.rmdir()
 
-    with pytest.warns(UserWarning, match="to a folder that is gone; it is"):
+    with pytest.warns(UserWarning, match="to a removed folder; it is"):
         leave()
     assert Path.cwd() == tmp_path

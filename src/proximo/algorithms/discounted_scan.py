@@ -1,8 +1,7 @@
-"""Discounted sums over packed responses as a scan: log2(longest) rounds of a few operators, on any device, no loop over
-time and nothing that the host waits for.
+"""Discounted sums over packed responses as a scan: log2(longest) rounds of a few operators, without a loop over time.
 
-A round joins each token with the one twice as far away as in the round before. So sums are added up as a tree, and the
-last bits differ from those of a loop. Those of a response do not depend on its company.
+It runs on any device, and the host never waits. Each round joins tokens at twice the distance of the round before. So
+sums are added as a tree, and the last bits differ from those of a loop. They do not depend on the other responses.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from proximo.algorithms.flat_layout import segment_ids
 
 
 def goes_by_scan(x: Tensor) -> bool:
-    """True on accelerators. On a CPU the loop over time is as good, and its bits are those of all runs so far."""
+    """True on accelerators. On a CPU the loop over time is equally fast, and keeps the bits of its sums."""
     return x.device.type != "cpu"
 
 
@@ -50,7 +49,7 @@ def advantages_by_scan(
     following, is_inside = _next_in_mask(mask, owners)
     next_values = torch.where(is_inside, values[following], final_values[owners])
     deltas = torch.where(mask, rewards + gamma * next_values - values, 0)
-    decay = torch.ones_like(deltas)  # what stands between two tokens of the mask is not discounted
+    decay = torch.ones_like(deltas)  # tokens between two tokens of the mask are not discounted
     if isinstance(lam, Tensor):
         decay = torch.where(mask, gamma * lam[owners].to(decay), decay)
     else:
@@ -61,13 +60,13 @@ def advantages_by_scan(
 def returns_by_scan(
     rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
 ) -> Float[Tensor, "tokens"]:
-    """[T] those of `advantages.returns_to_go`, 0 outside the mask."""
+    """[T] the returns of `advantages.returns_to_go`, 0 outside the mask."""
     decay = torch.ones_like(rewards).masked_fill(mask, gamma)
     return torch.where(mask, scan_back(torch.where(mask, rewards, 0), decay, lengths), 0)
 
 
 def _next_in_mask(mask: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-    """[T] where the next token of the mask stands, and [T] bool: whether it is one of the same response."""
+    """[T] the index of the next token in the mask, and [T] bool: whether it belongs to the same response."""
     num_tokens = len(mask)
     places = torch.where(mask, torch.arange(num_tokens, device=mask.device), num_tokens)
     first_from = places.flip(0).cummin(0).values.flip(0)

@@ -1,4 +1,4 @@
-"""Index arithmetic of the flat layout: which token, value or sum belongs to which response. No mathematics of PPO.
+"""Index arithmetic of the flat layout: which token, value or sum belongs to which response.
 
 Shapes: R responses with `lengths[i]` tokens each, T tokens in all, laid end to end without padding. Values have one
 entry more per response, V_0 .. V_n, so they are [T + R], again response by response. A response may be empty.
@@ -23,13 +23,13 @@ def token_positions(lengths: Sequence[int], *, device: Device = None) -> Int[Ten
     """[T] long: 0, 1, 2, ... within each response."""
     counts = _counts(lengths, device)
     starts = counts.cumsum(0) - counts
-    num_tokens = sum(lengths)  # told, or an accelerator would be asked and waited for
+    num_tokens = sum(lengths)  # given, or the host would wait for an accelerator to compute it
     places = torch.arange(num_tokens, device=device)
     return places - torch.repeat_interleave(starts, counts, output_size=num_tokens)
 
 
 def last_indices(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "responses"]:
-    """[R] long: where the last token of each response stands among the T.
+    """[R] long: the index of each response's last token among the T.
 
     Raises:
         ValueError: a response is empty, and so has no last token.
@@ -43,17 +43,17 @@ def last_indices(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor
 
 
 def value_positions(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
-    """[T] long: where among the T + R values stands V_t, the value of the state before each token."""
+    """[T] long: the index of V_t, the value of the state before each token, in the T + R values."""
     return torch.arange(sum(lengths), device=device) + segment_ids(lengths, device=device)
 
 
 def final_value_positions(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "responses"]:
-    """[R] long: where among the T + R values stands V_n, the value of the state after each response's last token."""
+    """[R] long: the index of V_n, the value of the state after each response's last token, in the T + R values."""
     return (_counts(lengths, device) + 1).cumsum(0) - 1
 
 
 def segment_rows(x: Shaped[Tensor, "tokens"], lengths: Sequence[int]) -> Shaped[Tensor, "responses longest"]:
-    """[R, longest] from [T]: each response on its own row, zeros after its end. For code that walks along time."""
+    """[R, longest] from [T]: each response on its own row, zeros after its end. For loops over time."""
     rows = x.new_zeros(len(lengths), max(lengths, default=0))
     index = segment_ids(lengths, device=x.device), token_positions(lengths, device=x.device)
     return rows.index_put(index, x)

@@ -1,4 +1,4 @@
-"""Process rewards: the loss of a model that judges steps, and one number for a solution from those of its steps.
+"""Process rewards: the loss of a model that judges steps, and aggregates of the step probabilities of a solution.
 
 S steps. A step's score is the log-odds that the step is right (arXiv:2211.14275, arXiv:2305.20050).
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 Aggregate = Literal["min", "product", "last", "mean"]
-"""How the probabilities of a solution's steps become one number."""
+"""How the probabilities of a solution's steps are combined into one number."""
 
 
 def step_loss(scores: Float[Tensor, "steps"], labels: Float[Tensor, "steps"]) -> Float[Tensor, "steps"]:

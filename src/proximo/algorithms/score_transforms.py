@@ -1,6 +1,6 @@
-"""What is done to scores, one per response, before they are placed on tokens. Not the placing: see shaping.
+"""Transforms of scores, one per response, before `shaping.py` places them on tokens: moments, scaling, penalties.
 
-Shapes: R responses. Every function is pure; what a run remembers of its scores goes in and comes out as a value.
+Shapes: R responses. Every function is pure; the moments of a run's scores are passed in and returned.
 """
 
 import math
@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LEAST_SPREAD = 1e-6
-"""A standard deviation below this share of the mean is rounding of float32 scores, not a spread of theirs."""
+"""A standard deviation below this fraction of the mean is rounding of float32 scores, not a spread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningMoments:
-    """Count, mean and spread of all scores seen so far, in float64; plain numbers, so that JSON keeps every bit."""
+    """Count, mean and spread of all scores so far, in float64 as plain numbers, so that JSON keeps every bit."""
 
     count: int = 0
     mean: float = 0.0
@@ -26,9 +26,9 @@ class RunningMoments:
 
     @property
     def deviation(self) -> float | None:
-        """The unbiased standard deviation, dividing by count - 1; None where the scores seen have no spread.
+        """The unbiased standard deviation, dividing by count - 1; None if the scores have no spread.
 
-        Fewer than two scores have none, nor have equal ones. Dividing by what rounding leaves of it would blow up.
+        Fewer than two scores, or equal scores, have none. Dividing by their rounding error would give huge numbers.
         """
         if self.count < 2:
             return None
@@ -41,9 +41,9 @@ NOTHING_SEEN = RunningMoments()
 
 
 def update_moments(moments: RunningMoments, scores: Float[Tensor, "responses"]) -> RunningMoments:
-    """The moments of what was seen before and of `scores` [R] together (Chan, Golub and LeVeque 1979).
+    """The moments with `scores` [R] added (Chan, Golub and LeVeque 1979).
 
-    Computed in float64. Scores that are not finite are not counted: one of them would spoil all that follow.
+    Computed in float64. Scores that are not finite are left out: one of them would spoil all later moments.
     """
     new = scores.double()
     new = new[new.isfinite()]
@@ -84,14 +84,14 @@ def fixed_penalties(
     min_tokens: int,
     too_short: float,
 ) -> Float[Tensor, "responses"]:
-    """[R] float64: what each response loses for how it ended and for being short: the sum of both, 0 for neither.
+    """[R] float64: the penalty of each response for a missing end plus that for being short, 0 without either.
 
     Args:
         lengths: [R] tokens of each response, its end-of-sequence token included.
-        terminated: [R] bool, True where the response ended by itself, were it with its last possible token.
-        missing_eos: lost where it did not.
+        terminated: [R] bool, True where the response ended by itself, also with its last possible token.
+        missing_eos: penalty where it did not.
         min_tokens: a response of exactly this many tokens is long enough.
-        too_short: lost by a response of fewer.
+        too_short: penalty of a shorter response.
     """
     return (~terminated).double() * missing_eos + (lengths < min_tokens).double() * too_short
 
@@ -117,7 +117,7 @@ def overlong_penalty(
     return penalty * over.clamp(0, 1)
 
 
-def penalise(  # noqa: PLR0913 - each is a number of its own
+def penalise(  # noqa: PLR0913 - the arguments of three functions
     scores: Float[Tensor, "responses"],
     lengths: Int[Tensor, "responses"],
     terminated: Bool[Tensor, "responses"],
@@ -130,10 +130,10 @@ def penalise(  # noqa: PLR0913 - each is a number of its own
     buffer_tokens: int | None,
     overlong: float,
 ) -> tuple[Float[Tensor, "responses"], Bool[Tensor, "responses"], Bool[Tensor, "responses"]]:
-    """[R] the scores minus all penalties; [R] bool where there was one, and where one took the place of the score.
+    """[R] the scores minus all penalties; [R] bool where there was one, and where one replaced the score.
 
-    `replace` is said of the fixed penalties alone; the one for overlong responses is subtracted either way, and is
-    none where `buffer_tokens` is None. The other arguments are those of the three functions above.
+    `replace` applies only to the fixed penalties. The penalty of overlong responses is always subtracted; there is
+    none if `buffer_tokens` is None. The other arguments are those of the three functions above.
     """
     fixed = fixed_penalties(lengths, terminated, missing_eos=missing_eos, min_tokens=min_tokens, too_short=too_short)
     values, replaced = apply_penalties(scores, fixed, replace=replace), (fixed > 0) & replace
@@ -144,5 +144,5 @@ def penalise(  # noqa: PLR0913 - each is a number of its own
 
 
 def common_score(scores: Sequence[float]) -> float | None:
-    """The number that all scores are; None where they differ, or where there is none."""
+    """The common value of all scores; None if they differ or there are none."""
     return scores[0] if scores and all(score == scores[0] for score in scores) else None

@@ -1,13 +1,13 @@
-"""What the outputs of a value model mean in the units of the returns, and how that follows the returns.
+"""The scale and shift that convert outputs of a value model to returns, and their update from the returns (PopArt).
 
-Pure functions of numbers, but for the two conversions. The caller keeps moments and units, and rescales the model.
+The caller keeps moments and units, and rescales the model.
 
 A value is scale * output + shift. The scale follows the standard deviation of the returns, so that the value model
-learns numbers of about one size, whatever the rewards are. When it moves, the model's last layer is multiplied by old
-scale / new scale, so that no value changes (PopArt, arXiv:1602.07714). PopArt moves the mean in the same way, by
-the bias of that layer; since the values stay, the difference of value and return, which is all that a loss reads, does
-not depend on that mean. A head without a bias therefore loses nothing by a shift that stays, and here it stays: at
-the mean of the first returns for a model that claims nothing yet (all outputs 0), at 0 for any other.
+learns numbers of similar size for any rewards. When the scale changes, the model's last layer is multiplied by old
+scale / new scale, so that no value changes (PopArt, arXiv:1602.07714). PopArt updates the mean in the same way, by
+the bias of that layer. Since the values do not change, a loss of the difference between value and return does not
+depend on that mean. So a constant shift costs nothing, and needs no bias in the head. It is the mean of the first
+returns for a model whose outputs are still all 0, and 0 for any other model.
 """
 
 import math
@@ -17,12 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 SMALLEST_SCALE = 0.1
-"""Returns that hardly differ are not blown up beyond this, as in AReaL."""
+"""Lower bound of the scale, so that nearly equal returns are not enlarged further, as in AReaL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReturnMoments:
-    """Mean and biased variance of the returns seen so far, and the weight that they have against the next ones."""
+    """Mean and biased variance of the returns so far, and their weight relative to new returns."""
 
     weight: float = 0.0
     mean: float = 0.0
@@ -37,21 +37,21 @@ class ValueUnits:
     shift: float = 0.0
 
     def to_values(self, outputs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """What the model's outputs mean, in units of the return."""
+        """Values, in units of the return, from the model's outputs."""
         return outputs * self.scale + self.shift
 
     def to_outputs(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """What the model should say for values or returns: the inverse of `to_values`."""
+        """Outputs of the model for values or returns: the inverse of `to_values`."""
         return (values - self.shift) / self.scale
 
 
 def cumulative_moments(moments: ReturnMoments, *, mean: float, variance: float, count: int) -> ReturnMoments:
-    """With a batch of `count` returns of this mean and biased variance added: every return weighs the same."""
+    """The moments with a batch of `count` returns added, of this mean and biased variance. Returns count equally."""
     return _merged(moments, kept=moments.weight, added=float(count), mean=mean, variance=variance)
 
 
 def exponential_moments(moments: ReturnMoments, *, mean: float, variance: float, decay: float) -> ReturnMoments:
-    """With a batch added, while what was before weighs `decay` as much as it did; every batch counts the same.
+    """The moments with a batch added, after the earlier weight is multiplied by `decay`. Every batch counts equally.
 
     Mean and mean square are the debiased exponential averages of those of the batches.
     """
@@ -65,7 +65,7 @@ def updated_scale(units: ValueUnits, moments: ReturnMoments, *, is_first: bool) 
 
 
 def _merged(moments: ReturnMoments, *, kept: float, added: float, mean: float, variance: float) -> ReturnMoments:
-    """Of the union of two weighted sets; deviations from the common mean, so that no large squares cancel."""
+    """The moments of two weighted sets, by deviations from the common mean, so that no large squares cancel."""
     weight = kept + added
     if weight == 0:
         return moments

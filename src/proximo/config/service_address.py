@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 
 def address_problem(url: str) -> str | None:
-    """The reason why `url` is not a service address, or None. The text never quotes what may be a password."""
+    """The reason why `url` is not a service address, or None. The text never quotes a possible password."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,4 +1,4 @@
-"""A store whose calls have a deadline: those of torch wait for ever for a stopped process, or a lost machine."""
+"""A store whose calls have a deadline. Those of torch wait for ever for a stopped process or a lost machine."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class DeadlineStore:
-    """The calls of a store that the watch of the ranks needs. After one without an answer none waits any more.
+    """The store calls that the heartbeats need. After one call without an answer, no later call waits.
 
     Each raises RuntimeError where no answer comes within `seconds`, else what the store raises.
     """
@@ -22,23 +22,23 @@ class DeadlineStore:
         self._is_silent = False
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return self._answer(lambda: self._store.check(list(keys)))
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
+        """The value of an existing key."""
         return self._answer(lambda: self._store.get(key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are there."""
+        """The values of existing keys."""
         return self._answer(lambda: self._store.multi_get(list(keys)))
 
     def set(self, key: str, value: str) -> None:
-        """Give a key a value, whether it is there or not."""
+        """Set a key, whether it exists or not."""
         self._answer(lambda: self._store.set(key, value))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a key that has the expected value, or is not there and "" is expected; returns what it has then."""
+        """Set a key if it has the expected value, or is missing and "" is expected. Returns its value afterwards."""
         return self._answer(lambda: self._store.compare_set(key, expected, desired))
 
     def _answer(self, call: Callable[[], Answer]) -> Answer:

@@ -1,7 +1,7 @@
-"""Signs of life of the ranks, and the name of the one that failed, is gone, or does not arrive.
+"""Heartbeats of the ranks: they find and name the rank that failed, disappeared or hangs.
 
-A thread of each rank says every second that it lives, and in which wait its main thread is. It has its own connection
-to the store, since a wait of the main thread blocks another one.
+A thread of each rank writes every second that the rank lives, and in which wait its main thread is. The thread has its
+own connection to the store, since a wait of the main thread blocks a shared one.
 """
 
 import json
@@ -24,32 +24,32 @@ from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
-"""A rank without a sign of life for so long is missing, once a wait has failed. No failure follows from this alone: a
-C extension may keep the interpreter busy."""
+"""After a wait has failed, a rank without a heartbeat for so many seconds is missing. Silence by itself is no failure:
+a C extension may keep the interpreter busy."""
 SEARCH_SECONDS = 8.0
-"""After a wait failed, how long its cause is looked for."""
+"""Seconds for which the cause of a failed wait is searched."""
 GRACE_SECONDS = 3.0
-"""How long the main thread may take to notice that another rank ended the run. Rank 0, which writes, has longer."""
+"""Seconds in which the main thread must notice that another rank ended the run. Rank 0 writes files and has longer."""
 GRACE_OF_FIRST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far the main thread of a rank came."""
+    """The progress of a rank's main thread."""
 
     number: int
-    """Waits that it has entered."""
+    """Number of waits that it has entered."""
     waits_for: str
-    """The last of them."""
+    """The last of these waits."""
     waits: bool
-    """Whether it is in it."""
+    """Whether it is still in that wait."""
 
     def __str__(self) -> str:
         return f"{'in' if self.waits else 'after'} {self.waits_for}"
 
 
 class Watch:
-    """Watches the ranks for one of them. `start` it, and `stop` it before the store ends."""
+    """Sends the heartbeats of one rank and reads those of the others. `stop` it before the store ends."""
 
     def __init__(
         self,
@@ -62,25 +62,25 @@ class Watch:
         served: dist.Store | None = None,
         ends_are_reported: bool = False,
     ) -> None:
-        """`store`: a connection of its own. `store_of`: who serves the store, such as `rank 0`.
+        """`store`: a connection that nothing else uses. `store_of`: the name of the store's server (`rank 0`).
 
         `ends_are_reported`: whether the launcher reports why a rank ended, so that nobody has to look for its process.
-        `served`: the store itself, kept where this process serves it.
+        `served`: the store itself, which is kept alive if this process serves it.
         """
         self.rank, self.size = rank, size
         self.failure: Failure | None = None
-        """Why the run ends, once it is known."""
+        """Why the run ends; None as long as it is not known."""
         self.if_stuck: Callable[[str], None] | None = None
-        """Called with the reason before the process ends while its main thread still hangs."""
+        """Called with the reason before the process is ended because its main thread hangs."""
         self._store = store
         self._timeout_seconds = timeout_seconds
         self.position = Position(0, "the start", waits=False)
-        """How far the main thread came; `ProcessGroupWorld` writes it."""
+        """The progress of the main thread. `ProcessGroupWorld` writes it."""
         self._store_of = store_of
         self.heeds_signal = False
-        """Of rank 0: a signal came, and it ends the run."""
+        """On rank 0: a signal came, and the run ends."""
         self.ignored_signals: IgnoredSignals | None = None
-        """Of the others: signals that come to them."""
+        """On the other ranks: their signals."""
         self._served = served
         self._told_of_ends = ends_are_reported
         self._num_beats = 0
@@ -93,7 +93,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch of the ranks", daemon=True)
 
     def start(self) -> None:
-        """Say who this is, and begin to watch."""
+        """Write the name of this process to the store, and start the thread."""
         mine = self._names[self.rank] = (process_table(), os.getpid(), socket.gethostname())
         self._store.set(f"name/{self.rank}", json.dumps(mine))
         self._beat()
@@ -116,11 +116,11 @@ class Watch:
             raise self.cause("all ranks to start")
 
     def leave(self) -> None:
-        """From here on the end of other ranks is no failure."""
+        """From now on, the end of another rank is not a failure."""
         self._leaving = True
 
     def linger(self, seconds: float) -> None:
-        """Serve the store until all other ranks have noticed that the run ends, so that they know why."""
+        """Serve the store until all other ranks have noticed that the run ends, so that they can read why."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
@@ -141,7 +141,7 @@ class Watch:
             self.ignored_signals.close()
 
     def name_of(self, rank: int) -> str:
-        """Such as `rank 2 (process 4711 on host7)`."""
+        """The name of a rank in messages, as `rank 2 (process 4711 on host7)`."""
         if rank not in self._names and self._store.check([f"name/{rank}"]):
             machine, process, host = json.loads(self._store.get(f"name/{rank}"))
             self._names[rank] = (machine, process, host)
@@ -150,25 +150,25 @@ class Watch:
         return f"rank {rank} ({self.process_of(rank)})"
 
     def process_of(self, rank: int) -> str:
-        """Such as `process 4711 on host7`, of a rank that `name_of` has named."""
+        """The process of a rank that `name_of` has named, as `process 4711 on host7`."""
         _, process, host = self._names[rank]
         return f"process {process} on {host}"
 
     def publish(self, failure: Failure) -> Failure:
-        """Leave a failure for all, unless there is one; returns that which is there."""
+        """Record a failure for all ranks, unless one is recorded. Returns the recorded one."""
         with self._lock:
             if self.failure is None:
                 try:
                     self.failure = Failure.decode(self._store.compare_set(FAILURE, "", failure.encode()))
-                except (dist.DistError, RuntimeError):  # the store is gone: each rank is by itself
+                except (dist.DistError, RuntimeError):  # the store has ended: each rank is by itself
                     self.failure = failure
             return self.failure
 
     def publish_error(self, error: BaseException, traces: Path | None) -> None:
-        """Tell all ranks what this one ends with. Its traceback goes to a file of its own below `traces`."""
+        """Record the error of this rank for all ranks. Its traceback goes to a new file below `traces`."""
         self._main_knows.set()
         if self.rank == 0:
-            self.claims_message()  # whatever it is, rank 0 says it
+            self.claims_message()  # rank 0 prints it, whatever the type
         if self.failure is not None:
             return
         message = f"{self.name_of(self.rank)} failed: {type(error).__name__}: {error}"
@@ -177,20 +177,20 @@ class Watch:
         self.publish(Failure(rank=self.rank, message=message, status=status_of(error), is_alive=True))
 
     def claims_message(self) -> bool:
-        """Whether this rank is the first that asks to print how the run ends."""
+        """Whether this rank prints how the run ends. True for the first rank that asks."""
         try:
             return self._store.compare_set(TOLD, "", str(self.rank)) == str(self.rank).encode()
         except (dist.DistError, RuntimeError):
             return self.rank == (1 if self._store_of == "rank 0" else 0)
 
     def reports_for_first(self) -> bool:
-        """Whether rank 0 is gone, and this rank is the first of the others to say so."""
+        """Whether rank 0 has disappeared, and this rank is the first to report it."""
         failure = self.failure
         first_is_gone = failure is not None and failure.rank == 0 and not failure.is_alive
         return self.rank > 0 and first_is_gone and self.claims_message()
 
     def cause(self, what: str, error: Exception | None = None) -> RankError:
-        """Why the wait `what` of the main thread failed, as an error that names the rank. Takes seconds at most."""
+        """The error for a failed wait `what` of the main thread. It names the rank at fault. Takes a few seconds."""
         end = time.monotonic() + SEARCH_SECONDS
         while self.failure is None:
             try:
@@ -237,7 +237,7 @@ class Watch:
         return self._leaving or self.failure is not None or bool(json.loads(self._store.get("beat/0"))[4])
 
     def _look(self) -> None:
-        """Look for a failure. All ranks are read in turn, the more there are the more rarely."""
+        """Look for a failure. All ranks are read one after the other, the more rarely the more there are."""
         if self._leaving:
             return
         if self._num_beats % max(1, self.size // 64) == 0:
@@ -248,7 +248,7 @@ class Watch:
             self.failure = Failure.decode(self._store.get(FAILURE))
 
     def _missing(self, seconds: float) -> Failure | None:
-        """The failure in the store; else that of a rank which ended, or gave no sign of life for so long."""
+        """The failure in the store; else that of a rank that ended or sent no heartbeat for so long."""
         if self._store.check([FAILURE]):
             self.failure = Failure.decode(self._store.get(FAILURE))
             return None
@@ -256,7 +256,7 @@ class Watch:
         for rank, beat in zip(others, self._beats(others), strict=True):
             if self._has_ended(rank):
                 return Failure(rank=rank, message=f"{self.name_of(rank)} is gone")
-            if not beat or rank not in self._seen or self._seen[rank][0] != beat:  # none: it has not joined yet
+            if not beat or rank not in self._seen or self._seen[rank][0] != beat:  # no heartbeat: it has not joined yet
                 self._seen[rank] = (beat, now)
             silence = now - self._seen[rank][1]
             if silence >= seconds:
@@ -265,14 +265,14 @@ class Watch:
         return None
 
     def _beats(self, ranks: Sequence[int]) -> list[bytes]:
-        """The last sign of each rank; empty for one that has not joined yet."""
+        """The last heartbeat of each rank; empty if it has not joined yet."""
         keys = [f"beat/{rank}" for rank in ranks]
         if self._store.check(keys):
             return self._store.multi_get(keys)
         return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether a rank of this machine is no process any more."""
+        """Whether the process of a rank on this machine has ended."""
         self.name_of(rank)
         if self._told_of_ends or rank not in self._names:
             return False
@@ -284,7 +284,7 @@ class Watch:
         return Failure(rank=0 if self._store_of == "rank 0" else None, message=message)
 
     def _late(self, error: Exception | None) -> Failure:
-        """All live and none has failed: the one that came the least far is the one the others wait for."""
+        """Used when all ranks live and none has failed: the others wait for the rank with the least progress."""
         positions = {self.rank: self.position}
         for rank, (beat, _) in self._seen.items():
             if beat:

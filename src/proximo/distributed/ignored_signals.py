@@ -1,4 +1,4 @@
-"""Signals that come to a rank above 0. Rank 0 ends the run for all: the others go on, and say so where it does not."""
+"""Signals to ranks above 0, which ignore them because rank 0 ends the run. If rank 0 does not, they print that."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ from types import FrameType
 from proximo.distributed.processes import say
 
 PATIENCE_BEATS = 3
-"""A scheduler signals all ranks: so many signs of life later, it is known whether rank 0 has heeded its own."""
+"""Heartbeats after which it is known whether rank 0 got the signal too. A scheduler signals all ranks."""
 
 
 class IgnoredSignals:
-    """Takes the signals of this process, in its main thread. `look` is for the thread that watches the ranks.
+    """Receives the signals of this process in its main thread. The heartbeat thread calls `look`.
 
-    Python runs handlers in the main thread alone, which may wait in a collective; a byte in a socket arrives at once.
+    Python runs handlers only in the main thread, which may wait in a collective. A byte in a socket arrives anyway.
     """
 
     def __init__(self, rank: int, numbers: Sequence[signal.Signals]) -> None:
@@ -32,9 +32,9 @@ class IgnoredSignals:
             signal.siginterrupt(number, False)  # system calls of libraries go on
 
     def look(self, name_of: Callable[[int], str], first_heeds: Callable[[], bool]) -> None:
-        """At each beat: say which signals came a while ago, if rank 0 is not about to end the run.
+        """At each heartbeat: print the signals that came a while ago, unless rank 0 is about to end the run.
 
-        `name_of`: of a rank. `first_heeds`: whether rank 0 ends the run.
+        `name_of`: gives the name of a rank. `first_heeds`: whether rank 0 ends the run.
         """
         self._came = {number: beats + 1 for number, beats in self._came.items()}
         try:
@@ -47,17 +47,17 @@ class IgnoredSignals:
             del self._came[number]
             if not first_heeds():
                 say(
-                    f"{name_of(self._rank)} got {signal.Signals(number).name} and goes on: to end the run, send it to "
-                    f"{name_of(0)} or to the process that started the ranks"
+                    f"{name_of(self._rank)} got {signal.Signals(number).name} and ignores it: to end the run, send it "
+                    f"to {name_of(0)} or to the process that started the ranks"
                 )
 
     def close(self) -> None:
-        """From here on signals are passed over in silence. Call it in the main thread."""
+        """Ignore further signals silently. Call it in the main thread."""
         signal.set_wakeup_fd(-1)
         self._received.close()
         self._sent.close()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked child, which must die of it as it would without us
+        if os.getpid() != self._process:  # a forked child, which must end as usual
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

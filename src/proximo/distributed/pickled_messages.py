@@ -1,4 +1,4 @@
-"""Values as bytes, for the ranks of one run, which trust each other. Tensors arrive on the CPU."""
+"""Pickles values for the other ranks of a run, which trust each other. Tensors arrive on the CPU."""
 
 import io
 import pickle
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class _Pickler(pickle.Pickler):
-    """The receiver would put a tensor of an accelerator on the sender's device."""
+    """Moves tensors to the CPU: the receiver would put one of an accelerator on the sender's device."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and (value.device.type != "cpu" or value.requires_grad):
@@ -17,7 +17,7 @@ class _Pickler(pickle.Pickler):
 
 
 def encode(value: Any) -> bytes:
-    """Raises what pickle raises for a value that cannot be sent."""
+    """The message of a value. Raises what pickle raises for a value that cannot be sent."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
     return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""Which rank of a run this process is, as those who started it say: `proximo` itself, torchrun, or Slurm's srun.
+"""Reads from environment variables which rank of a run this process is. `proximo`, torchrun or Slurm's srun set them.
 
-Imports no torch, so that a process alone stays as light as it was.
+Imports no torch, so that a single process starts quickly.
 """
 
 import os
@@ -14,27 +14,27 @@ from proximo.errors import ConfigError
 LAUNCHED = "PROXIMO_LAUNCHED"
 """Set in the ranks that `launch.py` starts."""
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
-"""The store of a Slurm step listens on a port of this range, chosen by the numbers of job and step."""
+"""Ports for the store of a Slurm step. The numbers of job and step choose one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The place of this process among the ranks of a run."""
+    """The rank of this process, and how it finds the other ranks."""
 
     rank: int
     size: int
     local_rank: int
-    """Number among the ranks of this machine."""
+    """Index among the ranks of this machine."""
     local_size: int
     host: str
-    """Where the store listens through which the ranks find each other."""
+    """Address of the store in which the ranks find each other."""
     port: int
     first_hosts_store: bool
     """Whether rank 0 has to serve the store itself."""
     run: str
-    """Names the run for its launcher, such as a job of Slurm's. Ranks of another run may have the same address."""
+    """The name of the run for its launcher (a job of Slurm). Ranks of another run may have the same address."""
     attempt: str = "0"
-    """The number of restarts so far. The addresses of an earlier attempt must not be found in the store."""
+    """The number of restarts so far. It keeps the addresses of earlier attempts apart in the store."""
     starter: Literal["proximo", "torchrun", "slurm"]
 
     @property
@@ -49,7 +49,7 @@ class Place:
 
 
 def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
-    """The place that the environment gives this process; None for a process alone, or the only one of its launcher.
+    """The place of this process by the environment; None for a single process, or the only rank of its launcher.
 
     Raises ConfigError for variables that are missing or contradict each other.
     """
@@ -69,15 +69,15 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
 
 
 def idle_tasks(environment: Mapping[str, str]) -> int:
-    """How many tasks Slurm has for this job, where this process is none that srun started; 0 where that is one."""
+    """Tasks that Slurm has for this job if srun did not start this process; 0 if it did."""
     text = environment.get("SLURM_NTASKS", "1")
     return int(text) if text.isdecimal() and int(text) > 1 and "SLURM_STEP_NUM_TASKS" not in environment else 0
 
 
 def device_index(*, local_rank: int, local_size: int, num_devices: int) -> int | None:
-    """The number of a rank's CUDA device among those that it sees; None where it has none for itself.
+    """The index of a rank's CUDA device among those that it sees; None if the rank has no device for itself.
 
-    A launcher shows each rank either all devices of the machine or, as Slurm's --gpus-per-task=1 does, its own alone.
+    A launcher shows each rank either all devices of the machine or only its own (Slurm's --gpus-per-task=1).
     """
     if num_devices == 1:
         return 0
@@ -126,7 +126,7 @@ def _of_slurm(given: Mapping[str, str]) -> Place:
 
 
 def first_host(hosts: str) -> str:
-    """The first of Slurm's list of hosts, such as `gpu[01-04,07],login` (`gpu01`)."""
+    """The first host in a list of Slurm: `gpu01` of `gpu[01-04,07],login`."""
     plain = re.match(r"[^,\[]+", hosts)
     if plain is None:
         raise ConfigError(f"SLURM_STEP_NODELIST is {hosts!r}, which names no host first: set MASTER_ADDR")
@@ -135,13 +135,13 @@ def first_host(hosts: str) -> str:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """From Slurm's short form, such as `8(x2),4` for 8, 8 and 4."""
+    """Tasks of each node from Slurm's short form: `8(x2),4` is 8, 8 and 4."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if found is None:
             raise ConfigError(
-                f"SLURM_STEP_TASKS_PER_NODE is {text!r}; wanted is such as 8(x2): start the ranks by srun"
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}; it must have the form 8(x2): start the ranks by srun"
             )
         counts += [int(found[1])] * int(found[2] or 1)
     return counts

@@ -1,7 +1,7 @@
-"""Parameters whose numbers are still in the files of a model. They take no memory until a rank reads its part of them.
+"""Parameters whose numbers are still in the files of a model. They take no memory until a rank reads its part.
 
-A model that is loaded by shards has them from its loading to its sharding. Copies have the same source, and each reads
-it for itself. What looks at numbers in between asks for them by `numbers_of`.
+A model that is loaded by shards has such parameters from its loading until its sharding. Copies have the same source,
+and each copy reads it separately. Code that needs the numbers in between calls `numbers_of`.
 """
 
 import math
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 
 class Source(Protocol):
-    """Where the numbers of a parameter are."""
+    """The place of a parameter's numbers in files."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> torch.dtype: ...
     def __str__(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         ...
 
     def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
@@ -30,14 +30,14 @@ class Source(Protocol):
 
 
 class Unread(nn.Parameter):
-    """A parameter on the CPU whose elements are one NaN, until it is read: in place, or as shards of FSDP."""
+    """A parameter on the CPU whose elements are one NaN in memory, until it is read in place or as shards of FSDP."""
 
     source: Source | None = None
-    """None once it was read."""
+    """None after it was read."""
 
     @classmethod
     def of(cls, source: Source, *, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> "Unread":
-        """One that `source` is to be read for. Its numbers may be of another type there."""
+        """An unread parameter with this source. Its numbers may have another dtype there."""
         made = torch.Tensor._make_subclass(cls, _nothing(source.shape, dtype), requires_grad)
         made.source = source
         return made
@@ -52,7 +52,7 @@ class Unread(nn.Parameter):
 
 
 class Grown:
-    """A table with further rows, each the mean of those in the files."""
+    """A table with additional rows. Each is the mean of the rows in the files."""
 
     dtype = torch.float32
 
@@ -82,26 +82,26 @@ DESTROYED = (
 
 
 def num_not_finite(tensor: Tensor) -> int:
-    """How many numbers of a tensor are NaN or infinite. They are counted only where the sum is not finite."""
+    """How many numbers of a tensor are NaN or infinite. They are counted only if the sum is not finite."""
     if not tensor.is_floating_point() or tensor.sum().isfinite():
         return 0
     return int((~tensor.isfinite()).sum())
 
 
 def source_of(tensor: Tensor | None) -> Source | None:
-    """The source of a parameter that was not read yet; None for any other tensor."""
+    """The source of an unread parameter; None for any other tensor."""
     return tensor.source if isinstance(tensor, Unread) else None
 
 
 def unread_in(modules: Iterable[nn.Module]) -> list[tuple[Unread, Source]]:
-    """The parameters of modules that were not read yet, each once."""
+    """The unread parameters of modules, each once."""
     found = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
     return [(each, each.source) for each in found if isinstance(each, Unread) and each.source is not None]
 
 
 @torch.no_grad()
 def numbers_of(tensor: Tensor) -> Tensor:
-    """A tensor with its numbers: itself, or what was read for this call alone."""
+    """A tensor with its numbers: the tensor itself, or a copy that was read for this call."""
     source = source_of(tensor)
     return tensor if source is None else source.read().to(tensor.dtype)
 
@@ -115,7 +115,7 @@ def read_all(module: nn.Module, device: torch.device | None = None) -> None:
 
 @torch.no_grad()
 def read_whole(parameter: nn.Parameter, device: torch.device | None = None) -> None:
-    """Read a parameter to `device`, None for the CPU. It is a plain one from here on, as kernels want it."""
+    """Read a parameter to `device`, None for the CPU. It becomes a plain parameter, which kernels need."""
     if isinstance(parameter, Unread) and parameter.source is not None:
         parameter.data = parameter.source.read().to(device=device, dtype=parameter.dtype)
         parameter.source = None
@@ -124,14 +124,14 @@ def read_whole(parameter: nn.Parameter, device: torch.device | None = None) -> N
 
 @torch.no_grad()
 def cast(parameter: nn.Parameter, dtype: torch.dtype) -> None:
-    """Change the type of a parameter in place."""
+    """Change the dtype of a parameter in place."""
     source = source_of(parameter)
     parameter.data = parameter.data.to(dtype) if source is None else _nothing(source.shape, dtype)
 
 
 @contextmanager
 def reading_when_run(module: nn.Module, layers: Sequence[nn.Module]) -> Generator[None]:
-    """Inside, each of the layers has its numbers while it runs, and the rest of the module always."""
+    """Inside, each layer has its numbers while it runs, and the rest of the module has them all the time."""
     inside = {id(parameter) for layer in layers for parameter in layer.parameters()}
     rest = [(parameter, source) for parameter, source in unread_in([module]) if id(parameter) not in inside]
     handles = []

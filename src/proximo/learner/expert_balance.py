@@ -21,7 +21,7 @@ Statistics = TypeVar("Statistics")
 
 
 class HasTokens(Protocol):
-    """A micro-batch that says which tokens its loss reads."""
+    """A micro-batch that knows which tokens its loss reads."""
 
     @property
     def tokens(self) -> Packed: ...
@@ -29,20 +29,20 @@ class HasTokens(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balanced(Generic[Statistics]):
-    """What a micro-batch gives: the statistics of its own loss, and its share of the balancing loss."""
+    """The result of a micro-batch: the statistics of its own loss, and its share of the balancing loss."""
 
     statistics: Statistics
     balancing_loss: Tensor
     """A detached scalar, before the coefficient."""
     weighted: Tensor
-    """The same times the coefficient: what was added to the micro-batch's loss."""
+    """`loss` times the coefficient, as added to the micro-batch's loss."""
 
 
 class ExpertBalance:
     """The balancing loss of one trained model.
 
-    The shares of the experts are those of the whole update. Where each rank has one micro-batch, its own pass tells
-    them; otherwise one more pass without gradients over all micro-batches comes first.
+    The shares of the experts are those of the whole update. If each rank has one micro-batch, its pass gives them.
+    Otherwise a pass without gradients over all micro-batches comes first.
     """
 
     def __init__(self, backbone: "Backbone") -> None:
@@ -50,7 +50,7 @@ class ExpertBalance:
 
     @classmethod
     def of(cls, backbone: "Backbone") -> "ExpertBalance | None":
-        """That of a model; None for one that is not to be balanced."""
+        """The balancing loss of a model; None for a model that is not balanced."""
         return None if backbone.balancing is None else cls(backbone)
 
     def added_to(
@@ -60,10 +60,10 @@ class ExpertBalance:
         *,
         beginning: Callable[[int], None],
     ) -> Callable[[Batch], tuple[Tensor, Balanced[Statistics]]]:
-        """The loss of a micro-batch of an update with its share of the balancing loss.
+        """The loss of a micro-batch with its share of the balancing loss.
 
-        `microbatches`: of the update, as many on every rank; each is a `HasTokens`. `beginning`: called with the index
-        of each micro-batch before the pass that counts it, for what random numbers it draws.
+        `microbatches`: those of the update, equally many on every rank; each is a `HasTokens`. `beginning`: called with
+        the index of each micro-batch before the pass that counts it, to seed random numbers.
         """
         options = self._backbone.balancing
         assert options is not None, "`of` makes none for such a model"

@@ -1,7 +1,7 @@
-"""AdamW whose moments take 8 bits a number (arXiv:2110.02861), of bitsandbytes. Not the schedule, nor the update.
+"""bitsandbytes' AdamW with moments of 8 bits a number (arXiv:2110.02861).
 
 Tensors of fewer than 4,096 numbers keep float32 moments. `adamw_paged_8bit` keeps the moments in memory that CUDA
-moves to the host where the device has no room.
+moves to the host when the device is full.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def make_low_memory(kind: LowMemoryKind, groups: list[dict[str, Any]], **options
 
 
 def page_state(optimizer: Optimizer) -> None:
-    """Move moments that were read from a checkpoint into paged memory, where the optimizer wants them there."""
+    """Move moments that were read from a checkpoint into paged memory, if the optimizer uses it."""
     if not getattr(optimizer, "is_paged", False):
         return
     paged: Any = optimizer

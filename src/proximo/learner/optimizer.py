@@ -1,4 +1,4 @@
-"""AdamW over the trainable parameters of a model, and the learning rate as a function of position. No other state."""
+"""AdamW over the trainable parameters of a model, and the learning rate as a function of position."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +32,7 @@ class OptimizerOptions:
         return make_optimizer(parameters, self)
 
     def rate_factor(self, *, update: int, num_updates: int) -> float:
-        """What the peak learning rate is multiplied with at update number `update` (from 0)."""
+        """The factor of the peak learning rate at update number `update` (from 0)."""
         return learning_rate_factor(
             update,
             num_updates=num_updates,

@@ -1,4 +1,4 @@
-"""An optimizer and a schedule that a library user brings. Not the AdamW of recipes: see optimizer.py."""
+"""An optimizer and a schedule from a library user. The AdamW of recipes is in optimizer.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from proximo_verifiers.callables import calling_problem
 
 
 def constant(update: int, num_updates: int) -> float:
-    """The schedule that leaves every learning rate where the optimizer began."""
+    """The schedule that keeps every learning rate at its initial value."""
     del update, num_updates
     return 1.0
 
@@ -23,20 +23,20 @@ def constant(update: int, num_updates: int) -> float:
 class OwnOptimizer:
     """Any optimizer of torch's interface, for one trained model.
 
-    It must hold every trainable parameter of the model once, in groups with a learning rate each: what is not to be
-    trained has `requires_grad=False`. Its state is saved and resumed where it is made of tensors and plain numbers.
+    It must hold every trainable parameter of the model once, in groups with one learning rate each. Set
+    `requires_grad=False` on the others. Its state is saved and resumed if it consists of tensors and plain numbers.
     """
 
     in_backward: ClassVar[bool] = False
 
     make: Callable[[list[nn.Parameter]], Optimizer]
-    """From the model's trainable parameters, in the model's order, to their optimizer."""
+    """Makes the optimizer from the model's trainable parameters, in the model's order."""
     schedule: Callable[[int, int], float] = constant
-    """(update from 0, updates of the run) -> what each group's own learning rate is multiplied with."""
+    """(update from 0, updates of the run) -> factor of each group's learning rate."""
     max_gradient_norm: float | None = 1.0
-    """Gradients are scaled down to this norm; None does not clip."""
+    """Gradients are scaled down to this norm; None for no clipping."""
     non_finite_gradient: Literal["skip", "stop"] = "skip"
-    """An update whose gradient is not finite is skipped, or stops the run."""
+    """What an update with a non-finite gradient does: it is skipped, or stops the run."""
 
     def __post_init__(self) -> None:
         if not callable(self.make):
@@ -54,10 +54,10 @@ class OwnOptimizer:
             ("schedule(update, num_updates)", calling_problem(self.schedule, [0, 1], names=("update", "num_updates"))),
         ):
             if problem:
-                raise ConfigError(f"an optimizer of your own is called as {call}, but {problem}")
+                raise ConfigError(f"your own optimizer is called as {call}, but {problem}")
 
     def rate_factor(self, *, update: int, num_updates: int) -> float:
-        """What each group's own learning rate is multiplied with at update number `update` (from 0).
+        """The factor of each group's learning rate at update number `update` (from 0).
 
         On several ranks the schedule is called on rank 0. Raises TrainingError where it raises or gives no number.
         """

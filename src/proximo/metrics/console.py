@@ -105,7 +105,7 @@ def open_progress(
 
 
 class _ResilientConsole(Console):
-    """A console that goes quiet when its pipe or terminal is closed, so that the run goes on.
+    """A console that stops writing when its pipe or terminal is closed, so that the run continues.
 
     rich handles a broken pipe; a closed terminal raises OSError with EIO.
     """

@@ -1,7 +1,7 @@
-"""What several trainers declare alike: alarm rules, curves, and metrics on held-out data.
+"""Declarations that several trainers share: alarm rules, curves, and metrics on held-out data.
 
-Metrics, curves and rules of one trainer are declared beside it. Evaluation draws its random numbers from a purpose of
-its own that knows no step, so two steps answer the same prompts with the same numbers and differ by the policy alone.
+Those of one trainer are in its folder. Evaluation draws its random numbers for a separate purpose without a step, so
+two steps answer the same prompts with the same numbers and differ only by the policy.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Runs transformers models on packed tokens: loading, attention, heads and adapters.
+"""Runs transformers models on packed tokens: loading, attention, heads and adapters. Read `language.py` first.
 
-The annotations state dtype and shape of tensors; the tests check both (tests/shape_checks.py). One name
-stands for one size within a call:
+The annotations state dtype and shape of tensors; the tests check both (tests/shape_checks.py). One name is one size
+within a call:
 
     tokens       T   tokens of all sequences of a pass, laid end to end
     sequences    S   sequences of a pass

@@ -1,4 +1,4 @@
-"""Recognises a model with an adapter without importing peft, which only who adds or loads one does (lora.py)."""
+"""Recognises a model with an adapter without importing peft. Only lora.py, which adds and loads them, imports it."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # transformers and peft take seconds to import
 
 
 def is_adapted(model: object) -> "TypeIs[PeftModel]":
-    """True for a model of peft. Before peft was imported there is none."""
+    """True for a model of peft. There is none before peft was imported."""
     kind = getattr(sys.modules.get("peft"), "PeftModel", None)
     return kind is not None and isinstance(model, kind)
 

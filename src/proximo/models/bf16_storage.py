@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 def narrow_frozen(model: LanguageModel | ScalarModel, *, beside: Iterable[nn.Module] = ()) -> None:
     """Cast the matrices of a frozen model to bf16 in place, if its precision is bf16; else do nothing.
 
-    `beside`: models whose tensors are left as they are, also if this model shares them.
+    `beside`: models whose tensors are not changed, even if this model shares them.
     """
     if not model.precision.is_half:
         return

@@ -141,7 +141,7 @@ class PassProfiler(TorchDispatchMode):
             self._parts[key] = part
 
     def hold(self, part: str, size: int) -> None:
-        """Count `size` more bytes from now on, for what the run holds and these passes do not make."""
+        """Count `size` more bytes from now on, for memory of the run that these passes do not allocate."""
         self._held[part] += size
         self._note_peak()
 

@@ -35,7 +35,7 @@ class LanguageModel(PackedModel):
 
     @property
     def adapter_config(self) -> "PeftConfig | None":
-        """What describes the adapter; None without one."""
+        """The adapter's configuration; None without an adapter."""
         return self.model.active_peft_config if is_adapted(self.model) else None
 
     @property

@@ -1,4 +1,4 @@
-"""What the language model and the scalar model have in common: a transformers model that runs without padding."""
+"""The common base of language model and scalar model: a transformers model that runs without padding."""
 
 from typing import TYPE_CHECKING
 

@@ -34,13 +34,13 @@ Dense = Literal["none", "deltas", "absolute"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What a reward model reads of a response."""
+    """The input of a reward model for a response."""
 
     prompt_ids: Sequence[int] = ()
     response_ids: Sequence[int] = ()
     places: Sequence[int] = ()
-    """Ascending indices of the tokens of prompt and response whose scores are wanted. None lies before the last token
-    of the prompt, since responses to one prompt share what comes before."""
+    """Ascending indices of the tokens of prompt and response whose scores are wanted. None is before the last token of
+    the prompt, since responses to one prompt share the tokens before."""
     refusal: str | None = None
     """Why the response cannot be read, if it cannot."""
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
 COMPONENTS = ("solution", "steps", "right_steps")
-"""What is logged beside the score: the aggregate over the steps, their number, and how many have a probability of at
-least 1/2."""
+"""Components logged besides the score: the aggregate over the steps, their number, and how many have a probability of
+at least 1/2."""
 
 
 class ProcessReward(ModelReward):

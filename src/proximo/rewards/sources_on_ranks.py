@@ -57,7 +57,7 @@ def with_responses(sent: Sequence[Any], responses: Sequence[Response]) -> list[S
 
 @dataclass(kw_only=True, slots=True)
 class AbsentSource:
-    """Stands on other ranks for a source that was built on rank 0, which alone has its processes and connections."""
+    """The placeholder on other ranks for a source that was built on rank 0 with its processes and connections."""
 
     name: str
     concurrent: bool

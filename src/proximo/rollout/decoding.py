@@ -146,9 +146,9 @@ class DecodingCall:
 
     @torch.inference_mode()
     def compute_anew(self) -> None:
-        """Compute with the weights of now the keys and values of all responses, and of a prompt that has samples left.
+        """Compute keys and values again with the current weights: of all responses, and of a prompt with samples left.
 
-        The tokens and their log-probs stay.
+        The tokens and their log-probs are kept.
         """
         from proximo.models.attention.cache import PromptCache
 

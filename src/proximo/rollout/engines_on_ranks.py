@@ -1,4 +1,4 @@
-"""The engines of a run as all its ranks use them, and the weights that they sample with."""
+"""Engines for several ranks, and the transfer of the policy's weights to them."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,7 +13,7 @@ from proximo.rollout.ranks_engine import RanksEngine
 def on_ranks(engine: Engine) -> Engine:
     """The engine as all ranks of this world use it; the engine itself in a world of one. Every rank has to call it.
 
-    The built-in one samples a share on each rank. Another one is called on rank 0 alone.
+    The built-in engine samples a share on each rank. Any other engine is called only on rank 0.
     """
     if current().size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
         return engine
@@ -21,7 +21,7 @@ def on_ranks(engine: Engine) -> Engine:
 
 
 def push_to(engine: Engine, model: LanguageModel, *, version: int) -> bool:
-    """Load the trained weights of `model` into its engine, whole. Every rank has to call it. See `push_weights`."""
+    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
     if isinstance(engine, FirstRankEngine):
         return engine.push(version, model)
     # An engine that samples from the model's own tensors copies none, so that they need not be whole.

@@ -1,12 +1,12 @@
-"""A lock that two threads take in turns: a loop that takes it again and again does not keep the other one waiting."""
+"""A fair lock for two threads: a thread that takes it in a loop does not keep the other one waiting."""
 
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
 
-class Turns:
-    """Who asks while somebody has the turn is next. A plain lock may go to its last holder for ever."""
+class FairLock:
+    """The fair lock. The waiting thread gets it next, while a plain lock may always return to its last holder."""
 
     def __init__(self) -> None:
         self._next = threading.Lock()

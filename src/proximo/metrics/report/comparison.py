@@ -40,7 +40,7 @@ class NamedRun:
     colour: int
     run: Run
     is_stage: bool = False
-    """Whether it is a stage of a pipeline, which starts from other stages beside it."""
+    """Whether it is a stage of a pipeline, which starts from other stages in the same folder."""
 
     @property
     def place(self) -> str:

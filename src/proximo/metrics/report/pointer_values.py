@@ -1,4 +1,4 @@
-"""What report.js needs to show the values under the pointer: where a plot lies in its drawing, and what it shows."""
+"""Data for report.js, which shows the values under the pointer: the area of a plot in its drawing, and its curves."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def area_of(figure: Figure, axes: Axes) -> Area:
 
 
 def readout(area: Area, readings: Sequence[Reading], *, stacked: bool = False, along: str = "step") -> str:
-    """The JSON of a plot. `along`: what the x axis is. `stacked`: no point lies at the height of its value."""
+    """The JSON of a plot. `along`: the quantity of the x axis. `stacked`: no point is at the height of its value."""
     return json.dumps(
         {
             "box": [round(edge, 1) for edge in area.box],

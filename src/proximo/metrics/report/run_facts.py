@@ -27,7 +27,7 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
 
 
 def model_of(config: Mapping[str, Any] | None) -> str:
-    """What the trained model starts from; empty if the configuration does not say."""
+    """The model that training starts from; empty if the configuration does not name it."""
     model = setting(config, "model")
     if model is None:
         return ""
@@ -37,7 +37,7 @@ def model_of(config: Mapping[str, Any] | None) -> str:
 
 
 def task_of(config: Mapping[str, Any] | None, trainer: TrainerKind) -> str:
-    """What is trained on which data, and what rewards it."""
+    """The model, its data, and its rewards."""
     data = _named(setting(config, "data", "sources"))
     rewards = _named(setting(config, "reward"))
     estimator = setting(config, trainer.name, "advantage", "estimator")
@@ -76,7 +76,7 @@ def _duration(run: Run) -> str:
 
 
 def _push_failures(run: Run) -> str:
-    """How many pushes to the Hub failed, and what it lacks; empty if none did."""
+    """How many pushes to the Hub failed, and what is missing there; empty if none failed."""
     ended = run.outcome
     count = int(sum(run.series(PUSH_FAILURES).values)) + (ended.push_failures if ended else 0)
     failed = f"{count_of(count, 'push', 'pushes')} to the Hub failed" if count else ""

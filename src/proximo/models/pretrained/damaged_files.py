@@ -1,6 +1,6 @@
-"""Which file of a model's folder is damaged, and how. Reads no tensor.
+"""Finds the damaged file of a model's folder, and what is wrong. Reads no tensor.
 
-Asked when a library could not read it; of the files that libraries pass over without a word, before.
+Called after a library could not read the folder; for files that libraries skip silently, before they read it.
 """
 
 import json
@@ -23,15 +23,15 @@ JSON_OBJECTS = (
 TEXTS = ("chat_template.jinja", "merges.txt")
 WEIGHTS = "*.safetensors"
 SHORTEST_KEY = 6
-"""Letters: shorter ones, such as top_k and top_p, may differ in one and both be meant."""
+"""Least number of letters: shorter keys (top_k, top_p) may differ in one letter and both be valid."""
 LARGEST_HEADER = 100_000_000
-"""Bytes, as in safetensors itself."""
+"""Largest header in bytes, as in safetensors itself."""
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 """Bytes of a number, by the names of safetensors; one for all others."""
 
 
 def damage_in(folder: Path, *, weights: bool = True) -> str | None:
-    """The first file that cannot be what its name says, with what is wrong; None where none was found.
+    """The first file with contents that do not fit its name, with the problem; None if none was found.
 
     `weights` looks at the headers of weight files too.
     """
@@ -46,10 +46,10 @@ def damage_in(folder: Path, *, weights: bool = True) -> str | None:
 
 
 def overlooked_damage_in(folder: Path) -> str | None:
-    """The first file that libraries take for missing although it is there and damaged; None where none was found.
+    """The first damaged file that libraries would treat as missing; None if none was found.
 
-    Without its generation config a model has other tokens that end an answer; without its tokenizer's, other special
-    tokens; without its template, another form of a conversation.
+    Without its generation config a model has other tokens that end an answer, without its tokenizer's config other
+    special tokens, without its template another form of a conversation.
     """
     for name in (*JSON_OBJECTS, *TEXTS):
         file = folder / name
@@ -61,10 +61,9 @@ def overlooked_damage_in(folder: Path) -> str | None:
 
 
 def misspelt_key(file: Path, known: Iterable[str]) -> str | None:
-    """What is wrong where a key of the JSON object in `file` is a known one with a single letter changed.
+    """The problem if a key of the JSON object in `file` is a known key with one letter changed; else None.
 
-    Libraries take such a key for one that they need not know, and the default for the one that is meant. None where
-    no key is, or where the file holds no JSON object.
+    Libraries ignore such a key, and use the default of the intended one. None also for a file without a JSON object.
     """
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
@@ -83,7 +82,7 @@ def misspelt_key(file: Path, known: Iterable[str]) -> str | None:
 def _guarded(file: Path) -> str | None:
     try:
         if file.is_dir():
-            return "is a folder, where a file is wanted"
+            return "is a folder, but must be a file"
         if file.stat().st_size == 0:
             return "is empty: copy or fetch it again"
         if file.suffix == ".safetensors":
@@ -100,19 +99,19 @@ def _text_problem(file: Path) -> str | None:
             return None
         content = json.loads(text)
     except UnicodeDecodeError as error:
-        return f"is no text in UTF-8 (byte {error.start}): it is damaged or of another kind; copy or fetch it again"
+        return f"is not text in UTF-8 (byte {error.start}): it is damaged or of another kind; copy or fetch it again"
     except RecursionError:
-        return "is no usable JSON: it is nested too deeply"
+        return "is not usable JSON: it is nested too deeply"
     except ValueError as error:
-        return f"is no whole JSON ({error}): it was cut or damaged; copy or fetch it again"
+        return f"is not complete JSON ({error}): it was cut or damaged; copy or fetch it again"
     return _object_problem(file.name, content)
 
 
 def _object_problem(name: str, content: Any) -> str | None:
     if not isinstance(content, dict):
-        return f"holds a JSON {type(content).__name__}, where an object is wanted: it is a file of another kind"
+        return f"holds a JSON {type(content).__name__}, but must hold an object: it is a file of another kind"
     if name == "tokenizer.json" and not isinstance(content.get("model"), dict):
-        return "is JSON without a `model`, so it is no tokenizer's: copy or fetch it again"
+        return "is JSON without a `model`, so it is not a tokenizer's: copy or fetch it again"
     return None
 
 
@@ -122,7 +121,7 @@ def _weights_problem(file: Path) -> str | None:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(LARGEST_HEADER, size - 8):
             return (
-                f"is no whole safetensors file ({size} bytes, and a header of {length} is said): copy or fetch it again"
+                f"is not a complete safetensors file ({size} bytes with a header of {length}): copy or fetch it again"
             )
         try:
             header = json.loads(stream.read(length))
@@ -134,10 +133,10 @@ def _weights_problem(file: Path) -> str | None:
                 for extent in each["shape"]:
                     numbers *= extent
                 if end - begin != numbers * SIZES.get(each["dtype"], 1):
-                    return f"says of the tensor {name!r} two sizes: its header is damaged; copy or fetch it again"
+                    return f"has two sizes for the tensor {name!r}: its header is damaged; copy or fetch it again"
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-            return "has a damaged header: it is no safetensors file any more; copy or fetch it again"
+            return "has a damaged header and is not a safetensors file; copy or fetch it again"
     if size != wanted:
-        how = "was cut" if size < wanted else "has bytes too many"
+        how = "was cut" if size < wanted else "has too many bytes"
         return f"{how}: it has {size} of {wanted} bytes; copy or fetch it again"
     return None

@@ -1,4 +1,4 @@
-"""Models on ranks whose numbers stay in their files until each rank reads its shards (`unread_parameters.py`)."""
+"""Loads models with numbers that stay in their files until each rank reads its shards (`unread_parameters.py`)."""
 
 import copy
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ FAULTS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 def unread_model(
     loader: Any, source: ModelSource, config: "PreTrainedConfig"
 ) -> "tuple[PreTrainedModel, dict[str, Any]] | str":
-    """The model that `loader.from_pretrained` would give, its parameters unread, with transformers' report of loading.
+    """The model of `loader.from_pretrained` with unread parameters, and transformers' report of loading.
 
-    transformers is given marks in place of numbers and lays them where the numbers of the files would go, so that
-    names, tied weights and buffers are its own. Or why that is not possible: the model then has to be loaded whole.
+    transformers gets marks in place of numbers and puts them where the numbers of the files would go, so it handles
+    names, tied weights and buffers. Returns the reason if that is not possible: the model must then be loaded whole.
     """
     from transformers import GenerationConfig
 
@@ -58,7 +58,7 @@ def unread_model(
 
 
 def _has_conversions(empty: "PreTrainedModel", saved: Mapping[str, SavedTensor]) -> bool:
-    """Whether transformers does more to a tensor of the files than to give it another name."""
+    """Whether transformers changes a tensor of the files beyond its name."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
@@ -67,7 +67,7 @@ def _has_conversions(empty: "PreTrainedModel", saved: Mapping[str, SavedTensor])
 
 
 def _saved_tensors(source: ModelSource, config: "PreTrainedConfig") -> dict[str, SavedTensor] | None:
-    """The tensors in the files of a model, by their names there; None where they are of another format."""
+    """The tensors in the files of a model, by their names there; None for another format."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
@@ -85,7 +85,7 @@ def _saved_tensors(source: ModelSource, config: "PreTrainedConfig") -> dict[str,
 
 @torch.no_grad()
 def _take_sources(model: "PreTrainedModel", saved: list[SavedTensor]) -> bool:
-    """Replace each mark by what it stands for: a parameter by an unread one, a buffer by its numbers.
+    """Replace each mark: that of a parameter by an unread parameter, that of a buffer by its numbers.
 
     False if a parameter is made of several marks.
     """
@@ -109,9 +109,9 @@ def _take_sources(model: "PreTrainedModel", saved: list[SavedTensor]) -> bool:
 
 @torch.no_grad()
 def _tie_equal(model: "PreTrainedModel", tied: Mapping[str, str]) -> None:
-    """Tie layers that are to be one matrix where the files hold it twice. Their marks differ, so transformers did not.
+    """Tie layers of one matrix that the files hold twice. Their marks differ, so transformers did not tie them.
 
-    `tied`: name of a tensor -> the one that it is to be.
+    `tied`: name of a tensor -> name of the tensor that it is tied to.
     """
     for target, source in tied.items():
         one, other = model.get_parameter_or_buffer(source), model.get_parameter_or_buffer(target)
@@ -122,6 +122,6 @@ def _tie_equal(model: "PreTrainedModel", tied: Mapping[str, str]) -> None:
 
 
 def _mark(tensor: Tensor) -> int | None:
-    """The number of the saved tensor that a mark stands for; None for a tensor that is no mark."""
+    """The index of the saved tensor of a mark; None for a tensor that is not a mark."""
     is_one = all(stride == 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     return int(tensor.flatten()[0]) if is_one and tensor.dtype is torch.float32 and tensor.numel() else None

@@ -1,7 +1,7 @@
-"""A folder of a model whose weights lie in one file for each rank (`distributed/shard_files.py`), and the whole model.
+"""Model folders with weights in one file per rank (`distributed/shard_files.py`), and whole models from them.
 
-Weights have the names that they run with: transformers stores some architectures under others, which
-`from_pretrained` expects. `assemble` makes the whole model, of which `save_pretrained` makes an ordinary folder.
+Weights have the names of the running modules. transformers stores some architectures under other names, which
+`from_pretrained` expects. `assemble` makes the whole model, and `save_pretrained` an ordinary folder from that.
 """
 
 import copy
@@ -26,12 +26,12 @@ SHARDS = "shards"
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether the model of a folder has to be assembled."""
+    """Whether a model's folder holds shards and has to be assembled."""
     return is_shards(folder / SHARDS)
 
 
 def saved_tensors(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Every parameter once, and the buffers that a checkpoint keeps, by the names that they run with."""
+    """Every parameter once, and the buffers of a checkpoint, by the names of the running modules."""
     kept = model.state_dict().keys()
     return dict(model.named_parameters()) | {name: each for name, each in model.named_buffers() if name in kept}
 
@@ -48,9 +48,9 @@ def save_configs(model: "PreTrainedModel", folder: Path) -> None:
 
 
 def load_tensors(model: "PreTrainedModel", saved: Mapping[str, Tensor | SavedTensor], folder: Path) -> None:
-    """Copy whole tensors into the model in place, of which each rank may have a part. They are those of `folder`.
+    """Copy the whole tensors of `folder` into the model in place. Each rank may have a part of the model.
 
-    Raises CheckpointError where they are another model's; then nothing has been changed.
+    Raises CheckpointError for the weights of another model; nothing is changed then.
     """
     current = saved_tensors(model) if isinstance(saved, SavedShards) else dict(model.named_parameters())
     wrong = [name for name in saved.keys() | current.keys() if _shape(saved, name) != _shape(current, name)]
@@ -68,8 +68,8 @@ def assemble(
 ) -> "PreTrainedModel":
     """The whole model of a folder with shards, in eval mode on the CPU.
 
-    `config`: None for the saved one. `loader`: a class such as AutoModelForCausalLM, by default that of the saved
-    architecture. `dtype`: None for the saved one. Raises CheckpointError where the shards are another model's.
+    `config`: None for the saved one. `loader`: an auto class (AutoModelForCausalLM), by default that of the saved
+    architecture. `dtype`: None for the saved one. Raises CheckpointError for the shards of another model.
     """
     from transformers import (
         AutoConfig,

@@ -51,22 +51,22 @@ class VLLMOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Push:
-    """What the servers were given last."""
+    """The weights that the servers were given last."""
 
     holding: Holding
     name: str
-    """Version and fingerprint, as the servers say them."""
+    """Version and fingerprint, as the servers report them."""
     path: Path
     digest: str
-    """`fingerprint` of the tensors in its files, which may be of another type."""
+    """`fingerprint` of the tensors in its files, which may have another dtype."""
 
 
 class VLLMEngine:
     """Samples with one or several vLLM servers, which have the policy's model. Prompts are balanced over them.
 
-    Weights reach the servers as files. Each response says which weights made its tokens. A server that has others, for
-    example after a restart, is given those of the last push, and the response is sampled again. What a server does not
-    deliver is asked of another one.
+    Weights reach the servers as files. Each response names the weights that made its tokens. A server with other
+    weights (after a restart) loads the last push again, and the response is sampled again. If a server fails to answer,
+    another one is asked.
 
     Weights that are loaded while responses are sampled take effect at the next token, and keys and values are computed
     anew. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
@@ -107,7 +107,7 @@ class VLLMEngine:
         """Name of a push -> running calls of `generate` that began with it."""
         self._dispatches: set[Dispatch[tuple[tuple[int, int], Response]]] = set()
         self._loading = threading.Lock()
-        """Held while servers load weights, so that what is given again to one never mixes with a push."""
+        """Held while servers load weights, so that a reload never mixes with a push."""
         self._counting = threading.Lock()
 
     @property
@@ -152,7 +152,7 @@ class VLLMEngine:
                         raise TrainingError(f"{failure}; {server.last_words()}")
 
     def holds(self) -> Holding | None:
-        """See `Engine.holds`: what was pushed last, if every server says that it has it."""
+        """See `Engine.holds`: the last push, if every server reports that it has it."""
         push = self._last
         if push is None:
             return None
@@ -213,7 +213,7 @@ class VLLMEngine:
                 self._calls[push.name] -= 1
 
     def _switch(self, what: Literal["sleep", "wake"]) -> None:
-        """Let all servers sleep or wake, where they sleep between two calls. Raises TrainingError if one does not."""
+        """Put all servers to sleep or wake them, if they sleep between calls. Raises TrainingError if one does not."""
         for server in self.servers if self.options.sleeps else ():
             try:
                 server.waiting_for_it(server.sleep if what == "sleep" else server.wake)
@@ -299,7 +299,7 @@ class VLLMEngine:
         except RequestRefusedError as error:
             if error.status == _NOT_FOUND and self._files.is_adapter:
                 self._reload(server, push)
-                raise UnansweredError("it had lost the adapter: it started anew, or serves another run too") from None
+                raise UnansweredError("it had lost the adapter: it was restarted, or serves another run too") from None
             raise
         if not self._files.is_adapter:
             named = [name for name, _ in choice.weight_versions]
@@ -320,8 +320,8 @@ class VLLMEngine:
             return [name for name, count in self._calls.items() if count and self._files.is_adapter]
 
     def _reload(self, server: VLLMServer, push: _Push) -> None:
-        """Load into a server what it should have and has not, once for all threads that notice: the last push, or the
-        adapter of this one.
+        """Reload the last push, or the adapter of this push, into a server with other weights. Threads share one
+        reload.
         """
         with self._loading:
             if not self._files.is_adapter:
@@ -357,7 +357,7 @@ _NOT_FOUND = 404
 
 
 def _other_weights(names: Sequence[str]) -> str:
-    """Says that weights of these names made a response. A server that starts anew has others than a trainer's."""
+    """The message that weights of these names made a response. A restarted server has weights of no trainer."""
     pushed = any(name.startswith("proximo-") for name in names)
     whose = ": another run probably pushes weights to this server, which is for one run at a time" if pushed else ""
     return f"it sampled with the weights {', '.join(names)}{whose}"

@@ -1,8 +1,8 @@
-"""Runs a command and ends it, with all that it started, when the process that asked for it is gone.
+"""Runs a command and ends it, with all that it started, when the parent process has ended.
 
-A script of its own without any import of Proximo: `python guardian.py FD FOLDER COMMAND...`. FD is the reading end of
-a pipe whose other end the asking process holds open. It closes when that process closes it or ends in whatever way.
-FOLDER, if it is not empty, is then removed. It stays where the command ends by itself: its log is still to be read.
+A script without any import of Proximo: `python process_guardian.py FD FOLDER COMMAND...`. FD is the reading end of a
+pipe. The parent holds the other end open, and it closes when the parent closes it or ends for any reason. FOLDER, if it
+is not empty, is then removed. It is kept if the command ends by itself: its log is still needed.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(watched: int, folder: str, command: list[str]) -> int:
     """Run `command` until it ends or `watched` closes. Returns its exit status, 128 + signal where one ended it."""
-    # Ctrl-C is for the asking process, which then closes the pipe. The signals get functions, since what the command
-    # starts would ignore those that are ignored here.
+    # Ctrl-C is for the parent, which then closes the pipe. The signals get functions, since processes that the
+    # command starts would inherit ignored signals.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(OSError, AttributeError):  # so that orphans of the command become children of this process
@@ -78,7 +78,7 @@ def reap() -> bool:
 
 
 def children() -> list[int]:
-    """Ids of this process's children, where the system tells."""
+    """Ids of this process's children, if the system reports them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(word) for word in file.read().split()]

@@ -1,6 +1,6 @@
-"""What a vLLM server is asked and what it answers: token ids in, token ids and log-probs out.
+"""Requests to a vLLM server and its replies: token ids in, token ids and log-probs out.
 
-The interface is vLLM's `/inference/v1/generate`, which also says which weights made each token.
+The interface is vLLM's `/inference/v1/generate`, which also reports the weights that made each token.
 """
 
 import json

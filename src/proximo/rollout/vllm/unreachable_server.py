@@ -1,4 +1,4 @@
-"""Since when a vLLM server cannot be reached, such as one that restarts, and what is said of the wait for it."""
+"""The time for which a vLLM server cannot be reached (a restart), and log messages about the wait."""
 
 import logging
 import threading
@@ -9,10 +9,10 @@ SAY_EVERY_SECONDS = 60.0
 
 
 class Absence:
-    """Of one server. It is over when the server answers. Thread-safe."""
+    """The absence of one server. It ends when the server answers. Thread-safe."""
 
     def __init__(self, url: str, *, seconds: float) -> None:
-        """`seconds`: how long it is waited for."""
+        """`seconds`: the longest wait."""
         self._url = url
         self._seconds = seconds
         self._since: float | None = None
@@ -20,7 +20,7 @@ class Absence:
         self._lock = threading.Lock()
 
     def noticed(self, reason: str) -> None:
-        """Nobody took a request there. Says what is waited for, and again each minute."""
+        """Note that a request reached no server. Logs the wait, and again each minute."""
         with self._lock:
             now = time.monotonic()
             if self._since is None:
@@ -36,7 +36,7 @@ class Absence:
         )
 
     def ended(self) -> None:
-        """The server answers: the next time that it does not counts anew."""
+        """Note that the server answers. The next absence starts at 0 again."""
         with self._lock:
             since, self._since = self._since, None
         if since is not None:
@@ -44,11 +44,11 @@ class Absence:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether nobody took the last request."""
+        """Whether the last request reached no server."""
         return self._since is not None
 
     @property
     def is_too_long(self) -> bool:
-        """Whether it has lasted for all the time that the server is waited for."""
+        """Whether it has lasted as long as the longest wait."""
         since = self._since
         return since is not None and time.monotonic() - since >= self._seconds
