@@ -403,7 +403,7 @@ def sampling_on_step_fails() -> str:
 def test_on_step_may_sample_from_whole_models_and_is_told_that_it_cannot_from_shards(two: Ranks) -> None:
     assert two.run(sampling_on_step, "replicate") == [["1: 5", "2: 5"], []]
     for problem in two.run(sampling_on_step_fails):
-        assert "this code runs on rank 0 alone, and the model is sharded" in problem
+        assert "this code runs only on rank 0, and the model is sharded" in problem
 
 
 def task_of(folder: str) -> dict[str, Any]:

@@ -141,8 +141,8 @@ def group_returns_to_go(
     """[T] G_t - the mean of G at the first token over the valid responses of the group, 0 outside the mask.
 
     Standardised over the batch it is REINFORCE++ with a baseline (arXiv:2501.03262). Arguments as in `returns_to_go`
-    and `group_centred`. Where only a last token is rewarded this is `group_centred`, exact zeros included; a reward on
-    every token, such as the KL, counts from its own token on.
+    and `group_centred`. Where only a last token is rewarded this is `group_centred`, exact zeros included; rewards on
+    every token (the KL) count from their token on.
     """
     to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
     starts = discounted_returns(rewards, mask, lengths, gamma=gamma)
@@ -250,7 +250,7 @@ def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
     if n < k:
         return torch.zeros_like(scores)
     ascending, order = scores.double().sort(stable=True)
-    # A response above rank j has no part in sets whose best is rank j: all C(j, k - 2) of them are sets of its others.
+    # A response above rank j is in no set whose best is rank j, so all C(j, k - 2) such sets consist of others.
     sets = torch.tensor([comb(j, k - 2) for j in range(n)], dtype=torch.float64, device=scores.device)
     gaps = (ascending[:, None] - ascending[None, :]).clamp(min=0)
     added = k * (gaps * sets).sum(1) / comb(n - 1, k - 1)

@@ -26,7 +26,7 @@ class KLController(Protocol):
 
 
 def constant_kl(coefficient: float, *, observed: float, num_sequences: int) -> float:
-    """The coefficient, whatever was observed."""
+    """The unchanged coefficient, in the call shape of `adaptive_kl`."""
     del observed, num_sequences
     return coefficient
 
@@ -67,7 +67,7 @@ class ConstantKLController:
     def __init__(self, coefficient: float, *, model: Any = None) -> None:
         """`model`: anything with an attribute `kl_coef`, written now and at every update.
 
-        Raises ValueError for a coefficient that is no number of at least 0, AttributeError for a model without
+        Raises ValueError for a coefficient that is not a number of at least 0, AttributeError for a model without
         `kl_coef`.
         """
         self._model = model

@@ -24,9 +24,9 @@ def dpo_loss(
 ) -> Float[Tensor, "pairs"]:
     """-(1 - eps) log sigmoid(x) - eps log sigmoid(-x) with x the difference of implicit rewards, [N] from [N].
 
-    With eps = 0 it is the loss of arXiv:2305.18290, eq. 7. eps is the share of pairs whose label is taken to be the
-    wrong way round (conservative DPO, E. Mitchell, 2023, "A note on DPO with noisy preferences"): the loss is then
-    lowest at x = log((1 - eps) / eps) and grows beyond, where without it x is pushed apart for ever.
+    With eps = 0 it is the loss of arXiv:2305.18290, eq. 7. eps is the assumed fraction of pairs with swapped
+    labels (conservative DPO, E. Mitchell, 2023, "A note on DPO with noisy preferences"): the loss is then
+    lowest at x = log((1 - eps) / eps) and grows beyond; with eps = 0 it always falls with x.
     """
     gap = implicit_rewards(chosen_log_ratios, beta=beta) - implicit_rewards(rejected_log_ratios, beta=beta)
     return -(1 - label_smoothing) * logsigmoid(gap) - label_smoothing * logsigmoid(-gap)

@@ -65,7 +65,7 @@ class PolicyStatistics:
 
     num_tokens: Shaped[Tensor, ""]
     clipped: Shaped[Tensor, ""]
-    """Tokens on whose loss a bound acted (`objectives.TokenLosses.clipped`)."""
+    """Tokens with a loss that a bound changed (`objectives.TokenLosses.clipped`)."""
     ratio: Shaped[Tensor, ""]
     ratio_squared: Shaped[Tensor, ""]
     k1: Shaped[Tensor, ""]
@@ -122,7 +122,7 @@ class ValueStatistics:
 
     num_tokens: Shaped[Tensor, ""]
     clipped: Shaped[Tensor, ""]
-    """Tokens whose clipped branch is the larger loss."""
+    """Tokens with the larger loss in the clipped branch."""
     squared_error: Shaped[Tensor, ""]
     """(V - R)^2, without the factor 1/2 of the loss and without clipping."""
     values: Shaped[Tensor, ""]

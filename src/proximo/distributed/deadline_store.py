@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 class DeadlineStore:
     """The store calls that the heartbeats need. After one call without an answer, no later call waits.
 
-    Each raises RuntimeError where no answer comes within `seconds`, else what the store raises.
+    Each raises RuntimeError if no answer comes within `seconds`, else the error of the store.
     """
 
     def __init__(self, store: dist.Store, *, seconds: float) -> None:

@@ -24,7 +24,7 @@ from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
-"""After a wait has failed, a rank without a heartbeat for so many seconds is missing. Silence by itself is no failure:
+"""After a wait has failed, a rank without a heartbeat for so many seconds is missing. Silence alone is not a failure:
 a C extension may keep the interpreter busy."""
 SEARCH_SECONDS = 8.0
 """Seconds for which the cause of a failed wait is searched."""

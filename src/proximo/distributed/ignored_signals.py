@@ -29,7 +29,7 @@ class IgnoredSignals:
         signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, self._on_signal)
-            signal.siginterrupt(number, False)  # system calls of libraries go on
+            signal.siginterrupt(number, False)  # system calls of libraries continue
 
     def look(self, name_of: Callable[[int], str], first_heeds: Callable[[], bool]) -> None:
         """At each heartbeat: print the signals that came a while ago, unless rank 0 is about to end the run.

@@ -117,7 +117,7 @@ class ProcessGroupWorld(World):
             message = _encoded_result(value, what)
         except BaseException as error:
             problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status_of(error)])
-            with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them
+            with suppress(dist.DistError, RuntimeError):  # without waiting for the others, which may have failed
                 self.store.set(key, PROBLEM + problem)
             raise
         with self.waiting(what):
@@ -192,7 +192,7 @@ class ProcessGroupWorld(World):
 
     def leave_at_once(self, status: int) -> None:
         # In a thread, since the handler may have interrupted code that holds the lock of the store's connection.
-        left = RankError(f"rank {self.rank} left at once", exit_status=status)
+        left = RankError(f"rank {self.rank} ended early", exit_status=status)
         thread = threading.Thread(target=self.publish, args=(left,), daemon=True)
         thread.start()
         thread.join(timeout=1.0)

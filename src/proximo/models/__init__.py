@@ -7,7 +7,7 @@ within a call:
     sequences    S   sequences of a pass
     responded    N   response tokens among them
     states           responded + sequences: one state before each response token, and one after the last of each
-    positions    N   positions whose scores over the vocabulary are asked for
+    positions    N   positions with requested scores over the vocabulary
     rows         B   rows of a decoding step, or rows of a matrix that are read
     hidden       D   width of the hidden states
     vocab        V   rows of the output layer

@@ -100,7 +100,7 @@ class Backbone:
         layers = base.base_model
         if not isinstance(layers, PreTrainedModel):
             raise ModelError(
-                f"the layers of {type(base).__name__} are a {type(layers).__name__}, which is no model of transformers"
+                f"the layers of {type(base).__name__} are a {type(layers).__name__}, not a model of transformers"
             )
         # It would search for padding in every pass, only to print a warning.
         layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
@@ -166,7 +166,7 @@ class Backbone:
         """Raises RankError if rank 0 alone would use a model that is sharded over all ranks."""
         if self.sharding is not None and is_alone():
             raise RankError(
-                "this code runs on rank 0 alone, and the model is sharded over all ranks, so that its passes need the "
+                "this code runs only on rank 0, and the model is sharded over all ranks, so that its passes need the "
                 "other ranks: set its shard under devices to replicate, or use the model between steps, on every rank"
             )
 

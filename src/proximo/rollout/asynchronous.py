@@ -2,8 +2,8 @@
 
 Step t learns from the responses to the prompts of step t, as in a synchronous run, sampled under the same keys. They
 begin when t - `staleness` steps are done. So the bound holds before anything is sampled, all that is sampled is learned
-from, and short responses do not come earlier than long ones. The learner waits for a
-long response only after `staleness` further steps.
+from, and short responses do not come earlier than long ones. The learner waits for a long response only after
+`staleness` further steps.
 
 With (staleness + 1) batches begun, no other order keeps the bound: every step takes one batch and begins one, so a
 response that overtakes another makes that one too old.
@@ -89,7 +89,7 @@ class AsyncRollouts:
     def take(
         self, step: int, prompts_of: PromptsOfStep, *, on_finished: Callable[[Response], None] | None = None
     ) -> Rollouts:
-        """The responses of a step, after `step` steps are done. Begins what the bound allows now, and waits.
+        """The responses of a step, after `step` steps are done. Begins the steps that the bound now allows, and waits.
 
         `on_finished` is called with each response that ends, also of later steps, in their threads. Raises the error of
         the engine for any step. It needs no deadline: the engine has one for each response.

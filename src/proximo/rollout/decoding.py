@@ -95,7 +95,7 @@ class DecodingCall:
         self._model = model
         self._head = model.head
         self._decoder: Decoder | None = None
-        """None until a pass needs it: what it casts of the weights belongs to the `casting` of its passes."""
+        """None until a pass needs it: its cast weights belong to the `casting` of its passes."""
         self._samples = samples
         self._scheduler = scheduler
         self._cache = cache

@@ -43,7 +43,7 @@ class LocalEngine:
     """Samples from a language model in this process. In float32 the model can be the learner's own.
 
     A call of `generate` waits for an earlier one in another thread. Weights that another thread loads take effect at
-    the next token: the responses that are being decoded keep their tokens, and their keys and values are computed anew.
+    the next token: responses that are being decoded keep their tokens, and their keys and values are computed again.
     """
 
     thread_safe = True

@@ -72,7 +72,7 @@ class RanksEngine:
     ) -> list[Response]:
         """See `Engine.generate`. All ranks give the same arguments and get the same responses.
 
-        `on_finished` is called on rank 0 alone, with the responses of all ranks. Every rank raises where one does.
+        `on_finished` is called only on rank 0, with the responses of all ranks. If one rank raises, all do.
         """
         if not prompts:  # refused by the built-in engine, on every rank
             return self.own.generate(prompts, num_samples=num_samples, options=options, key=key)

@@ -133,4 +133,4 @@ def _raise(error: BaseException) -> None:
 
 
 def _of_rank_0() -> Any:
-    raise AssertionError("rank 0 alone says what is gathered next")
+    raise AssertionError("only rank 0 names the next layer to gather")

@@ -65,7 +65,7 @@ class Dispatch(Generic[Result]):
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the call, whose `run` raises TrainingError."""
+        """End the call. Its `run` raises TrainingError."""
         self._results.put(TrainingError("the engine was stopped while it sampled"))
 
     def _work(self, index: int) -> None:

@@ -42,7 +42,7 @@ class VLLMOptions:
     transfer_folder: Path = Path("/dev/shm")
     """Folder that trainer and servers see under the same path. Weights travel through it."""
     dtype: torch.dtype | None = None
-    """Type in which weights travel; None for that of the trainer."""
+    """Dtype of transferred weights; None for that of the trainer."""
     max_logprob_error: float = 0.5
     """The setting `max_logprob_error` of the engine in the recipe."""
     sleeps: bool = False
@@ -69,7 +69,7 @@ class VLLMEngine:
     another one is asked.
 
     Weights that are loaded while responses are sampled take effect at the next token, and keys and values are computed
-    anew. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
+    again. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
     """
 
     logprobs_are_the_learners = False
@@ -83,7 +83,7 @@ class VLLMEngine:
         eos_token_ids: Collection[int],
         options: VLLMOptions | None = None,
     ) -> None:
-        """`model`: the policy, of which names and shapes are read, not weights. `close` closes the servers' clients.
+        """`model`: the policy; its names and shapes are read, not its weights. `close` closes the servers' clients.
 
         Raises UserError without servers.
         """

@@ -87,7 +87,7 @@ class ServerProcess:
     """One server on this machine. It ends with `close`, and with this process however that ends."""
 
     def __init__(self, spec: ServerSpec, *, log: Path, folder: Path | None = None) -> None:
-        """Start it. `log`: file for what it prints. `folder`: one to remove when this process closes it or is gone.
+        """Start it. `log`: file for its output. `folder`: removed when this process closes the server or ends.
 
         Raises TrainingError if it cannot be started.
 

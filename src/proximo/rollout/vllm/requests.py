@@ -15,7 +15,7 @@ GENERATE_PATH = "/inference/v1/generate"
 
 
 class InvalidReplyError(Exception):
-    """The reply is not what the interface promises."""
+    """The reply breaks the interface."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
