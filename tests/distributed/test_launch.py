@@ -123,9 +123,9 @@ def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_all_ranks_at_once_is_
     os.kill(ranks[1], signal.SIGTERM)
     give_up = threading.Timer(MOST_SECONDS, process.kill)
     give_up.start()
-    line = next((line for line in process.stdout if "goes on" in line), "it said nothing")
+    line = next((line for line in process.stdout if "ignores it" in line), "it said nothing")
     give_up.cancel()
-    assert line.startswith(f"rank 1 (process {ranks[1]} on {socket.gethostname()}) got SIGTERM and goes on: ")
+    assert line.startswith(f"rank 1 (process {ranks[1]} on {socket.gethostname()}) got SIGTERM and ignores it: ")
     wait_for_lines(run, (run / "metrics.jsonl").read_bytes().count(b"\n") + 2)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the other end
         for rank in ranks.values():
