@@ -42,7 +42,7 @@ from slow_server import SlowEngine
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.flat_layout import segment_sum
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.calls import OwnCall

@@ -15,8 +15,8 @@ from typing import Any
 
 import proximo.rollout.asynchronous as sampling_ahead
 from proximo.records import Prompt, Response
+from proximo.rollout.fair_lock import Turns
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.turns import Turns
 
 DEADLINE_SECONDS = 600.0
 

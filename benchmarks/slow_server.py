@@ -17,10 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Holding
+from proximo.rollout.fair_lock import Turns
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.response_bytes import from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.turns import Turns
 
 
 class SlowServer:

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.algorithms.scores import RunningMoments
+from proximo.algorithms.score_transforms import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer

@@ -27,8 +27,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
 from proximo.rollout.engine import fingerprint
+from proximo.rollout.fair_lock import Turns
 from proximo.rollout.sampling import SamplingOptions, sample
-from proximo.rollout.turns import Turns
 
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
 """Called with path and body of a request. It returns the reply: bytes, a status, a status with what it says, or None

@@ -13,9 +13,10 @@ from proximo.errors import (
     SandboxError,
     TrainingError,
     as_own_errors,
+    disk_refused,
+    memory_ran_out,
     redacted,
 )
-from proximo.system_errors import disk_refused, memory_ran_out
 from proximo_verifiers import errors as verifiers
 
 

@@ -19,8 +19,8 @@ from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.curves import Curve, Trace, held_out
-from proximo.metrics.declared import COMMON_RULES, HELD_OUT_LOSS, SPEED
 from proximo.metrics.definitions import DOWN, Metric
+from proximo.metrics.shared_declarations import COMMON_RULES, HELD_OUT_LOSS, SPEED
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.fake_tensor_profiler import building

@@ -1,4 +1,4 @@
-"""What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
+"""The names for library users. `proximo` looks names up here when they are first used."""
 
 from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
 from proximo.commands.library.saved_run import SavedRun, compare
@@ -20,7 +20,7 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
-from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.metrics.sinks import Sink
 from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel

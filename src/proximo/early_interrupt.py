@@ -17,13 +17,13 @@ def is_command() -> bool:
 
 
 def end_silently() -> None:
-    """From here on, an interrupt ends the process, unless somebody chose what it does."""
+    """From now on, an interrupt ends the process, unless another handler was set."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class EndsSilently:
-    """Inside, an interrupt ends the process: imports may turn a KeyboardInterrupt into an error of their own."""
+    """Inside, an interrupt ends the process, because imports may turn a KeyboardInterrupt into another error."""
 
     def __enter__(self) -> None:
         end_silently()
@@ -33,6 +33,6 @@ class EndsSilently:
 
 
 def raise_again() -> None:
-    """From here on, an interrupt is a KeyboardInterrupt, as Python has it, unless somebody chose what it does."""
+    """From now on, an interrupt is a KeyboardInterrupt, Python's default, unless another handler was set."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,20 +1,22 @@
-"""The errors that Proximo raises on purpose. Not for bugs: those keep their traceback.
+"""The errors that Proximo raises on purpose, and recognition of system errors: no memory, a disk that refuses.
 
 Every message says what was wanted, what came, where, and what to do. `exit_status` is what the command line
-returns: 2 for a user's mistake, 1 for a failure of the run.
+returns: 2 for a user's mistake, 1 for a failure of the run. Bugs keep their own type and their traceback.
 """
 
+import errno
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from proximo.pages import with_addresses
+from proximo.message_text import with_addresses
 from proximo_verifiers import errors as verifiers
 
 HIDDEN = "***"
 _WORD = r"(?:[A-Za-z]{1,16}\d{0,4}|\d{1,6})"
 ANCHOR = rf"{_WORD}(?:[-_.]{_WORD})*"
-"""A place on a page, such as `#own-optimizer` or `#L10`: short words, where a token is one long one or has a name."""
+"""A place on a page (`#own-optimizer`, `#L10`): short words. A token is one long word or has a name."""
 SECRETS = (
     (re.compile(r"""(?<=://)[^\s/?#@'"]+@|\b[^\s/:@'"=]+:[^\s/:@'"]+@(?=\w)"""), f"{HIDDEN}@"),
     (re.compile(r"""(\w://[^\s?#'"]*\?)[^\s'"]+"""), rf"\1{HIDDEN}"),
@@ -26,12 +28,50 @@ SECRETS = (
         rf"\1={HIDDEN}",
     ),
 )
-"""What may be a secret in an address: user and password; what follows `?`; what follows `#` and is no mere anchor;
-values by the names of secrets."""
+"""Possible secrets in an address: user and password; the part after `?`; the part after `#` unless it is an anchor;
+values with the name of a secret."""
+DISK_ERRORS = frozenset(
+    (
+        errno.EACCES,
+        errno.EBUSY,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EMFILE,
+        errno.ENAMETOOLONG,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOLCK,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ETXTBSY,
+    )
+)
+"""Errors of a file system that is full, read-only, broken or missing, not of a mistake in the program."""
+WRITE_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE))
+"""Errors of writes to an open file that a network does not give."""
+MEMORY_ERRORS = (errno.ENOMEM, errno.EAGAIN)
+OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|DefaultCPUAllocator|out of memory|cannot allocate memory|failed to map segment|can't start new thread"
+    r"|memory allocation|thread pool has not been initialized",
+    re.IGNORECASE,
+)
+"""Messages of libraries without an own type for this error. A thread needs memory for its stack."""
+SYSTEM_NUMBER = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
+"""How libraries written in Rust quote an error of the system."""
 
 
 def redacted(text: str) -> str:
-    """A message as it may stand in a log: without what may be a secret in it."""
+    """A message for a log, with possible secrets removed."""
     for pattern, instead in SECRETS:
         text = pattern.sub(instead, text)
     return text
@@ -73,7 +113,7 @@ class MissingExtraError(UserError, verifiers.MissingExtraError):
 
 
 class TrainingError(ProximoError, RuntimeError):
-    """The run cannot go on: an invariant broke, or too many failures were counted."""
+    """The run cannot continue: an invariant broke, or too many failures were counted."""
 
 
 class GuardError(TrainingError):
@@ -89,7 +129,7 @@ class RankError(ProximoError, RuntimeError):
 
 
 class JoinError(RankError):
-    """This rank met no other rank of its run, so that none of them can say why."""
+    """This rank found no other rank of its run, so that none of them can report why."""
 
 
 class CheckpointError(ProximoError, RuntimeError):
@@ -121,3 +161,44 @@ def as_own_errors() -> Generator[None]:
         if isinstance(error, ProximoError):
             raise
         raise _OWN[type(error)](str(error)) from error
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether the error or one of its causes is a failed allocation, on a device or in this process."""
+    return any(
+        isinstance(each, MemoryError)
+        or type(each).__name__ == "OutOfMemoryError"
+        or _number(each) in MEMORY_ERRORS
+        or (isinstance(each, RuntimeError | ImportError) and OUT_OF_MEMORY.search(str(each)) is not None)
+        or (type(each).__name__ == "PanicException" and OUT_OF_MEMORY.search(str(each)) is not None)
+        for each in _chain(error)
+    )
+
+
+def disk_refused(error: BaseException) -> bool:
+    """Whether a file or folder could not be read or written, in the words of any library."""
+    return _number(error) in DISK_ERRORS
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Give an OSError that names no file the name of `path`: a write to a full disk says only that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in WRITE_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _number(error: BaseException) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    quoted = SYSTEM_NUMBER.search(str(error))
+    return int(quoted[1] or quoted[2]) if quoted else None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

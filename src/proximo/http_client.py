@@ -1,11 +1,12 @@
 """Sends requests to one HTTP service and classifies the outcome: a reply, worth another attempt, or refused.
 
 Redirects are not followed, and a service on this machine is reached without the proxies of the environment. Requests
-run in an event loop of their own, because only an event loop can end a request at its deadline at any point, even in
-the middle of a header.
+run in a separate event loop, because only an event loop can end a request at its deadline at any point, even in the
+middle of a header.
 """
 
 import asyncio
+import ipaddress
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
@@ -15,17 +16,23 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from proximo.addresses import is_loopback
-
 MAX_REPLY_BYTES = 64 * 2**20
 CLOSING_SECONDS = 5.0
 DETAIL_SECONDS = 1.0
 """Limit of reading why a service gives an error: the status says enough, and the body may never end."""
 TRY_AGAIN = frozenset({408, 425, 429})
-"""Statuses beside 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
+"""Statuses besides 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
 
-NOBODY_BEHIND = frozenset({502, 503})
-"""Statuses of a proxy, or of a service that starts, where nobody takes the request yet."""
+NO_SERVICE_BEHIND = frozenset({502, 503})
+"""Statuses of a proxy without a service behind it, or of a service that is starting."""
+
+
+def is_loopback(host: str) -> bool:
+    """True for a host name or address that means this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 class UnansweredError(Exception):
@@ -44,7 +51,7 @@ class UnansweredError(Exception):
         """Seconds for which the service asks not to be contacted."""
         self.timed_out = timed_out
         self.connection = connection
-        """`none`: nobody was there to take the request, as while a service restarts; `lost`: who took it is gone."""
+        """`none`: no service took the request, as during a restart; `lost`: the service disappeared after taking it."""
 
 
 class RequestRefusedError(Exception):
@@ -167,7 +174,7 @@ class HttpClient:
                 raise UnansweredError(
                     f"status {status}{detail}",
                     not_before_seconds=_retry_after(reply),
-                    connection="none" if status in NOBODY_BEHIND else None,
+                    connection="none" if status in NO_SERVICE_BEHIND else None,
                 )
             raise RequestRefusedError(
                 f"{self.url} refuses with status {status}{detail}: {self._advice(status)}", status=status
@@ -193,7 +200,7 @@ async def _read_body(reply: httpx2.Response) -> bytes:
 
 
 async def _detail(reply: httpx2.Response, *, seconds: float) -> str:
-    """What the service says of its error, as one line, if it says so within `seconds`."""
+    """The service's description of its error as one line, if it arrives within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             body = await _read_body(reply)

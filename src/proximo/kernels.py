@@ -1,4 +1,4 @@
-"""The door to kernels: what an installed plug-in computes in place of torch's operators, for one type of device.
+"""The interface to kernels: an installed plug-in computes them in place of torch's operators, for one type of device.
 
 A plug-in is a package with an entry point in the group `proximo.fast_paths`, named after the type of the device:
 
@@ -78,10 +78,10 @@ class RowOperations(Protocol):
 
 
 class Kernels(Protocol):
-    """What a plug-in computes on its device. Each answer holds for the whole process, unless a tensor decides."""
+    """The kernels of a plug-in on its device. Each answer holds for the process, unless it depends on a tensor."""
 
     def begin(self) -> None:
-        """Start what takes long, such as a compiler, in the background. Called before torch is imported."""
+        """Start slow preparations (a compiler) in the background. Called before torch is imported."""
         ...
 
     @property
@@ -114,7 +114,7 @@ class Kernels(Protocol):
 
 
 class NoKernels:
-    """Stands in for the plug-in of a device that has none."""
+    """Takes the place of the plug-in on a device without one."""
 
     def __init__(self, device: str) -> None:
         self._device = device

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What the policy is asked. `token_ids` is what the policy reads; `text` or `messages` is what they came from."""
+    """A prompt of the policy. The policy reads `token_ids`; they were made from `text` or `messages`."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -62,12 +62,12 @@ class Scored:
     state: ScoreState = ScoreState.SCORED
     reason: str | None = None
     answer_score: float | None = None
-    """What the same source gives the answer that it is compared with (the prompt's reference answer, or the most likely
+    """The same source's score of the answer that it is compared with (the prompt's reference answer, or the most likely
     one); None where nobody asked."""
     token_rewards: tuple[float, ...] | None = None
-    """What each token of the response earns of the score, where a source says; the last one earns what they leave."""
+    """The part of the score of each token, if a source gives parts; the last token gets the remainder."""
     prefix_scores: tuple[float, ...] | None = None
-    """[n + 1] the score of the prompt alone and after each token, where each token earns what it adds to it."""
+    """[n + 1] the score of the prompt alone and after each token; a token earns its change of the score."""
 
     @property
     def valid(self) -> bool:
@@ -77,7 +77,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """What the model passes over a batch gave: the inputs of `make_experience` beside the scores."""
+    """The results of the model passes over a batch: the inputs of `make_experience` besides the scores."""
 
     old_logprobs: Tensor
     """[T] float32: the policy's log-probs at the start of the step."""

@@ -118,7 +118,7 @@ def trainer_kinds() -> "tuple[TrainerKind[Any], ...]":
 
 
 def trainer_of(recipe: "TrainerRecipe") -> TrainerKind[Any]:
-    """The trainer of a recipe: the one whose schema is its class or, failing that, the nearest base of its class.
+    """The trainer of a recipe: its schema is the recipe's class or else the nearest base of that class.
 
     Raises LookupError if there is none.
     """

@@ -12,6 +12,7 @@ from proximo.algorithms import advantages
 from proximo.algorithms.advantages import gae, group_standardised
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights
 from proximo.algorithms.controllers import adaptive_kl
+from proximo.algorithms.flat_layout import segment_sum
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3
 from proximo.algorithms.losses import (
     clipped_policy_loss,
@@ -22,10 +23,9 @@ from proximo.algorithms.losses import (
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.objectives import gspo, ppo, sapo, sequence_ratios
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
-from proximo.algorithms.scores import fixed_penalties
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.score_transforms import fixed_penalties
 from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
-from proximo.algorithms.value_units import ReturnMoments, cumulative_moments, exponential_moments
+from proximo.algorithms.value_scale import ReturnMoments, cumulative_moments, exponential_moments
 
 
 @pytest.fixture(autouse=True, params=["as on a CPU", "as on an accelerator"])

@@ -17,7 +17,7 @@ from faults import errors_in, recipe_file, refused
 from safetensors.torch import save_file
 
 from proximo.cli import main
-from proximo.models.pretrained.damage import damage_in
+from proximo.models.pretrained.damaged_files import damage_in
 from proximo.run.options import RunOptions
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -66,12 +66,12 @@ def test_a_model_with_a_damaged_file_is_refused_by_name_or_does_without_it(
 
 NAMED = {
     "empty": (lambda content: b"", "is empty"),
-    "cut": (lambda content: content[: len(content) // 2], "is no whole JSON|was cut|is no whole safetensors"),
-    "another kind": (lambda content: b"[1, 2]", "holds a JSON list|is no whole safetensors"),
-    "binary": (lambda content: bytes(range(256)), "is no text in UTF-8|is no whole safetensors"),
+    "cut": (lambda content: content[: len(content) // 2], "is not complete JSON|was cut|is not a complete safetensors"),
+    "another kind": (lambda content: b"[1, 2]", "holds a JSON list|is not a complete safetensors"),
+    "binary": (lambda content: bytes(range(256)), "is not text in UTF-8|is not a complete safetensors"),
     "a flipped bit": (
         lambda content: bytes([content[0] ^ 64]) + content[1:],
-        "is no whole JSON|is no whole safetensors|has a damaged header",
+        "is not complete JSON|is not a complete safetensors|has a damaged header",
     ),
 }
 
@@ -100,9 +100,9 @@ def test_weights_of_another_size_than_their_header_says_are_told_so(tmp_path: Pa
     file.write_bytes(whole[:-1])
     assert f"was cut: it has {len(whole) - 1} of {len(whole)} bytes" in str(damage_in(tmp_path))
     file.write_bytes(whole + b"x")
-    assert "has bytes too many" in str(damage_in(tmp_path))
+    assert "has too many bytes" in str(damage_in(tmp_path))
     file.write_bytes(whole.replace(b"[4,3]", b"[4,4]"))
-    assert "says of the tensor 'a' two sizes" in str(damage_in(tmp_path))
+    assert "has two sizes for the tensor 'a'" in str(damage_in(tmp_path))
     file.unlink()
     file.mkdir()
     assert "is a folder" in str(damage_in(tmp_path))

@@ -33,7 +33,7 @@ OVERLOOKED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "what ends an answer, cut": (
         "generation_config.json",
         lambda file: file.write_bytes(b'{"eos_'),
-        "is no whole JSON",
+        "is not complete JSON",
     ),
     "what ends an answer, misspelt": (
         "generation_config.json",

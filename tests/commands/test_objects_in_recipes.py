@@ -178,7 +178,7 @@ def test_an_evaluation_with_another_function_of_the_same_name_says_so(place, tmp
     trained(place, tmp_path / "other", {"reward": [score], "gold": None})
     evaluation = SavedRun(tmp_path / "run").evaluate(num_prompts=2)
     assert evaluation.metrics["evaluation/score"] == 3.0
-    assert "other than in the run: functions.proximo.given:score: " in capsys.readouterr().err
+    assert "other than in the run: functions.proximo.session_functions:score: " in capsys.readouterr().err
     assert run.evaluate(num_prompts=2).metrics["evaluation/score"] == 2.0
     assert "other than in the run" not in capsys.readouterr().err
 

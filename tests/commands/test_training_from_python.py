@@ -15,7 +15,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from proximo import SavedRun, Training, given
+from proximo import SavedRun, Training, session_functions
 from proximo.cli import main
 from proximo.errors import ConfigError, RunFolderError
 from proximo.run.reporting import journal
@@ -220,11 +220,11 @@ def test_mistakes_are_found_before_anything_is_loaded(inputs, tmp_path) -> None:
 
 
 def test_a_function_of_another_process_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(given, "scored_elsewhere", share_of_vowels, raising=False)
-    assert given.problem("scored_elsewhere") is None
+    monkeypatch.setattr(session_functions, "scored_elsewhere", share_of_vowels, raising=False)
+    assert session_functions.problem("scored_elsewhere") is None
     monkeypatch.undo()
-    assert "gives it again" in (given.problem("scored_elsewhere") or "")
-    assert given.problem("import_path") is not None
+    assert "gives it again" in (session_functions.problem("scored_elsewhere") or "")
+    assert session_functions.problem("import_path") is not None
 
 
 def test_names_of_given_functions_are_distinct() -> None:
@@ -236,7 +236,7 @@ def test_names_of_given_functions_are_distinct() -> None:
 
     def score() -> None: ...
 
-    assert given.import_path(first, names) == "proximo.given:score"
-    assert given.import_path(score, names) == "proximo.given:score_2"
-    assert given.import_path(first, names) == "proximo.given:score"
-    assert given.import_path(lambda: None, names) == "proximo.given:function"
+    assert session_functions.import_path(first, names) == "proximo.session_functions:score"
+    assert session_functions.import_path(score, names) == "proximo.session_functions:score_2"
+    assert session_functions.import_path(first, names) == "proximo.session_functions:score"
+    assert session_functions.import_path(lambda: None, names) == "proximo.session_functions:function"

@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import LLAMA_LIKE, build_architecture, enlarge_weights, random_sequences, wide_norms
 from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.fast_path import Decoder
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import pack
 from proximo.models.precision.compute import cast_weight, casting
 from proximo.models.precision.placement import Precision

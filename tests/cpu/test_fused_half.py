@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures import random_sequences
 from cpu.test_fused_layers import FUSED, as_modules, bytes_kept, model_of
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import Packed, pack, pack_responses
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
-from proximo.distributed.place import Place
+from proximo.distributed.rank_environment import Place
 
 DEADLINE_SECONDS = 900.0
 COLLECTIVE_SECONDS = 400.0

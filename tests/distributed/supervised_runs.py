@@ -15,9 +15,9 @@ from proximo.data.labelled import LabelledResponse
 from proximo.data.preferences import PreferencePair
 from proximo.data.stepwise.examples import StepExample
 from proximo.distributed.world import whole
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone

@@ -18,7 +18,7 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ProximoError, RankError, TrainingError
-from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall
@@ -29,8 +29,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo.rewards.sources_on_ranks import build_on_first
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.make.sharding import shard_model
@@ -403,7 +403,7 @@ def sampling_on_step_fails() -> str:
 def test_on_step_may_sample_from_whole_models_and_is_told_that_it_cannot_from_shards(two: Ranks) -> None:
     assert two.run(sampling_on_step, "replicate") == [["1: 5", "2: 5"], []]
     for problem in two.run(sampling_on_step_fails):
-        assert "this code runs on rank 0 alone, and the model is sharded" in problem
+        assert "this code runs only on rank 0, and the model is sharded" in problem
 
 
 def task_of(folder: str) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from launched import (
 )
 
 from distributed.ranks import SOON_SECONDS, Ranks
-from proximo.distributed.answered_store import AnsweredStore
+from proximo.distributed.deadline_store import DeadlineStore
+from proximo.distributed.heartbeats import Position, Watch
 from proximo.distributed.process_group import ProcessGroupWorld
-from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World
 from proximo.errors import RankError, TrainingError
 from proximo.run.options import RunOptions
@@ -148,7 +148,7 @@ HANGING = """
 import atexit, sys, time
 atexit.register(time.sleep, 1000)  # what is registered before stands for what comes after: destructors that hang
 from proximo.distributed import join
-from proximo.distributed.place import Place
+from proximo.distributed.rank_environment import Place
 from proximo.distributed.world import World
 from proximo.errors import RankError
 
@@ -282,7 +282,7 @@ def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
     assert ended.status == status, ended.output
     assert not ended.errors
     assert ended.output.count(f"{number.name}: ending this step") == 1
-    assert "goes on" not in ended.output, "the other rank heeds it not, but rank 0 does"
+    assert "ignores it" not in ended.output, "the other rank heeds it not, but rank 0 does"
     step = read_lines(run / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
     assert ended.outcome["state"] == "stopped"
@@ -308,14 +308,14 @@ def test_a_store_whose_process_is_stopped_is_waited_for_no_longer_than_is_allowe
         try:
             assert process.stdout is not None
             store = dist.TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False)
-            answered = AnsweredStore(store, seconds=MOST_SECONDS)
+            answered = DeadlineStore(store, seconds=MOST_SECONDS)
             answered.set("key", "value")
             assert answered.check(["key"])
             assert not answered.check(["key", "another"])
             assert (answered.get("key"), answered.multi_get(["key"])) == (b"value", [b"value"])
             assert answered.compare_set("key", "", "new") == b"value"
             process.send_signal(signal.SIGSTOP)
-            stopped = AnsweredStore(store, seconds=0.1)
+            stopped = DeadlineStore(store, seconds=0.1)
             with pytest.raises(RuntimeError, match=r"no answer within 0\.1 s"):
                 stopped.check(["key"])
             process.send_signal(signal.SIGCONT)

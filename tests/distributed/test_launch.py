@@ -12,8 +12,8 @@ import pytest
 
 from distributed.launched import MOST_SECONDS, end, sft_recipe, start, wait_for_lines
 from proximo.checkpoint.run_folder import MARKER, OUTCOME, open_abandoned, open_run
-from proximo.distributed import launch, unheeded
-from proximo.distributed.unheeded import PATIENCE_BEATS, Unheeded
+from proximo.distributed import launch
+from proximo.distributed.ignored_signals import PATIENCE_BEATS, IgnoredSignals
 from proximo.run.reporting.lost_run import write_outcome_of_lost
 
 SCRIPT = """
@@ -61,9 +61,9 @@ def test_a_rank_0_that_a_signal_ended_is_told_of_and_one_that_ended_itself_is_no
 
 
 @pytest.fixture
-def signals() -> Iterator[Unheeded]:
+def signals() -> Iterator[IgnoredSignals]:
     previous = signal.getsignal(signal.SIGUSR2)
-    made = Unheeded(1, [signal.SIGUSR2])
+    made = IgnoredSignals(1, [signal.SIGUSR2])
     yield made
     made.close()
     signal.signal(signal.SIGUSR2, previous)
@@ -71,15 +71,15 @@ def signals() -> Iterator[Unheeded]:
 
 @pytest.mark.parametrize("first_heeds", [True, False])
 def test_a_signal_to_another_rank_than_0_is_said_unless_rank_0_ends_the_run(
-    first_heeds: bool, signals: Unheeded, monkeypatch: pytest.MonkeyPatch
+    first_heeds: bool, signals: IgnoredSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(unheeded, "say", said.append)
+    monkeypatch.setattr("proximo.distributed.ignored_signals.say", said.append)
     os.kill(os.getpid(), signal.SIGUSR2)
     for _ in range(3 * PATIENCE_BEATS):
         signals.look(lambda rank: f"rank {rank} (its process)", lambda: first_heeds)
     wanted = (
-        "rank 1 (its process) got SIGUSR2 and goes on: to end the run, send it to rank 0 (its process) or to the "
+        "rank 1 (its process) got SIGUSR2 and ignores it: to end the run, send it to rank 0 (its process) or to the "
         "process that started the ranks"
     )
     assert said == ([] if first_heeds else [wanted])
@@ -123,9 +123,9 @@ def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_all_ranks_at_once_is_
     os.kill(ranks[1], signal.SIGTERM)
     give_up = threading.Timer(MOST_SECONDS, process.kill)
     give_up.start()
-    line = next((line for line in process.stdout if "goes on" in line), "it said nothing")
+    line = next((line for line in process.stdout if "ignores it" in line), "it said nothing")
     give_up.cancel()
-    assert line.startswith(f"rank 1 (process {ranks[1]} on {socket.gethostname()}) got SIGTERM and goes on: ")
+    assert line.startswith(f"rank 1 (process {ranks[1]} on {socket.gethostname()}) got SIGTERM and ignores it: ")
     wait_for_lines(run, (run / "metrics.jsonl").read_bytes().count(b"\n") + 2)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the other end
         for rank in ranks.values():

@@ -23,13 +23,13 @@ from distributed.test_memory_of_ranks import live_bytes
 from proximo.config.devices import DevicesConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.distributed.shard_files import SavedTensor
-from proximo.distributed.unread import unread_in
+from proximo.distributed.unread_parameters import unread_in
 from proximo.distributed.world import current, whole
 from proximo.errors import ModelError
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone, value_on_base

@@ -93,7 +93,7 @@ def test_a_rank_that_finds_another_run_at_its_address_says_so_and_leaves_it_alon
     assert output.startswith("error: rank 1 of 2 (process ")
     assert output.endswith(
         f"belongs to Slurm's job 12, step 0, but at 127.0.0.1:{store.port} it found the ranks of Slurm's job 11, "
-        "step 0: give each run a MASTER_PORT of its own\n"
+        "step 0: give each run another MASTER_PORT\n"
     )
     assert store.num_keys() == num_keys, "it has joined them"
 

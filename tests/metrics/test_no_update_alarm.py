@@ -8,8 +8,8 @@ import pytest
 from made_up_runs import ppo_line
 
 from proximo.metrics.alarms import find_alarms
-from proximo.metrics.declared import NO_UPDATE
 from proximo.metrics.run_files import Run
+from proximo.metrics.shared_declarations import NO_UPDATE
 from proximo.ppo.kind import PPO
 from proximo.supervised.kinds import SFT
 

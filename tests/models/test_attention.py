@@ -127,8 +127,8 @@ def test_a_model_called_without_layout_is_a_clear_error():
 @pytest.mark.parametrize(
     ("given", "mask", "message"),
     [
-        ({}, torch.zeros(1, 1, 13, 13), "mask or position bias of its own"),
-        ({"position_bias": torch.zeros(1)}, None, "mask or position bias of its own"),
+        ({}, torch.zeros(1, 1, 13, 13), "makes its own attention mask or position bias"),
+        ({"position_bias": torch.zeros(1)}, None, "makes its own attention mask or position bias"),
         ({"is_causal": False}, None, "both directions"),
     ],
 )
@@ -141,7 +141,7 @@ def test_what_a_layout_cannot_honour_is_refused(given: dict, mask: Tensor | None
 
 def test_a_mask_function_of_the_model_is_refused():
     assert no_mask(batch_size=1) is None
-    with pytest.raises(ModelError, match="mask function of its own"):
+    with pytest.raises(ModelError, match="adds its own mask function"):
         no_mask(batch_size=1, use_vmap=True)
 
 

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from architectures import LLAMA_LIKE, build_architecture, random_sequences
 from builders import tiny_model_with_pictures, tiny_tokenizer
 from docs.pages import ROOT, blocks
-from proximo.distributed.unread import read_all
+from proximo.distributed.unread_parameters import read_all
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
@@ -251,7 +251,7 @@ def a_hub_name_offline(_: Path) -> str:
 
 FAULTS = {
     missing_folder: "there is no folder .*nothing .seen from .*; give a model folder, or a Hub name",
-    no_config: r"is no model folder: there is no config\.json in it",
+    no_config: r"is not a model folder: there is no config\.json in it",
     broken_config: "the configuration of .* cannot be read",
     unknown_type: "the configuration of .* cannot be read: .*lama",
     no_weights: "the weights of .* cannot be read: .*model.safetensors",
@@ -283,7 +283,7 @@ def test_what_cannot_be_loaded_is_one_message(fault, message: str, folder: Path,
         ({"model_type": "lama"}, "model_type 'lama' is unknown .*did you mean 'llama'"),
         ({}, "model_type None is unknown"),
         ({**CONFIG, "hiden_size": 16}, "a llama config has no key 'hiden_size'; did you mean 'hidden_size'"),
-        ({**CONFIG, "hidden_size": "big"}, "no valid llama config"),
+        ({**CONFIG, "hidden_size": "big"}, "not a valid llama config"),
         ({**CONFIG, "hidden_size": 30, "num_attention_heads": 4}, "llama"),
         ({"model_type": "bart"}, "is an encoder-decoder model"),
     ],
@@ -307,8 +307,8 @@ def test_a_source_is_a_path_or_a_config_and_not_both():
         ({"num_return_sequences": 4}, "transformers refuses the generation_config.json of .*num_return_sequences"),
         ({"early_stopping": "x"}, "transformers refuses the generation_config.json"),
         ({"watermarking_config": 3}, "transformers refuses the generation_config.json"),
-        ({"eos_token_id": "2"}, "eos_token_id in the generation_config.json of .* is '2'; numbers are wanted"),
-        ({"eos_token_id": [2, 3.5]}, r"is \[2, 3.5\]; numbers are wanted"),
+        ({"eos_token_id": "2"}, "eos_token_id in the generation_config.json of .* is '2', but must be numbers"),
+        ({"eos_token_id": [2, 3.5]}, r"is \[2, 3.5\], but must be numbers"),
     ],
 )
 def test_generation_settings_that_no_library_takes_are_named_before_the_weights_are_read(

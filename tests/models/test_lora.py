@@ -117,7 +117,7 @@ def test_in_a_mixture_of_experts_only_attention_gets_an_adapter():
         ("llama", "lm_head", "the output layer or the embedding"),
         ("qwen2", "lm_head", "the output layer or the embedding"),
         ("llama", "embed_tokens", "the output layer or the embedding"),
-        ("llama", "query", "is no linear layer of this llama model; its layers are .*q_proj"),
+        ("llama", "query", "is not a linear layer of this llama model; its layers are .*q_proj"),
     ],
 )
 def test_a_target_that_cannot_be_adapted_is_refused(architecture: str, target: str, message: str):

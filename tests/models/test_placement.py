@@ -41,7 +41,7 @@ def test_auto_is_bf16_where_cuda_has_it(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_tf32_is_a_mode_of_cuda():
-    with pytest.raises(ConfigError, match="tf32 is for CUDA devices, and the device is cpu: say float32, or auto"):
+    with pytest.raises(ConfigError, match="tf32 is for CUDA devices, and the device is cpu: use float32 or auto"):
         resolve_precision("tf32", device="cpu")
     assert not Precision.TF32.is_half
     with without_tf32():  # which puts back what was there

@@ -44,7 +44,7 @@ REFUSED = {
     ),
     "qwen3_next": (LLAMA_LIKE, "layers of the kind linear_attention"),
     "llama4_text": ({"vocab_size": 61}, "layers of the kind chunked_attention"),
-    "doge": (LLAMA_LIKE, "mask or position bias of its own"),
+    "doge": (LLAMA_LIKE, "makes its own attention mask or position bias"),
 }
 
 

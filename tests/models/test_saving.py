@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from architectures import ARCHITECTURES, build_architecture
 from builders import tiny_language_model
 from proximo.errors import CheckpointError
-from proximo.models.adapted import base_of
+from proximo.models.adapter_detection import base_of
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.pretrained.saving import load_weights, save_pretrained

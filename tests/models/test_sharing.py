@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from architectures import ARCHITECTURES, build_architecture, random_sequences
 from builders import tiny_language_model
-from proximo.distributed.unread import unread_in
+from proximo.distributed.unread_parameters import unread_in
 from proximo.errors import ModelError
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
@@ -185,7 +185,7 @@ def test_a_folder_without_adapter_and_an_adapter_without_head_are_refused(tmp_pa
     with pytest.raises(ModelError, match="share_base of the reward model needs a folder with an adapter"):
         scalar_from_adapter(policy, tmp_path / "base", role="reward")
     save_pretrained(policy.model, tmp_path / "policy")
-    with pytest.raises(ModelError, match="has no scalar head, so it is no reward model"):
+    with pytest.raises(ModelError, match="has no scalar head, so it is not a reward model"):
         scalar_from_adapter(policy, tmp_path / "policy", role="reward")
 
 

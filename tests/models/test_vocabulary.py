@@ -8,7 +8,7 @@ import torch
 
 from architectures import build_architecture
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.distributed.unread import Unread, read_all
+from proximo.distributed.unread_parameters import Unread, read_all
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack

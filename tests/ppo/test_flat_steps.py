@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.experience import make_experience
 from proximo.ppo.trainer import PPOTrainer

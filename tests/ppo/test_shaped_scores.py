@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proximo.algorithms.return_spread import ReturnSpread
-from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores

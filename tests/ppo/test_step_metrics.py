@@ -9,7 +9,7 @@ import torch
 
 from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.return_spread import ReturnSpread
-from proximo.algorithms.scores import NOTHING_SEEN
+from proximo.algorithms.score_transforms import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue

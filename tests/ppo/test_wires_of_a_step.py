@@ -12,7 +12,7 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_wires_of_losses import batch
 from proximo.algorithms.return_spread import return_spread
-from proximo.algorithms.scores import RunningMoments
+from proximo.algorithms.score_transforms import RunningMoments
 from proximo.config.ppo.losses import ValueLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.algorithms.scores import RunningMoments
+from proximo.algorithms.score_transforms import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.experience import Passes, make_experience
 from proximo.records import Experience, Finish, Scored, ScoreState

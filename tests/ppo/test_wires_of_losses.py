@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ppo.test_updates import Gathered, config, make, models
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.flat_layout import segment_sum
 from proximo.ppo.roles.build import Roles
 from proximo.records import Experience
 from roles_made import state

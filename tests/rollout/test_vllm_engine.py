@@ -364,7 +364,7 @@ def test_a_server_that_serves_another_run_too_is_told_as_that(*, lora: bool) -> 
     others.append(VLLMEngine([VLLMServer(fakes[0].url)], policy, tiny_tokenizer(), eos_token_ids=[2]))
     OPEN.callback(others[0].close)
     said = (
-        "it started anew, or serves another run too" if lora else "weights proximo-12-.*: another run probably pushes"
+        "it was restarted, or serves another run too" if lora else "weights proximo-12-.*: another run probably pushes"
     )
     with pytest.raises(
         TrainingError, match=f"after 2 attempts, the last at the vLLM server {fakes[0].url}: it .*{said}"
@@ -486,7 +486,7 @@ def test_a_server_that_lost_its_weights_is_given_the_last_ones_and_not_while_it_
     def restart(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
         if path == "/update_weights" and fake.counts[path] == 2:
             fake.version = "others"
-            noticing.append(threading.Thread(target=lambda: engine._give_again(engine.servers[0], earlier)))
+            noticing.append(threading.Thread(target=lambda: engine._reload(engine.servers[0], earlier)))
             noticing[0].start()
             noticing[0].join(0.3)
 

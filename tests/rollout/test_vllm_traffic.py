@@ -19,8 +19,8 @@ from proximo.rollout.engine import fingerprint
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm.process import INSIDE
 from proximo.rollout.vllm.pushed_weights import PushedWeights
+from proximo.rollout.vllm.requests import GENERATE_PATH, generate_body, read_choice
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.rollout.vllm.wire import GENERATE_PATH, generate_body, read_choice
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "recorded_vllm.jsonl").read_text().splitlines()]
 *GENERATED, INTERRUPTED = [line for line in RECORDED if line["path"] == GENERATE_PATH]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proximo.metrics.declared import NO_UPDATE
+from proximo.metrics.shared_declarations import NO_UPDATE
 from proximo.run.options import RunOptions
 from tiny_runs import Kind, changed, make_inputs, recipe_of, run
 

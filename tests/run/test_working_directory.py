@@ -10,7 +10,7 @@ import pytest
 from proximo.cli import main
 from proximo.metrics.trackers import TrackedRun
 from proximo.run.options import RunOptions
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 from tiny_runs import changed, make_inputs, recipe_of, run
 
 SEEN: list[str] = []
@@ -86,6 +86,6 @@ def test_a_folder_that_is_gone_is_left_too(tmp_path: Path, monkeypatch: pytest.M
             os.chdir(gone)
             gone.rmdir()
 
-    with pytest.warns(UserWarning, match="to a folder that is gone; it is"):
+    with pytest.warns(UserWarning, match="to a removed folder; it is"):
         leave()
     assert Path.cwd() == tmp_path

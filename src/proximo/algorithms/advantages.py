@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from proximo.algorithms.scan import advantages_by_scan, goes_by_scan, returns_by_scan
-from proximo.algorithms.segments import (
+from proximo.algorithms.discounted_scan import advantages_by_scan, goes_by_scan, returns_by_scan
+from proximo.algorithms.flat_layout import (
     final_value_positions,
     segment_ids,
     segment_rows,
@@ -38,15 +38,15 @@ def gae(
         delta_t = r_t + gamma * V_{t+1} - V_t
         A_t     = delta_t + gamma * lam * A_{t+1}
 
-    t runs over the tokens in the mask: what a tool wrote between two turns of the policy is skipped, not discounted.
+    t runs over the tokens in the mask. Tokens that a tool wrote between two turns are skipped without a discount.
 
     Args:
         rewards: [T] flat over the tokens of R responses.
         values: [T + R] V_t before each token, and one more per response after its last.
         mask: [T] bool, True where the policy wrote the token; nothing is read elsewhere.
         lengths: [R] tokens of each response.
-        bootstrap: [R] bool, True where the value after the last token stands for a future that was cut off. False
-            where the policy ended the answer, and where the limit is part of the task: that value is then 0.
+        bootstrap: [R] bool, True where the value after the last token estimates a future that was cut off. False
+            where the policy ended the answer, or where the limit is part of the task: that value is then 0.
         gamma: discount per token.
         lam: 1 trusts the rewards (no bias), 0 the values (little variance); one number, or [R] one per response.
 
@@ -84,7 +84,7 @@ def _deltas(rewards: Tensor, values: Tensor, final_values: Tensor, lengths: Sequ
 
 
 def _discounted_sums(x: Tensor, lengths: Sequence[int], decay: float | Tensor) -> Tensor:
-    """[T] y_t = x_t + decay * y_{t+1} within each response: one pass over time, all responses side by side.
+    """[T] y_t = x_t + decay * y_{t+1} within each response: one pass over time for all responses together.
 
     `decay` is one number, or [R].
     """
@@ -123,7 +123,7 @@ def returns_to_go(
 def discounted_returns(
     rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
 ) -> Float[Tensor, "responses"]:
-    """[R] what each response earns as its first token sees it: G_0 of `returns_to_go`, 0 without a masked token."""
+    """[R] the discounted return of each response: G_0 of `returns_to_go`, 0 without a masked token."""
     to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
     return segment_sum(torch.where(_first_in_mask(mask, lengths), to_go, 0), lengths)
 
@@ -141,8 +141,8 @@ def group_returns_to_go(
     """[T] G_t - the mean of G at the first token over the valid responses of the group, 0 outside the mask.
 
     Standardised over the batch it is REINFORCE++ with a baseline (arXiv:2501.03262). Arguments as in `returns_to_go`
-    and `group_centred`. Where only a last token is rewarded this is `group_centred`, exact zeros included; a reward on
-    every token, such as the KL, counts from its own token on.
+    and `group_centred`. Where only a last token is rewarded this is `group_centred`, exact zeros included; rewards on
+    every token (the KL) count from their token on.
     """
     to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
     starts = discounted_returns(rewards, mask, lengths, gamma=gamma)
@@ -160,7 +160,7 @@ def group_centred(
     Args:
         scores: [R] one per response.
         group_ids: [R] integers, equal for the responses to one prompt; in any order.
-        valid: [R] bool; the others have no part in their group's mean, and get 0.
+        valid: [R] bool; other responses do not count in their group's mean, and get 0.
 
     Returns:
         [R], exactly 0 where all valid scores of a group are equal, and so in a group of one.
@@ -185,7 +185,7 @@ def group_standardised(
     """(score - mean) / (standard deviation + epsilon) within its group (GRPO, arXiv:2402.03300): [R] from [R].
 
     Arguments as in `group_centred`. `correction` 1 is the unbiased variance, 0 the biased one; `epsilon`, above 0,
-    stands beside the deviation and not under the root. Exactly 0 where all valid scores of a group are equal.
+    is added to the deviation, outside the root. Exactly 0 where all valid scores of a group are equal.
     """
     centred = group_centred(scores, group_ids, valid)
     counts = _group_sums(valid.to(scores.dtype), group_ids)
@@ -199,9 +199,9 @@ def leave_one_out(
 ) -> Float[Tensor, "responses"]:
     """score - mean of the OTHER valid scores of its group (RLOO, arXiv:2402.14740): [R] from [R].
 
-    Arguments as in `group_centred`, of which it is n / (n - 1) times, with n valid scores in the group: its own score
-    has no part in a response's baseline, which so is unbiased. Exactly 0 where all valid scores of a group are equal,
-    and in a group of one.
+    It equals n / (n - 1) times `group_centred`, with n valid scores in the group. The baseline leaves out the
+    response's own score and is therefore unbiased. Exactly 0 where all valid scores of a group are equal, and in a
+    group of one. Arguments as in `group_centred`.
     """
     counts = _group_sums(valid.to(scores.dtype), group_ids)
     return group_centred(scores, group_ids, valid) * counts / (counts - 1).clamp(min=1)
@@ -230,7 +230,7 @@ def length_weighted(
 def pass_at_k(
     scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"], *, k: int
 ) -> Float[Tensor, "responses"]:
-    """k times what a response adds to the best of k - 1 others: k E[max(score - max of the others, 0)], [R] from [R].
+    """k times the gain of a response over the best of k - 1 others: k E[max(score - max of others, 0)], [R] from [R].
 
     The mean runs over all sets of k - 1 other valid responses of the group, by their ranks. The mean over a group of
     advantage times gradient of the log-prob is then unbiased for the gradient of E[best score of k samples] (PKPO with
@@ -250,7 +250,7 @@ def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
     if n < k:
         return torch.zeros_like(scores)
     ascending, order = scores.double().sort(stable=True)
-    # A response above rank j has no part in sets whose best is rank j: all C(j, k - 2) of them are sets of its others.
+    # A response above rank j is in no set whose best is rank j, so all C(j, k - 2) such sets consist of others.
     sets = torch.tensor([comb(j, k - 2) for j in range(n)], dtype=torch.float64, device=scores.device)
     gaps = (ascending[:, None] - ascending[None, :]).clamp(min=0)
     added = k * (gaps * sets).sum(1) / comb(n - 1, k - 1)
@@ -263,8 +263,8 @@ def zero_variance_groups(
 ) -> Bool[Tensor, "responses"]:
     """[R] bool: True where all valid outcomes [R] of the response's group are one number, or there is at most one.
 
-    Such a group says nothing of which response is better. Arguments as in `group_centred`; outcomes that are not valid
-    may hold anything.
+    Such a group does not show which response is better. Arguments as in `group_centred`; outcomes that are not valid
+    may have any value.
     """
     _, index = torch.unique(group_ids, return_inverse=True)
     lowest = _group_extremes(outcomes, index, valid, torch.inf, "amin")

@@ -1,7 +1,7 @@
-"""Where another policy sampled than the one that an update starts from: weights and rejection of what it sampled.
+"""Importance weights and rejection for off-policy samples.
 
-Shapes: T tokens of R responses laid end to end. The proximal policy is that of the step's start, which the clip keeps
-near; the behaviour policy is the one that sampled. Nothing here carries a gradient.
+Shapes: T tokens of R responses laid end to end. The proximal policy is that of the step's start, to which the clip
+keeps the update close. The behaviour policy sampled the tokens. Nothing here carries a gradient.
 """
 
 import math
@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms import kl
+from proximo.algorithms.flat_layout import segment_ids, segment_sum
 from proximo.algorithms.kl import bounded_exp
-from proximo.algorithms.segments import segment_ids, segment_sum
 
 ESTIMATES = {
     "k1": kl.k1,
@@ -37,9 +37,9 @@ def behaviour_ratios(
     """[T] w = exp(proximal - sampled) of each token; or over the masked tokens of its response the product of w, or
     their geometric mean.
 
-    w makes the mean over the sampler's tokens that of the proximal policy (arXiv:2110.00641). A token's own leaves out
-    how likely its prefix was, which the product over the response has in it, at a variance that grows with its length.
-    The geometric mean, exp(mean of proximal - sampled), does not grow with it, and is exact for neither (AReaL's
+    w turns the mean over the sampler's tokens into that of the proximal policy (arXiv:2110.00641). The per-token
+    weight ignores the prefix; the product over the response includes it, with a variance that grows with length. The
+    variance of the geometric mean, exp(mean of proximal - sampled), does not grow, but it is exact for neither (AReaL's
     rejection sampling by sequences; for the clipped ratio GSPO, arXiv:2507.18071). Logarithms are cut to +-20 before
     exp.
     """
@@ -53,10 +53,10 @@ def behaviour_ratios(
 def bounded_weights(
     ratios: Float[Tensor, "*shape"], *, floor: float, cap: float, masked: bool
 ) -> Float[Tensor, "*shape"]:
-    """The ratios cut to [floor, cap]; with `masked` 0 outside of it instead: factors of the losses, shape kept.
+    """The ratios cut to [floor, cap], or with `masked` set to 0 outside: factors of the losses, shape kept.
 
-    A cap trades variance for bias (arXiv:1802.01561). A token whose weight is 0 teaches nothing (arXiv:2505.24298;
-    bounded on both sides, IcePop), and the denominator of the loss goes on counting it.
+    A cap trades variance for bias (arXiv:1802.01561). A token of weight 0 has no gradient (arXiv:2505.24298; bounded
+    on both sides, IcePop), but the denominator of the loss still counts it.
     """
     if masked:
         return torch.where((ratios >= floor) & (ratios <= cap), ratios, 0)
@@ -79,7 +79,7 @@ def near_the_sampler(
     The divergence of a token is that of `ESTIMATES` of its two log-probs; k1, which has a sign, counts by its size.
     `over` token judges each by itself; the others judge responses as a whole, by the mean, sum or maximum over their
     masked tokens. The mean of k1 is minus the logarithm of the geometric mean of the ratios: |mean| <= limit keeps
-    responses whose geometric mean is within exp(+-limit). False outside the mask, whatever stands there.
+    responses whose geometric mean is within exp(+-limit). False outside the mask, which is not read.
     """
     divergence = ESTIMATES[estimator](sampled_logprobs, proximal_logprobs)
     divergence = torch.where(mask, divergence, 0)
@@ -104,10 +104,10 @@ def within_ratio_bounds(
     """[T] bool: the masked tokens whose ratio w = exp(proximal - sampled) is from `lower`, 0 for no bound, to `upper`.
 
     `over` token judges each by itself; the others judge responses as a whole, by the geometric mean, the product or the
-    maximum of w over their masked tokens. The two bounds are apart, so that a sampler that was too sure of a response
-    may be treated otherwise than one that was not sure enough (the sequence mask of OpenRLHF's `seq-mask-tis`, and
-    AReaL's rejection sampling by `ratio`, whose `sum` is the product). Compared are logarithms, so nothing overflows.
-    False outside the mask, whatever stands there.
+    maximum of w over their masked tokens. There are two bounds, so that samples that the sampler found too likely and
+    too unlikely can have different limits (the sequence mask of OpenRLHF's `seq-mask-tis`, and AReaL's rejection
+    sampling by `ratio`, where `sum` is the product). Logarithms are compared, so nothing overflows. False outside the
+    mask, which is not read.
     """
     log_ratios = torch.where(mask, proximal_logprobs - sampled_logprobs, 0)
     if over != "token":
@@ -140,9 +140,9 @@ def unexplained_difference(
 ) -> float | None:
     """Mean over the masked tokens of |sampled - proximal| - 2 movement, in nats, at least 0; None without a token.
 
-    `movement`: how far the mean log-prob of a token moved from the policy that is said to have sampled it to the
-    proximal one. It is measured on other tokens, which is why it counts twice. By the triangle inequality the rest is
-    not of that policy. Unlike an estimate of the KL, the mean of absolute values is not decided by single tokens.
+    `movement`: how far the mean log-prob of a token moved from the policy that should have sampled it to the proximal
+    policy. It is measured on other tokens, so it counts twice. By the triangle inequality, that policy cannot explain
+    the rest. Unlike an estimate of the KL, single tokens do not dominate the mean of absolute values.
     """
     if not mask.any():
         return None

@@ -1,7 +1,7 @@
-"""How the KL coefficient moves from step to step: pure functions of numbers, and two objects that keep it.
+"""Controllers of the KL coefficient: pure functions of numbers, and two objects that keep the coefficient.
 
 Both functions have one call shape, so that a loop may hold either (the adaptive one with its target and horizon bound).
-The objects are for loops of your own; the trainer keeps its coefficient itself, in what its checkpoints save.
+The objects are for your own loops; the trainer keeps its coefficient in the state that its checkpoints save.
 """
 
 import math
@@ -15,7 +15,7 @@ KLValues = Sequence[float] | Tensor
 
 
 class KLController(Protocol):
-    """What keeps a KL coefficient: the two below, or an object of your own."""
+    """Keeps a KL coefficient: one of the two classes below, or your own object."""
 
     coefficient: float
     """Reward per nat, at least 0."""
@@ -26,7 +26,7 @@ class KLController(Protocol):
 
 
 def constant_kl(coefficient: float, *, observed: float, num_sequences: int) -> float:
-    """The coefficient, whatever was observed."""
+    """The unchanged coefficient, in the call shape of `adaptive_kl`."""
     del observed, num_sequences
     return coefficient
 
@@ -62,28 +62,28 @@ def adaptive_kl(coefficient: float, *, observed: float, target: float, horizon: 
 
 
 class ConstantKLController:
-    """A KL coefficient that stays; `model.kl_coef`, where a model is given, holds it."""
+    """A constant KL coefficient, written to `model.kl_coef` if a model is given."""
 
     def __init__(self, coefficient: float, *, model: Any = None) -> None:
         """`model`: anything with an attribute `kl_coef`, written now and at every update.
 
-        Raises ValueError for a coefficient that is no number of at least 0, AttributeError for a model without
+        Raises ValueError for a coefficient that is not a number of at least 0, AttributeError for a model without
         `kl_coef`.
         """
         self._model = model
         self.coefficient = _write(_checked(coefficient, "coefficient", zero=True), model)
 
     def update(self, kl_values: KLValues) -> float:
-        """The coefficient, whatever was observed."""
+        """The unchanged coefficient."""
         self.coefficient = constant_kl(self.coefficient, observed=math.nan, num_sequences=len(kl_values))
         return _write(self.coefficient, self._model)
 
 
 class AdaptiveKLController:
-    """A KL coefficient that is steered so that sequences keep a KL of `target` (`adaptive_kl`).
+    """A KL coefficient that is adapted so that sequences keep a KL of `target` (`adaptive_kl`).
 
-    It sees the KL itself, not rewards that a coefficient was multiplied into: nothing is divided, and a coefficient
-    of 0 is no trouble. Each sequence counts in the horizon, not each batch.
+    It reads the KL itself, not rewards that contain the coefficient, so it divides by nothing and a coefficient of 0
+    works. The horizon counts sequences, not batches.
     """
 
     def __init__(self, coefficient: float, *, target: float, horizon: float, model: Any = None) -> None:
@@ -94,7 +94,7 @@ class AdaptiveKLController:
         self.coefficient = _write(_checked(coefficient, "coefficient", zero=True), model)
 
     def update(self, kl_values: KLValues) -> float:
-        """The next coefficient, from the KL of each sequence since the last update; none of them changes nothing.
+        """The next coefficient, from the KL of each sequence since the last update; unchanged without sequences.
 
         Raises ValueError where one is not a number, with the coefficient as it was.
         """

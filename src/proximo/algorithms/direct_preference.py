@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a language model's loss from pairs, one number per pair. Not a reward model's.
+"""Direct preference optimisation: losses of a language model from preference pairs, one number per pair.
 
 N pairs. A log-ratio is the log-prob of a whole answer, summed over its tokens, under the policy minus that under the
 reference.
@@ -24,9 +24,9 @@ def dpo_loss(
 ) -> Float[Tensor, "pairs"]:
     """-(1 - eps) log sigmoid(x) - eps log sigmoid(-x) with x the difference of implicit rewards, [N] from [N].
 
-    With eps = 0 it is the loss of arXiv:2305.18290, eq. 7. eps is the share of pairs whose label is taken to be the
-    wrong way round (conservative DPO, E. Mitchell, 2023, "A note on DPO with noisy preferences"): the loss is then
-    lowest at x = log((1 - eps) / eps) and grows beyond, where without it x is pushed apart for ever.
+    With eps = 0 it is the loss of arXiv:2305.18290, eq. 7. eps is the assumed fraction of pairs with swapped
+    labels (conservative DPO, E. Mitchell, 2023, "A note on DPO with noisy preferences"): the loss is then
+    lowest at x = log((1 - eps) / eps) and grows beyond; with eps = 0 it always falls with x.
     """
     gap = implicit_rewards(chosen_log_ratios, beta=beta) - implicit_rewards(rejected_log_ratios, beta=beta)
     return -(1 - label_smoothing) * logsigmoid(gap) - label_smoothing * logsigmoid(-gap)
@@ -37,7 +37,7 @@ def ipo_loss(
 ) -> Float[Tensor, "pairs"]:
     """(h - 1 / (2 beta))^2 with h the difference of log-ratios, [N] from [N] (IPO, arXiv:2310.12036, eq. 17).
 
-    The gap is drawn to a width, where the loss of DPO pushes it apart for as long as the pairs agree. Log-ratios are
-    of whole answers, as in the paper; where they are means over tokens, as in TRL, beta means something else.
+    The gap is drawn to a fixed width; the loss of DPO widens it for as long as the pairs agree. Log-ratios are of
+    whole answers, as in the paper. With means over tokens, as in TRL, beta has another meaning.
     """
     return (chosen_log_ratios - rejected_log_ratios - 1 / (2 * beta)).square()

@@ -1,4 +1,4 @@
-"""How far the policy is from its reference, per token, in nats. Not what is done with it: see shaping and losses.
+"""Estimators of the KL of the policy from its reference, per token, in nats.
 
 All but `full_kl` are estimates from the tokens that the policy sampled. With d = logprobs - reference_logprobs:
 
@@ -6,7 +6,7 @@ All but `full_kl` are estimates from the tokens that the policy sampled. With d 
 - `k2` = d^2 / 2 and `absolute` = |d| are biased, never negative.
 - `k3` = exp(-d) - 1 + d is unbiased and never negative.
 
-Where each may serve (tests/algorithms/test_exact_gradients.py shows every line of this table by enumeration):
+Use of each (tests/algorithms/test_exact_gradients.py shows every line of this table by enumeration):
 
 - In the reward: `k1` gives the gradient of the KL of the whole sequence. `full_kl` gives the part of it that runs
   through the states visited later; the part at the state itself needs `full_kl` in the loss too, with the same
@@ -54,7 +54,7 @@ def absolute(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor
 
 
 ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
-"""By the names that recipes have for them."""
+"""The estimators by their names in recipes."""
 
 
 def weighted_k3(
@@ -71,9 +71,9 @@ def weighted_k3(
 
 
 def clamped(per_token: Float[Tensor, "*shape"], limit: float | None) -> Float[Tensor, "*shape"]:
-    """The KL of each token cut to +-`limit` nats, without gradient beyond; as it is where that is None.
+    """The KL of each token cut to +-`limit` nats, without gradient beyond; unchanged if `limit` is None.
 
-    k3 and what is made of it grow with the ratio, so that one token can outweigh all others.
+    k3 grows with the ratio, so that one token can outweigh all others.
     """
     return per_token if limit is None else per_token.clamp(-limit, limit)
 
@@ -83,8 +83,8 @@ def full_kl(
 ) -> Float[Tensor, "*shape"]:
     """The KL itself, summed over the vocabulary: [..., V] -> [...], in float32 or wider.
 
-    Logits must be divided by the temperature already. A logit of -inf is a token that cannot come: of the policy's it
-    adds nothing, and where only the reference's is, the KL is infinite. No estimate, and so no noise; the price is that
+    Logits must be divided by the temperature already. A logit of -inf is a token of probability 0: it adds nothing if
+    it is the policy's, and makes the KL infinite if only the reference has it. The value is exact and has no noise, but
     it needs the logits of both models (`models.heads` has the form that never holds them all).
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)

@@ -1,5 +1,4 @@
-"""Losses per token, and what is counted about them. Not scalars: `masking.sum_per_token` makes those. And the loss that
-balances experts, which is no sum over tokens by itself.
+"""Losses per token and their statistics, and the loss that balances experts. `masking.sum_per_token` makes scalars.
 
 Shapes: all tensors of one call are [T]. Losses work token by token and take no mask: where some entries are unusable,
 pass the tensors through `masking.select` first. Statistics are sums and counts over a mask, so that those of
@@ -28,7 +27,7 @@ def clipped_policy_loss(
 ) -> Float[Tensor, "tokens"]:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = policy / old policy (arXiv:1707.06347, eq. 7).
 
-    The loss of `objectives.ppo`, which says more of it and of what may take its place.
+    The loss of `objectives.ppo`, where alternatives are described too.
     """
     return objectives.ppo(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high).loss
 
@@ -66,7 +65,7 @@ class PolicyStatistics:
 
     num_tokens: Shaped[Tensor, ""]
     clipped: Shaped[Tensor, ""]
-    """Tokens on whose loss a bound acted (`objectives.TokenLosses.clipped`)."""
+    """Tokens with a loss that a bound changed (`objectives.TokenLosses.clipped`)."""
     ratio: Shaped[Tensor, ""]
     ratio_squared: Shaped[Tensor, ""]
     k1: Shaped[Tensor, ""]
@@ -75,9 +74,9 @@ class PolicyStatistics:
     k3: Shaped[Tensor, ""]
     abs_log_ratio: Shaped[Tensor, ""]
     max_abs_log_ratio: Shaped[Tensor, ""]
-    """Not a sum: the largest seen; 0 over no tokens."""
+    """The maximum, not a sum; 0 over no tokens."""
     others: Mapping[str, Shaped[Tensor, ""]] = field(default_factory=dict)
-    """Name -> sum of what only some losses measure."""
+    """Name -> sum of a quantity that only some losses measure."""
 
     def __add__(self, other: "PolicyStatistics") -> "PolicyStatistics":
         return PolicyStatistics(
@@ -123,7 +122,7 @@ class ValueStatistics:
 
     num_tokens: Shaped[Tensor, ""]
     clipped: Shaped[Tensor, ""]
-    """Tokens whose clipped branch is the larger loss."""
+    """Tokens with the larger loss in the clipped branch."""
     squared_error: Shaped[Tensor, ""]
     """(V - R)^2, without the factor 1/2 of the loss and without clipping."""
     values: Shaped[Tensor, ""]
@@ -148,9 +147,9 @@ def value_statistics(
     *,
     clip: float | None,
 ) -> ValueStatistics:
-    """What `clipped_value_loss` did on the tokens of the mask ([T] bool).
+    """Statistics of `clipped_value_loss` on the tokens of the mask ([T] bool).
 
-    The squares stand for every loss that grows with the distance from the return: the larger branch is the same.
+    Squares decide which branch is larger; every loss that grows with the distance from the return agrees.
     """
     values, old_values, returns = values[mask], old_values[mask], returns[mask]
     plain = clipped_value_loss(values, old_values, returns, clip=None)
@@ -170,7 +169,7 @@ def explained_variance(
     """1 - variance(returns - values) / variance(returns) over the mask, a scalar.
 
     1 is perfect, 0 no better than a constant, below 0 worse. Where the returns do not vary it is defined as 0. A
-    constant offset of the values does not show here: it does in `ValueStatistics.squared_error`.
+    constant offset of the values does not change it; `ValueStatistics.squared_error` shows that.
     """
     spread = masked_variance(returns, mask)
     unexplained = masked_variance(returns - values, mask)
@@ -187,7 +186,7 @@ def _error_loss(error: Tensor, huber_delta: float | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertLoad:
-    """What the routers of all layers did with some tokens. Loads of several passes add up."""
+    """The choices of the routers of all layers for some tokens. Loads of several passes add up."""
 
     counts: Int64[Tensor, "experts"]
     """[E] how often each expert was among the k of a token. Without gradient."""
@@ -212,7 +211,7 @@ def expert_load(
 ) -> ExpertLoad:
     """The load of one pass over packed tokens. `router_logits`: of each layer with a router, [tokens, E].
 
-    `token_counts`: how often each token counts: in as many sequences as it is part of, 0 for one that fills a place.
+    `token_counts`: the number of sequences that each token is part of, 0 for a filler token.
     """
     counts, sums = torch.zeros(router_logits[0].shape[-1], dtype=torch.int64, device=token_counts.device), []
     for logits in router_logits:
@@ -230,12 +229,12 @@ def expert_load(
 def balancing_loss(
     probabilities: Float[Tensor, "experts"], counts: Int64[Tensor, "experts"], *, num_decisions: Int64[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """The share that some tokens have in the load-balancing loss of an update, E sum_e f_e P_e (arXiv:2101.03961, eqs.
+    """The part of some tokens in the load-balancing loss of an update, E sum_e f_e P_e (arXiv:2101.03961, eqs.
     4 to 6; `load_balancing_loss_func` of transformers), for E experts of which a router sends each token to k.
 
-    f_e is the share of tokens that expert e was among the k most probable ones of, and P_e its mean probability. The
-    loss is k where all experts get alike. f has no gradient, so once it is known the loss is a sum over tokens. It is
-    that of the whole update (arXiv:2501.11873), so that no gradient depends on micro-batches or ranks.
+    f_e is the fraction of tokens for which expert e is among the k most probable ones, and P_e its mean probability.
+    The loss is k if all experts get equal shares. f has no gradient, so once it is known the loss is a sum over tokens.
+    f is that of the whole update (arXiv:2501.11873), so that no gradient depends on micro-batches or ranks.
 
     `probabilities`: [E] of these tokens, as in `ExpertLoad`. `counts` and `num_decisions`: of the whole update.
     """

@@ -1,6 +1,6 @@
-"""Reductions over the tokens that a boolean mask selects. Not a choice of denominator: the caller states it.
+"""Reductions over the tokens that a boolean mask selects. The caller chooses the denominator.
 
-Nothing outside the mask is ever read, not even by the backward pass: every function selects with `where` before it
+Nothing outside the mask is read, not even by the backward pass: every function selects with `where` before it
 computes, because 0 * nan is nan and so is its gradient. Functions of other modules that work token by token take no
 mask; a loss that calls them on tensors with unusable entries passes those tensors through `select` first.
 
@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.flat_layout import segment_sum
 
 
 def select(mask: Bool[Tensor, "*shape"], *tensors: Shaped[Tensor, "*shape"]) -> tuple[Shaped[Tensor, "*shape"], ...]:
-    """Each tensor with 0 where `mask` is False. The entrance of a loss: no gradient comes from outside the mask."""
+    """Each tensor with 0 where `mask` is False. Losses call it first: no gradient comes from outside the mask."""
     return tuple(torch.where(mask, x, 0) for x in tensors)
 
 

@@ -1,4 +1,4 @@
-"""How likely one of k samples solves a task, estimated from more than k of them. Not what counts as solved."""
+"""Estimates the probability that one of k samples solves a task, from at least k samples."""
 
 from math import comb
 

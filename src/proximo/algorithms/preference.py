@@ -1,4 +1,4 @@
-"""Losses of a reward model from pairs, one number per pair. Not the scoring of a response: that is the model's.
+"""Losses of a reward model from preference pairs, one number per pair.
 
 N pairs. `chosen` and `rejected` are the scores of the two responses to one prompt.
 """
@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from proximo.algorithms.flat_layout import last_indices
 from proximo.algorithms.masking import select
-from proximo.algorithms.segments import last_indices
 
 
 def bradley_terry(
@@ -50,9 +50,9 @@ def divergence_window(chosen: TokenScores, rejected: TokenScores) -> Float[Tenso
     """The mean of -log sigmoid(chosen_t - rejected_t) from the first token that differs to the end: [N].
 
     The pairwise loss of DeepSpeed-Chat's reward models, which scores every token and not only the last. Here the
-    window ends with the longer sequence, and a sequence that has ended stands at its last score: no padding takes
-    part, and the two final scores, which are what PPO will read, always meet. Two equal sequences, which have no token
-    that differs, compare their final scores alone (log 2).
+    window ends with the longer sequence, and a sequence that has ended keeps its last score. So no padding is read,
+    and the two final scores, which PPO will use, are always compared. Two equal sequences compare only their final
+    scores (log 2).
 
     Raises:
         ValueError: a sequence is empty.
@@ -70,7 +70,7 @@ def divergence_window(chosen: TokenScores, rejected: TokenScores) -> Float[Tenso
 
 
 def _held(sequences: TokenScores, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """([N, width] token ids, scores, whether the sequence still runs); after its end, its last entry again."""
+    """([N, width] token ids, scores, whether the sequence still runs). After its end the last entry is repeated."""
     device = sequences.scores.device
     last = last_indices(sequences.lengths, device=device)
     lengths = torch.tensor(sequences.lengths, dtype=torch.long, device=device)

@@ -1,8 +1,8 @@
-"""Steps whose returns are all (nearly) one number: what a critic says of them is its own noise. Pure.
+"""Detects steps with nearly constant returns, whose advantages would be critic noise.
 
-On a solved task every response earns the same, and advantages are what the critic errs by. Standardising blows that up
-to updates of full size; nor would smaller advantages help, since AdamW divides by the size of recent gradients and so
-undoes any factor that lasts (docs/ppo.md, "Steps with nearly equal returns").
+On a solved task all responses earn the same, so advantages are the errors of the critic. Standardising enlarges them
+to updates of full size. Smaller advantages would not help: AdamW divides by the size of recent gradients, which cancels
+any lasting factor (docs/ppo.md, "Steps with nearly equal returns").
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms.advantages import discounted_returns
-from proximo.algorithms.scores import RunningMoments, update_moments
+from proximo.algorithms.score_transforms import RunningMoments, update_moments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReturnSpread:
-    """How much the returns of a step differ, beside those of the whole run."""
+    """The spread of the returns of a step, and that of the whole run."""
 
     deviation: float
-    """Standard deviation of the step's returns: what each response earned in all, KL included, before whitening."""
+    """Standard deviation of the step's returns: the total reward of each response, with KL, before whitening."""
     seen: RunningMoments
     """Of all returns of the run so far, this step's included."""
     is_flat: bool
-    """The step tells the policy nothing: the deviation is at most the share `least` of that of the run."""
+    """True if the step has no signal: its deviation is at most the fraction `least` of the run's."""
 
 
 def return_spread(
@@ -37,10 +37,10 @@ def return_spread(
     least: float | None,
     seen: RunningMoments,
 ) -> ReturnSpread:
-    """From the rewards [T] of a step, read on the mask [T] alone, and the returns of the steps before.
+    """The spread from the rewards [T] of a step, read only inside the mask [T], and the returns of earlier steps.
 
-    A step of fewer than two responses that count has no spread, and is not flat, nor is any where `least` is None.
-    Where the returns of a whole run had no spread so far, every step of it is.
+    A step with fewer than two counted responses has no spread and is not flat. No step is flat if `least` is None.
+    While the returns of the whole run have no spread, every step is flat.
     """
     wrote = [bool(part.any()) for part in mask.split(list(lengths))]
     returns = discounted_returns(rewards.double(), mask, lengths, gamma=gamma)[torch.tensor(wrote)]

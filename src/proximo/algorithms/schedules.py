@@ -1,4 +1,4 @@
-"""The learning rate as a function of position. No state, and so nothing to save for a resumed run."""
+"""The learning rate as a function of position, so a resumed run needs no saved state."""
 
 import math
 from typing import Literal
@@ -9,11 +9,11 @@ Schedule = Literal["constant", "linear", "cosine"]
 def learning_rate_factor(
     update: int, *, num_updates: int, warmup_updates: int = 0, kind: Schedule = "constant", floor: float = 0.0
 ) -> float:
-    """What the peak learning rate is multiplied with at one update (0 is the first).
+    """The factor of the peak learning rate at one update (0 is the first).
 
-    Warm-up climbs in equal steps, 1 / (warmup_updates + 1) at the first update, so that none is wasted at rate 0, to 1
-    at update `warmup_updates`. From there `linear` and `cosine` fall, to reach `floor` at update `num_updates`, one
-    after the last; beyond, they stay there. `constant` stays at 1 and has no use for `floor`.
+    Warm-up rises in equal steps from 1 / (warmup_updates + 1) at the first update, so that no update has rate 0, to 1
+    at update `warmup_updates`. From there `linear` and `cosine` fall to `floor` at update `num_updates`, one after the
+    last, and remain there. `constant` stays at 1 and ignores `floor`.
     """
     if update < warmup_updates:
         return (update + 1) / (warmup_updates + 1)

@@ -1,4 +1,4 @@
-"""From one score per response, and what tokens earn of it, to one reward per token. Not advantages: see advantages.
+"""Makes one reward per token from the score of each response, its per-token parts and the KL.
 
 Shapes: T tokens of R responses, flat; `lengths` gives the tokens of each response.
 """
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum, value_positions
+from proximo.algorithms.flat_layout import final_value_positions, segment_ids, segment_sum, value_positions
 
 
 def shape_rewards(
@@ -23,8 +23,8 @@ def shape_rewards(
 ) -> Float[Tensor, "tokens"]:
     """r_t = -kl_coefficient * kl_t, plus the score, once, at the last token that the policy wrote (arXiv:1909.08593).
 
-    With `token_rewards` each token has its own part of the score, and the last one what they leave of it: without KL
-    the rewards of a response sum to its score either way.
+    With `token_rewards` each token gets its own part of the score, and the last token the remainder. Without KL the
+    rewards of a response sum to its score in both cases.
 
     Args:
         kl_per_token: [T] nats, any of `proximo.algorithms.kl`; zeros in a run without KL.
@@ -35,8 +35,8 @@ def shape_rewards(
         token_rewards: [T] or None; unread outside the mask.
 
     Returns:
-        [T] in the dtype of `kl_per_token`. A response whose last tokens a tool wrote has its score before them, where
-        an action of the policy earns it.
+        [T] in the dtype of `kl_per_token`. If a tool wrote the last tokens of a response, its score is before them, at
+        the policy's last action.
     """
     ends = _last_in_mask(mask, lengths)
     penalty = torch.where(mask, kl_per_token, 0) * kl_coefficient
@@ -48,7 +48,7 @@ def shape_rewards(
 
 
 def prefix_deltas(prefix_scores: Float[Tensor, "states"], lengths: Sequence[int]) -> Float[Tensor, "tokens"]:
-    """r_t = s_t - s_(t-1), what each token adds to the score of the prompt with the response so far.
+    """r_t = s_t - s_(t-1), the change of each token to the score of the prompt with the response so far.
 
     Args:
         prefix_scores: [T + R] s_0, the score of the prompt alone, and s_t after each token, response by response.
@@ -63,7 +63,7 @@ def prefix_deltas(prefix_scores: Float[Tensor, "states"], lengths: Sequence[int]
 
 
 def clip_scores(scores: Float[Tensor, "*shape"], limit: float | None) -> Float[Tensor, "*shape"]:
-    """Scores cut to [-limit, limit], or as they are for None; shape kept. A score that is not a number stays so."""
+    """Scores cut to [-limit, limit], unchanged for None; shape kept. NaN stays NaN."""
     return scores if limit is None else scores.clamp(-limit, limit)
 
 
@@ -85,10 +85,10 @@ def clip_with_parts(
     *,
     limit: float | None,
 ) -> tuple[Float[Tensor, "responses"], Float[Tensor, "tokens"]]:
-    """[R] clipped scores, and [T] what tokens earn of them.
+    """[R] clipped scores, and [T] the parts of the tokens.
 
-    Each number that a source gave a token is clipped by itself, and so is what they leave of the score: a limit for
-    numbers of single tokens says nothing about their sum.
+    The number of each token is clipped separately, and so is the remainder of the score: a limit for single tokens
+    does not bound their sum.
 
     Args:
         values: [R] one per response, its tokens' part included.

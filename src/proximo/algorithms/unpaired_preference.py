@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation (KTO): a language model's loss from single answers, each labelled desirable or not.
+"""Kahneman-Tversky optimisation (KTO): the loss of a language model from single answers, labelled desirable or not.
 
 R answers. A log-ratio is the log-prob of a whole answer, summed over its tokens, under the policy minus that under the
 reference, in nats.

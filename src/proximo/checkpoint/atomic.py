@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from proximo.system_errors import naming
+from proximo.errors import naming
 
 TEMPORARY_PREFIX = ".partial-"
 

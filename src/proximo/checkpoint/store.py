@@ -43,8 +43,7 @@ from proximo.checkpoint.reading import (
     saved_steps,
 )
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError
-from proximo.system_errors import disk_refused
+from proximo.errors import CheckpointError, disk_refused
 
 LATEST = "latest"
 BEST = "best"

@@ -7,7 +7,7 @@ import typer
 
 from proximo.cli.training import Overrides, RecipeName
 from proximo.errors import ConfigError
-from proximo.pages import with_addresses
+from proximo.message_text import with_addresses
 from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help

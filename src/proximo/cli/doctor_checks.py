@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from proximo.checkpoint.versions import installed_version
-from proximo.pages import address
+from proximo.message_text import address
 
 GIB = 2**30
 SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")

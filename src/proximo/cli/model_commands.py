@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from proximo.callables import IMPORT_PATH
 from proximo.cli.loading import loading
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
-from proximo.local_or_hub import is_local, not_there
-from proximo.working_directory import functions_of_the_working_directory
+from proximo.hub import is_local, not_there
+from proximo.user_code import IMPORT_PATH, functions_of_the_working_directory
 
 Run = Annotated[
     Path,

@@ -11,7 +11,7 @@ from proximo.cli.training import Overrides, RecipeName
 from proximo.commands.checked_recipe import checked
 from proximo.early_interrupt import EndsSilently
 from proximo.ppo.kind import PPO
-from proximo.working_directory import functions_of_the_working_directory
+from proximo.user_code import functions_of_the_working_directory
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.ppo.recipe import PPORecipe

@@ -25,9 +25,8 @@ from proximo.cli import (
     serving,
     training,
 )
-from proximo.errors import ConfigError, ProximoError, redacted
-from proximo.pages import with_addresses
-from proximo.system_errors import disk_refused, memory_ran_out
+from proximo.errors import ConfigError, ProximoError, disk_refused, memory_ran_out, redacted
+from proximo.message_text import with_addresses
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130

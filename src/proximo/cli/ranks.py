@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from proximo.checkpoint.fingerprints import differences
 from proximo.checkpoint.versions import versions
 from proximo.distributed.failure import status_of
-from proximo.distributed.place import Place, idle_tasks
 from proximo.distributed.processes import heeded_signals, say
+from proximo.distributed.rank_environment import Place, idle_tasks
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, JoinError
 
@@ -133,7 +133,7 @@ def _join_and_run(
             return run(*prepared)
         except Exception as error:
             known = world.explain(error)
-            if world.speaks_for_first():
+            if world.reports_for_first():
                 os.write(2, f"error: {known}\n".encode())
             if known is error:
                 raise

@@ -6,7 +6,7 @@ import typer
 
 from proximo.cli.loading import loading
 from proximo.cli.training import Overrides, RecipeName
-from proximo.working_directory import functions_of_the_working_directory
+from proximo.user_code import functions_of_the_working_directory
 
 
 def add_to(app: typer.Typer) -> None:

@@ -12,12 +12,12 @@ import typer
 from proximo.cli.loading import loading
 from proximo.cli.ranks import check_ranks, note_idle_tasks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
-from proximo.distributed.place import LAUNCHED, find_place
+from proximo.distributed.rank_environment import LAUNCHED, find_place
 from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
-from proximo.working_directory import functions_of_the_working_directory
+from proximo.user_code import functions_of_the_working_directory
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.recipe import Recipe

@@ -24,7 +24,7 @@ from proximo.run.resolved_config import saved_recipe
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

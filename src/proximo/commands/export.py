@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
-from proximo.errors import CheckpointError, ProximoError, UserError
-from proximo.models.adapted import is_adapted
+from proximo.errors import CheckpointError, ProximoError, UserError, disk_refused
+from proximo.models.adapter_detection import is_adapted
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merge
 from proximo.models.pretrained.folders import ADAPTER_CONFIG, is_adapter_folder, read_adapter_config
-from proximo.models.pretrained.sharded import assemble, holds_shards
+from proximo.models.pretrained.sharded_folders import assemble, holds_shards
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
@@ -28,7 +28,6 @@ from proximo.run.folders import check_new_folder
 from proximo.run.hub.checks import check_push_name
 from proximo.run.hub.upload import push_folder
 from proximo.run.model_card import SCALAR_ROLES, write_card
-from proximo.system_errors import disk_refused
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]

@@ -10,13 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.callables import IMPORT_PATH
 from proximo.checkpoint import atomic
 from proximo.config.engine import EngineConfig, LocalEngineConfig
-from proximo.counts import count_of
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import RunFolderError, UserError
+from proximo.message_text import count_of
 from proximo.metrics.formatting import format_number
 from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
@@ -29,13 +28,14 @@ from proximo.records import Prompt, Response, Scored
 from proximo.rewards.calling.binding import import_function
 from proximo.rewards.source import CheckingSource, RewardSource
 from proximo.rollout.engine import Engine
+from proximo.rollout.engines_on_ranks import push_to
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.on_ranks import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stop_token_ids import ending_ids
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
 from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.make.models import DeviceSpec, build_reward_source, reward_model_config
+from proximo.user_code import IMPORT_PATH
 
 LONGEST_SHOWN = 60
 """A note quotes prompts up to this many characters."""

@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from proximo.algorithms.scores import common_score
+from proximo.algorithms.score_transforms import common_score
 from proximo.checkpoint.atomic import temporary_beside
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
-from proximo.counts import count_of
-from proximo.errors import UserError
+from proximo.errors import UserError, naming
+from proximo.message_text import count_of
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
@@ -36,8 +36,7 @@ from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.preflight import inputs_of
 from proximo.run.user_code import checked_scores
-from proximo.system_errors import naming
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 
 
 def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proximo.errors import RunFolderError, UserError
+from proximo.errors import RunFolderError, UserError, naming
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.comparison import NamedRun, comparison_page
 from proximo.metrics.report.page import REPORT_NAME, report_page, stage_folders
@@ -14,7 +14,6 @@ from proximo.metrics.report.rendering import is_page, write_page
 from proximo.metrics.report.svg import SERIES
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import Run, read_run
-from proximo.system_errors import naming
 from proximo.trainer_kinds import trainer_kinds
 
 COMPARISON = "comparison.html"

@@ -4,8 +4,8 @@ import ipaddress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from proximo.addresses import is_loopback
 from proximo.errors import ConfigError, MissingExtraError
+from proximo.http_client import is_loopback
 from proximo.run.environment_secrets import read_secret
 
 MIN_TOKEN_CHARACTERS = 16

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from proximo.addresses import address_problem, token_variable
 from proximo.config.schema.base import Section
+from proximo.config.service_address import address_problem, token_variable
 from proximo.errors import UserError
 
 

@@ -6,7 +6,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from proximo import given
+from proximo import session_functions
 
 IMPORT_PATH_HINT = "a function is named as package.module:function"
 
@@ -17,8 +17,8 @@ def function_problem(import_path: str, *, may_be_async: bool = False) -> str | N
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
         return f"{IMPORT_PATH_HINT}, got {import_path!r}"
     return (
-        given.problem(function)
-        if module_name == given.MODULE
+        session_functions.problem(function)
+        if module_name == session_functions.MODULE
         else _problem_in_module(module_name, function, may_be_async=may_be_async)
     )
 
@@ -45,8 +45,8 @@ def _problem_in_module(module_name: str, function: str, *, may_be_async: bool) -
 def source_digest(import_path: str) -> str | None:
     """Text with the first 16 hex digits of the SHA-256 of the function's source file; None if there is no file."""
     module_name, _, name = import_path.partition(":")
-    if module_name == given.MODULE:
-        return given.digest(name)
+    if module_name == session_functions.MODULE:
+        return session_functions.digest(name)
     _, source = _module_file(module_name)
     return None if source is None else f"source with sha256 {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from proximo.config.schema.base import Section
-from proximo.local_or_hub import is_hub_name
+from proximo.hub import is_hub_name
 
 
 class PushConfig(Section):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Literal
 
-from proximo.counts import count_of
+from proximo.message_text import count_of
 
 
 @dataclass(frozen=True, order=True, slots=True)

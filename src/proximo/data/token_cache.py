@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from proximo.counts import count_of
+from proximo.message_text import count_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

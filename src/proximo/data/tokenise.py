@@ -17,7 +17,7 @@ from proximo.data.codec.decoding import decode
 from proximo.data.codec.encoding import PartEncoder
 from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
-from proximo.local_or_hub import UNNAMED_TOKENIZER
+from proximo.hub import UNNAMED_TOKENIZER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

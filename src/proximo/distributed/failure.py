@@ -1,4 +1,4 @@
-"""The record of what ended a run of several ranks, which the first who knows leaves in the store for all."""
+"""The record of what ended a run of several ranks. The first process that knows writes it to the store for all."""
 
 import json
 import traceback
@@ -9,9 +9,9 @@ from typing import Self
 from proximo.errors import ProximoError, redacted
 
 FAILURE = "failure"
-"""Key of the record. Written once: what follows from a failure does not replace it."""
+"""Key of the record. It is written once, so that later failures do not replace the first."""
 TOLD = "told"
-"""Key that is set by who prints the message."""
+"""Key that the process sets which prints the message."""
 MOST_CHARACTERS = 20_000
 
 
@@ -20,12 +20,12 @@ class Failure:
     """Why the ranks end."""
 
     rank: int | None
-    """The rank that failed or is gone; None for the process that started the ranks."""
+    """The rank that failed or disappeared; None for the process that started the ranks."""
     message: str
     status: int = 1
     """The exit status of every rank."""
     is_alive: bool = False
-    """Whether that rank still runs, and can say itself what happened to it."""
+    """Whether that rank still runs, and can print what happened to it."""
 
     def encode(self) -> str:
         """This failure as JSON, its message cut to `MOST_CHARACTERS`."""
@@ -38,7 +38,7 @@ class Failure:
 
 
 def status_of(error: BaseException) -> int:
-    """The exit status of a process that an exception ends."""
+    """The exit status of a process that ends with this exception."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     return error.exit_status if isinstance(error, ProximoError) else 1

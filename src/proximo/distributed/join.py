@@ -1,4 +1,4 @@
-"""Join the ranks of a run: from `join` on, this process has a world of several."""
+"""Joins the ranks of a run: inside `join`, the world of this process has several ranks."""
 
 import atexit
 import logging
@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from proximo.distributed.failure import status_of
-from proximo.distributed.place import Place, device_index, find_place
 from proximo.distributed.processes import first_line
+from proximo.distributed.rank_environment import Place, device_index, find_place
 from proximo.distributed.world import World, current, using
 from proximo.errors import ConfigError, JoinError, ProximoError
 from proximo_verifiers.grader import num_cores
@@ -20,30 +20,30 @@ from proximo_verifiers.grader import num_cores
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from proximo.distributed.watch import Watch
+    from proximo.distributed.heartbeats import Watch
 
 START_SECONDS = 300.0
-"""Least time for all ranks to come, which import and may be started one after the other."""
+"""Least time for all ranks to join: they import torch first, and may be started one after the other."""
 LINGER_SECONDS = 5.0
-"""After a failure, how long the rank that serves the store waits for the others to read what happened."""
+"""After a failure, the rank that serves the store waits this long for the others to read the reason."""
 
 
 @contextmanager
 def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Generator[World]:
-    """Inside, this process is one rank of the run that torchrun, srun or `proximo` started; alone, nothing changes.
+    """Inside, this process is one rank of the run that torchrun, srun or `proximo` started. A lone process stays alone.
 
         with proximo.join():
             trainer = PPOTrainer(...)
 
-    An exception in one rank ends all: in the others the wait at hand raises a RankError that names the first. On CUDA
-    devices a process whose run failed so exits with the status of the failure, whatever it does after that.
+    An exception in one rank ends all ranks: in the others, the current wait raises a RankError that names the rank.
+    On CUDA devices a process whose run failed exits with the status of the failure, even if it catches the error.
 
     Args:
         timeout_seconds: how long a rank waits for the others.
-        place: which rank this is; None for what the environment says.
+        place: which rank this is; None to read the environment variables.
 
-    Raises ConfigError if the environment of the launcher is not complete, RankError if ranks do not come, JoinError
-    where this rank finds none of them.
+    Raises ConfigError if variables of the launcher are missing, RankError if some ranks do not join, and JoinError if
+    this rank finds none of them.
     """
     place = place or find_place()
     if place is None:
@@ -75,9 +75,9 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
 
 
 def _find_others(place: Place, timeout_seconds: float, end: "_EndAtExit") -> "tuple[int | None, dist.Store, Watch]":
-    """The number of this rank's CUDA device, a store that it shares with the other ranks, and its watch.
+    """The index of this rank's CUDA device, the store that all ranks share, and the watch of this rank.
 
-    Raises ConfigError where rank 0 cannot serve the store, else JoinError: the others know nothing of this rank yet.
+    Raises ConfigError if rank 0 cannot serve the store, else JoinError, since no other rank knows this one yet.
     """
     try:
         _prepare(place)
@@ -92,13 +92,13 @@ def _find_others(place: Place, timeout_seconds: float, end: "_EndAtExit") -> "tu
 
 
 class _EndAtExit:
-    """The last function of `atexit`, as the first that is registered: ends the process where its run has failed.
+    """Ends the process at exit if its run has failed. It is registered first, so `atexit` calls it last.
 
-    Past it the destructors of NCCL may wait for ranks that are gone, with nobody left who would end this one.
+    After it, destructors of NCCL may wait for ranks that have ended, and nothing would end this process.
     """
 
     status: int | None = None
-    """Of the failure; None where there was none."""
+    """Exit status of the failure; None without a failure."""
 
     def __call__(self) -> None:
         if self.status is None:
@@ -111,7 +111,7 @@ class _EndAtExit:
 
 
 def _index_of_device(place: Place) -> int | None:
-    """The number of this rank's CUDA device; None for the CPU."""
+    """The index of this rank's CUDA device; None for the CPU."""
     import torch
 
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -119,11 +119,11 @@ def _index_of_device(place: Place) -> int | None:
 
 
 def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]":
-    """Connect to the store and begin to watch."""
+    """Connect to the store and start the heartbeats."""
     import torch.distributed as dist
 
-    from proximo.distributed.answered_store import AnsweredStore
-    from proximo.distributed.watch import Watch
+    from proximo.distributed.deadline_store import DeadlineStore
+    from proximo.distributed.heartbeats import Watch
 
     timeout = timedelta(seconds=max(timeout_seconds, START_SECONDS))
     served = _serve(place, timeout) if place.hosts_store else None
@@ -144,31 +144,31 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     if run != place.run:  # its ranks would take this one for theirs
         raise JoinError(
             f"{_name(place)} belongs to {place.run}, but at {place.host}:{place.port} it found the ranks of {run}: "
-            "give each run a MASTER_PORT of its own"
+            "give each run another MASTER_PORT"
         )
     attempt = f"proximo/{place.attempt}"
     watch = Watch(
-        AnsweredStore(dist.PrefixStore(attempt, watched), seconds=timeout_seconds),
+        DeadlineStore(dist.PrefixStore(attempt, watched), seconds=timeout_seconds),
         rank=place.rank,
         size=place.size,
         timeout_seconds=timeout_seconds,
         store_of="rank 0" if place.first_hosts_store else "the process that started the ranks",
         served=served,
-        told_of_ends=place.starter == "proximo",
+        ends_are_reported=place.starter == "proximo",
     )
     watch.start()
     return dist.PrefixStore("world", dist.PrefixStore(attempt, shared)), watch
 
 
 def _name(place: Place) -> str:
-    """Such as `rank 2 of 8 (process 4711 on node1)`."""
+    """The name in messages, as `rank 2 of 8 (process 4711 on node1)`."""
     return f"rank {place.rank} of {place.size} (process {os.getpid()} on {socket.gethostname()})"
 
 
 def _make_world(
     store: "dist.Store", watch: "Watch", place: Place, timeout_seconds: float, *, index: int | None
 ) -> World:
-    """Wait for all ranks, and make their process groups. `index`: of this rank's CUDA device."""
+    """Wait for all ranks, and make their process groups. `index`: that of this rank's CUDA device."""
     import torch
     import torch.distributed as dist
 
@@ -196,7 +196,7 @@ def _make_world(
 
 
 def _prepare(place: Place) -> None:
-    """Environment variables that torch reads."""
+    """Set the environment variables that torch reads."""
     os.environ["LOCAL_RANK"] = str(place.local_rank)  # Slurm has another name for it
     if place.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -205,15 +205,15 @@ def _prepare(place: Place) -> None:
 
 
 def _serve(place: Place, timeout: timedelta) -> "dist.TCPStore":
-    """The store, which listens on the given address alone."""
+    """Serve the store, which listens on the given address only."""
     from torch.distributed import TCPStore
 
     try:
         listener = listen(place)
     except OSError as error:
         raise ConfigError(
-            f"rank 0 cannot listen at {place.host}:{place.port} ({error}): MASTER_ADDR is to be an address of its "
-            "machine, and MASTER_PORT a port that is free"
+            f"rank 0 cannot listen at {place.host}:{place.port} ({error}): MASTER_ADDR must be an address of its "
+            "machine, and MASTER_PORT a free port"
         ) from error
     port = listener.getsockname()[1]
     return TCPStore(
@@ -222,7 +222,7 @@ def _serve(place: Place, timeout: timedelta) -> "dist.TCPStore":
 
 
 def listen(place: Place) -> socket.socket:
-    """A socket on the address of the store."""
+    """Open a socket on the address of the store."""
     family, _, _, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
     host = str(address[0])
     if not place.one_machine and (host.startswith("127.") or host == "::1"):

@@ -1,7 +1,7 @@
 """Starts the ranks of one machine as copies of a command, and waits for them.
 
-This process serves the store through which they find each other, so that the death of any rank leaves it; and it takes
-no part in the training.
+This process serves the store in which the ranks find each other, so that the store outlives any rank. It does not
+train.
 """
 
 import os
@@ -16,24 +16,24 @@ from datetime import timedelta
 from types import FrameType
 
 from proximo.distributed.failure import FAILURE, TOLD, Failure
-from proximo.distributed.place import LAUNCHED
 from proximo.distributed.processes import heeded_signals, is_stopped
+from proximo.distributed.rank_environment import LAUNCHED
 from proximo.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 60.0
-"""After one rank failed, the others have so long to end by themselves: rank 0 writes the report of the run. One that is
-stopped cannot, and is killed at once."""
+"""Seconds that the other ranks have to end after one failed: rank 0 writes the report of the run. A stopped process
+cannot end, and is killed immediately."""
 POLL_SECONDS = 0.05
 INTERRUPT_SECONDS = 1.0
-"""A terminal sends SIGINT to all processes. It is passed on where rank 0 still lives after so long."""
+"""A terminal sends SIGINT to all processes. It is passed on if rank 0 still lives after so many seconds."""
 
 
 def launch(command: Sequence[str], *, num: int, when_lost: Callable[[str, str], None] | None = None) -> int:
-    """Run `num` ranks of a command on this machine and return the exit status: of rank 0, else of one that failed.
+    """Run `num` ranks of a command on this machine. Returns the exit status of rank 0, else that of a failed rank.
 
-    `when_lost`: called where a signal ended rank 0, which could not say so itself: with its process, such as
-    `process 4711 on node1`, and the reason. Raises ConfigError if the machine cannot start so many.
+    `when_lost`: called if a signal ended rank 0, which could not report it, with the name of its process
+    (`process 4711 on node1`) and the reason. Raises ConfigError if the machine cannot start so many processes.
     """
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
@@ -70,20 +70,20 @@ def _start(command: Sequence[str], *, rank: int, num: int, port: int) -> subproc
 
 
 def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """So that no rank of Slurm's is taken for one of ours."""
+    """The environment without variables of ranks, so that a rank of Slurm is not taken for one of this run."""
     return {name: value for name, value in environment.items() if not name.startswith("SLURM_STEP_")}
 
 
 class _Ranks:
-    """The processes of the ranks, and what they leave in the store."""
+    """The processes of the ranks, and their records in the store."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.signals: list[tuple[int, float]] = []
-        """Signals that came, and when they are due to be passed on."""
+        """Received signals, each with the time at which it is passed on."""
 
     def wait(self, listener: socket.socket, when_lost: Callable[[str, str], None] | None) -> int:
-        """Wait for all of them; returns the exit status of the run."""
+        """Wait for all ranks. Returns the exit status of the run."""
         heeded = heeded_signals() if threading.current_thread() is threading.main_thread() else []
         previous = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
@@ -99,7 +99,7 @@ class _Ranks:
                 signal.signal(number, handler)
 
     def kill(self, *, only_stopped: bool = False) -> None:
-        """End what is left, or what of it is stopped and cannot end by itself."""
+        """End the remaining processes, or only those that are stopped and cannot end by themselves."""
         for process in self.processes:
             if process.poll() is None and (is_stopped(process.pid) or not only_stopped):
                 process.kill()
@@ -135,7 +135,7 @@ class _Ranks:
 
 
 class _Store:
-    """The store, as far as this process uses it. The keys are those of the ranks (`failure.py`)."""
+    """The part of the store that this process uses. The keys are those of `failure.py`."""
 
     def __init__(self, listener: socket.socket) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -153,7 +153,7 @@ class _Store:
         self._store = dist.PrefixStore("proximo/0", served)
 
     def tell_end(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Name a rank that ended, unless the ranks know already why they end."""
+        """Record which rank ended, unless a failure is recorded already."""
         status = process.returncode
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         message = f"rank {rank} ({_name(process)}) {how}"
@@ -161,12 +161,12 @@ class _Store:
         self._store.compare_set(FAILURE, "", failure.encode())
 
     def tell_if_nobody_did(self) -> None:
-        """Print why the run failed if no rank could."""
+        """Print why the run failed if no rank has printed it."""
         if self._store.compare_set(TOLD, "", "all") == b"all" and self._store.check([FAILURE]):
             print(f"error: {self.reason()}", file=sys.stderr)
 
     def reason(self) -> str:
-        """Why the run failed, which the first who knew it left here."""
+        """Why the run failed, by the first record."""
         return Failure.decode(self._store.get(FAILURE)).message
 
 
@@ -175,5 +175,5 @@ def _name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _shell_status(status: int) -> int:
-    """128 + the signal that ended a process, or its own status."""
+    """128 + the signal that ended a process, or its exit status."""
     return 128 - status if status < 0 else status

@@ -1,4 +1,4 @@
-"""A world of several processes, over torch's process groups."""
+"""A world of several ranks, over torch's process groups."""
 
 import json
 import re
@@ -17,25 +17,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proximo.distributed.failure import status_of
-from proximo.distributed.messages import decode, encode
-from proximo.distributed.unheeded import Unheeded
-from proximo.distributed.watch import Position, Watch
+from proximo.distributed.heartbeats import Position, Watch
+from proximo.distributed.ignored_signals import IgnoredSignals
+from proximo.distributed.pickled_messages import decode, encode
 from proximo.distributed.world import World, alone, difference, differing_ranks
 from proximo.errors import ProximoError, RankError, TrainingError
 
 Value = TypeVar("Value")
 BUCKET_BYTES = 64 * 2**20
-"""Most bytes of gradients that are added up in one collective, and so the size of the copy that this takes."""
+"""Most bytes of gradients that one collective adds up. It copies them, so this is also the size of the copy."""
 LONGEST_WAIT_SECONDS = 0.02
-"""Who waits for a key of the store looks after it at least this often."""
+"""A wait for a key of the store checks it at least this often, in seconds."""
 DONE, PROBLEM = "done", "problem"
-"""What rank 0 says of an effect: its value is about to be sent; or the problem follows."""
+"""First byte of rank 0's answer to an effect: the value is sent next, or the error follows."""
 TRANSPORT = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|process group", re.IGNORECASE)
-"""Words of errors from collectives that are called elsewhere, such as those of sharded models."""
+"""Words in errors of collectives that are called elsewhere: those of sharded models."""
 
 
 class _LostError(RankError):
-    """Of a wait beside the main thread, which has to ask (`ProcessGroupWorld.explain`) who was waited for."""
+    """A wait outside of the main thread failed. `ProcessGroupWorld.explain` finds the missing rank later."""
 
     def __init__(self, what: str, error: Exception) -> None:
         super().__init__(f"waiting for the other ranks ({what}) failed: {error}")
@@ -43,12 +43,12 @@ class _LostError(RankError):
 
 
 class ProcessGroupWorld(World):
-    """Ranks of torch's default process group, with a group of their own for records (gloo, on the CPU)."""
+    """Ranks of torch's default process group, with a second group (gloo, on the CPU) for records."""
 
     def __init__(self, store: dist.Store, *, timeout_seconds: float, watch: Watch | None = None) -> None:
-        """`store`: shared by the ranks; its keys are this world's own. The default process group is initialised.
+        """`store`: shared by the ranks; no one else uses its keys. The default process group must be initialised.
 
-        `watch` finds out who is missing where a wait fails.
+        `watch` finds the missing rank when a wait fails.
         """
         super().__init__()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -57,7 +57,7 @@ class ProcessGroupWorld(World):
         self.timeout = timedelta(seconds=timeout_seconds)
         self.records = dist.new_group(backend="gloo", timeout=self.timeout)
         self.position = Position(0, "the start", waits=False)
-        """How far this rank came."""
+        """The last wait of this rank."""
         self.watch = watch
         self._num_asides = 0
         self._num_effects = 0
@@ -117,7 +117,7 @@ class ProcessGroupWorld(World):
             message = _encoded_result(value, what)
         except BaseException as error:
             problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status_of(error)])
-            with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them
+            with suppress(dist.DistError, RuntimeError):  # without waiting for the others, which may have failed
                 self.store.set(key, PROBLEM + problem)
             raise
         with self.waiting(what):
@@ -151,7 +151,7 @@ class ProcessGroupWorld(World):
 
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
-        """Around each collective: counts its time, and turns its failure into an error that names the rank."""
+        """Encloses each collective: adds up its time, and turns its failure into an error that names the rank."""
         self._move_to(Position(self.position.number + 1, what, waits=True))
         with self._waiting():
             try:
@@ -191,22 +191,22 @@ class ProcessGroupWorld(World):
             self.watch.publish_error(error, self.traces)
 
     def leave_at_once(self, status: int) -> None:
-        # In a thread, since the handler may have interrupted who holds the lock of the store's connection.
-        left = RankError(f"rank {self.rank} left at once", exit_status=status)
+        # In a thread, since the handler may have interrupted code that holds the lock of the store's connection.
+        left = RankError(f"rank {self.rank} ended early", exit_status=status)
         thread = threading.Thread(target=self.publish, args=(left,), daemon=True)
         thread.start()
         thread.join(timeout=1.0)
 
-    def speaks_for_first(self) -> bool:
-        return self.watch is not None and self.watch.speaks_for_first()
+    def reports_for_first(self) -> bool:
+        return self.watch is not None and self.watch.reports_for_first()
 
     def process_of_first(self) -> str:
-        assert self.watch is not None, "speaks_for_first() says whether rank 0 is gone"
+        assert self.watch is not None, "reports_for_first() says whether rank 0 is gone"
         return self.watch.process_of(0)
 
     def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
         if self.watch is not None:
-            self.watch.unheeded = Unheeded(self.rank, numbers)
+            self.watch.ignored_signals = IgnoredSignals(self.rank, numbers)
 
     def heeds_signal(self) -> None:
         if self.watch is not None:
@@ -218,7 +218,7 @@ class ProcessGroupWorld(World):
         return self.watch.cause(what, error)
 
     def _wait_aside(self, keys: Sequence[str]) -> None:
-        """Until all keys are in the store. RuntimeError where the run ends before, or after the time of a wait."""
+        """Wait until all keys are in the store. Raises RuntimeError if the run ends first or the time limit passes."""
         start = time.monotonic()
         while not self.store.check(list(keys)):
             if self.watch is not None and self.watch.failure is not None:
@@ -250,7 +250,7 @@ class ProcessGroupWorld(World):
 
 
 def _sleep_since(start: float) -> None:
-    """Between two looks of a wait that began at `start`: a short one is noticed at once."""
+    """Sleep between two checks of a wait that began at `start`. The first sleeps are short."""
     time.sleep(min(LONGEST_WAIT_SECONDS, 0.05 * (time.monotonic() - start)))
 
 
@@ -269,7 +269,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Generator[list[Tensor]]:
-    """Consecutive tensors of one dtype and device, in buckets of at most BUCKET_BYTES or one tensor."""
+    """Groups consecutive tensors of one dtype and device into buckets of at most BUCKET_BYTES or one tensor."""
     for _, group in groupby(tensors, lambda tensor: (tensor.dtype, tensor.device)):
         bucket: list[Tensor] = []
         num_bytes = 0

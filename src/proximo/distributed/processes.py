@@ -7,33 +7,32 @@ from pathlib import Path
 from proximo.errors import redacted
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""They end a run after its step. The last is that of a terminal which was closed."""
+"""Signals that end a run after its step. SIGHUP comes from a terminal that was closed."""
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""They do so too: job scripts have their scheduler send one of them before the time limit."""
+"""Further such signals: job scripts let their scheduler send one before the time limit."""
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """The signals that end a run after its step, without those for which this process has another use.
+    """The signals that end a run after its step, without those that this process handles otherwise.
 
-    A parent may have one ignored, as `nohup` does with SIGHUP; and a program may have a handler of its own for a user's
-    signal.
+    A parent may have ignored one, as `nohup` does with SIGHUP, and a program may have its own handler for SIGUSR1 or 2.
     """
     stops = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     return stops + [number for number in USER_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
 
 
 def say(text: str) -> None:
-    """A line on standard error, whatever Python's streams are at the moment."""
+    """Write a line to the standard error of the process, even if Python's stream was replaced."""
     os.write(2, f"{redacted(text)}\n".encode())
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+    """The first line of an error's message."""
     return str(error).partition("\n")[0][:300]
 
 
 def process_table() -> str:
-    """A name, the same for processes that share a process table."""
+    """The name of this process table: equal for processes that share one."""
     try:
         table = os.readlink("/proc/self/ns/pid")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -43,7 +42,7 @@ def process_table() -> str:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this process table runs, or is stopped."""
+    """Whether a process of this process table exists, running or stopped."""
     return _state(process) not in ("", "Z", "X")
 
 
@@ -53,7 +52,7 @@ def is_stopped(process: int) -> bool:
 
 
 def _state(process: int) -> str:
-    """The letter of `ps`; empty where there is no such process."""
+    """The state letter that `ps` shows; empty if there is no such process."""
     try:
         return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except OSError:

@@ -1,8 +1,8 @@
-"""Named tensors as one safetensors file of each rank, and an index: exact bits, no pickle. Not when they are saved.
+"""Named tensors as one safetensors file per rank and an index: exact bits, no pickle.
 
-The files are those of torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True), so that its
-reader takes them too; the index adds whole shapes, also of what no rank had a part of. Writing takes no collective, and
-reading no other rank: any number of ranks, or one process without torch.distributed, reads its part of every tensor.
+The files have the format of torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True), so its
+reader accepts them. The index adds whole shapes, also of tensors that no rank has a part of. Writing needs no
+collective, and reading no other rank: any number of ranks, or one process without torch.distributed, reads its parts.
 """
 
 import json
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from proximo.distributed.shard_names import INDEX, file_of_rank
-from proximo.distributed.unread import Source
+from proximo.distributed.unread_parameters import Source
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 
@@ -27,19 +27,19 @@ _OFFSETS = "DCP_SHARDING_INFO"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalPart:
-    """What of a tensor lies on this rank."""
+    """The part of a tensor on this rank."""
 
     tensor: Tensor
     offsets: tuple[int, ...]
-    """Where it begins in the whole tensor, one number for each dimension."""
+    """Index of its first element in the whole tensor, one number for each dimension."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     is_first_copy: bool
     """Whether no rank before this one has the same part."""
 
 
 def local_part(tensor: Tensor) -> LocalPart:
-    """The part of a tensor on this rank: its shard, which may be empty, or all of a tensor that is not sharded."""
+    """The part of a tensor on this rank: its shard, which may be empty, or the whole of an unsharded tensor."""
     world = current()
     if world.size > 1:
         from proximo.distributed.sharding import part_of_sharded
@@ -53,7 +53,7 @@ def local_part(tensor: Tensor) -> LocalPart:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank has a part of it only."""
+    """Whether each rank has only a part of the tensor."""
     if current().size == 1:
         return False
     from proximo.distributed.sharding import part_of_sharded
@@ -62,7 +62,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def gather_whole(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Tensor]:
-    """Whole copies of small tensors on the CPU of every rank, which all have to call it."""
+    """Whole copies of small tensors on the CPU of every rank. Every rank has to call it."""
     parts = {name: local_part(tensor) for name, tensor in tensors.items()}
     ours = {name: (part.offsets, part.tensor.cpu()) for name, part in parts.items() if part.is_first_copy}
     result = {name: torch.empty(part.shape, dtype=part.tensor.dtype) for name, part in parts.items()}
@@ -74,7 +74,7 @@ def gather_whole(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Tenso
 
 
 class CapturedShards:
-    """Copies of this rank's parts of tensors in the memory of the host: what a save writes while training goes on."""
+    """Copies of this rank's parts of tensors in host memory. A save writes them while training continues."""
 
     def __init__(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, Any] | None = None) -> None:
         """`metadata`: JSON for the index."""
@@ -87,7 +87,7 @@ class CapturedShards:
         self._offsets = {name: {"saved_offsets": part.offsets} for name, part in ours.items()}
 
     def write_index(self, folder: Path) -> None:
-        """Make the folder, with the index in it: for one rank, before any calls `write`."""
+        """Make the folder with the index. One rank calls it, before any rank calls `write`."""
         folder.mkdir()
         (folder / INDEX).write_text(json.dumps(self._index, indent=1), encoding="utf-8")
 
@@ -109,7 +109,7 @@ class _Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedTensor:
-    """A tensor in the files of several ranks, of which any part can be read."""
+    """A tensor in the files of several ranks. Any part of it can be read."""
 
     name: str
     dtype: torch.dtype
@@ -144,10 +144,10 @@ class SavedTensor:
 
 
 class SavedShards(Mapping[str, SavedTensor]):
-    """The tensors in a folder of `CapturedShards`, by name. Reads headers at first, and numbers when asked."""
+    """The tensors in a folder of `CapturedShards`, by name. Reads the headers first, and numbers on demand."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where the folder lacks a part of a tensor, or cannot be read."""
+        """Raises CheckpointError if the folder lacks a part of a tensor or cannot be read."""
         try:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             self.metadata: dict[str, Any] = index["metadata"]
@@ -188,7 +188,7 @@ class SavedShards(Mapping[str, SavedTensor]):
 
 
 def saved_tensors_of(file: Path) -> dict[str, SavedTensor]:
-    """The tensors of an ordinary safetensors file, by name. Raises SafetensorError and OSError where it is none."""
+    """The tensors of an ordinary safetensors file, by name. Raises SafetensorError or OSError for any other file."""
     opened, found = safe_open(file, framework="pt"), {}
     for name in opened.keys():  # noqa: SIM118 (it is no mapping)
         part = opened.get_slice(name)
@@ -201,7 +201,7 @@ def saved_tensors_of(file: Path) -> dict[str, SavedTensor]:
 
 @torch.no_grad()
 def fill(target: Tensor, saved: Tensor | Source) -> None:
-    """Copy a whole tensor into one of the same shape, of which this rank may have a part only."""
+    """Copy a whole tensor into one of the same shape, which may be sharded over ranks."""
     part = local_part(target)
     if not isinstance(saved, Tensor):
         part.tensor.copy_(saved.read(part.offsets, part.tensor.shape))

@@ -1,9 +1,9 @@
-"""Names of the files of `shard_files.py`, for those who load no torch."""
+"""File names of `shard_files.py`, for code that loads no torch."""
 
 INDEX = "shards.json"
-"""Beside the files of the ranks: which tensors there are. A folder that has it holds shards."""
+"""Lists the tensors in the files of the ranks. A folder with this file holds shards."""
 
 
 def file_of_rank(rank: int) -> str:
-    """The name of the file with the parts of one rank."""
+    """The name of the file of one rank."""
     return f"rank-{rank:05d}.safetensors"

@@ -1,7 +1,7 @@
-"""Sharding of models over ranks by FSDP2. What a pass computes does not change: gradients are summed, not averaged.
+"""Shards models over ranks by FSDP2. Passes compute the same as before: gradients are summed, not averaged.
 
-Each layer is gathered when it runs. What is outside the layers (embeddings, final norm, output layer, a value head)
-belongs to the root, a module that runs whole passes: no weight of the root is read outside of its `forward`.
+Each layer is gathered when it runs. All other weights (embeddings, final norm, output layer, a value head) belong to
+the root, a module that runs whole passes. Nothing outside its `forward` reads a weight of the root.
 """
 
 from collections.abc import Callable, Collection, Generator, MutableMapping, Sequence
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from proximo.distributed.unread import DESTROYED, Source, Unread, num_not_finite, source_of
+from proximo.distributed.unread_parameters import DESTROYED, Source, Unread, num_not_finite, source_of
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, ModelError
 
@@ -29,22 +29,22 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardingOptions:
-    """How a model lies on the ranks of a mesh."""
+    """How a model is sharded over the ranks of a mesh."""
 
     keeps_gathered: bool = False
     """Parameters stay gathered from their first use in an update to its last backward pass, not layer by layer."""
     reduces_each_microbatch: bool = False
     """Gradients are summed after each micro-batch, not once per update, so that no rank keeps whole ones."""
     offload: bool = False
-    """Parameters, gradients and optimizer state are in the memory of the host."""
+    """Parameters, gradients and optimizer state are kept in host memory."""
     leaves_device: bool = False
-    """The model is moved to the host and back, so no other one may have its shards."""
+    """The model is moved to the host and back, so it shares shards with no other model."""
     matrix_dtype: torch.dtype | None = None
-    """The type in which `matrices` are gathered; None for their own. Their gradients are summed in float32."""
+    """The dtype in which `matrices` are gathered; None for that of the matrices. Gradients are summed in float32."""
 
 
 class _Root(nn.Module):
-    """FSDP's root. Its forward pass is whatever it is given."""
+    """FSDP's root. Its forward pass runs the given function."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Sharding:
         self._is_gathered = False
 
     def run(self, run: Callable[[], Result]) -> Result:
-        """Run a pass, which may read any weight of the model. Its result is a tensor, or a tuple that holds them."""
+        """Run a pass, which may read any weight of the model. It returns a tensor or a tuple with tensors."""
         if self._is_gathered:
             return run()
         return self._root(run)
@@ -81,7 +81,7 @@ class Sharding:
         return self._num_copies
 
     def begin_microbatch(self, *, is_last: bool) -> None:
-        """Call before each micro-batch of an update: gradients are summed over ranks in the last one."""
+        """Call before each micro-batch of an update. Gradients are summed over ranks in the last one."""
         self._root.set_requires_gradient_sync(is_last or self._options.reduces_each_microbatch)
         if self._options.keeps_gathered:
             self._root.set_reshard_after_backward(is_last)
@@ -96,7 +96,7 @@ class Sharding:
 
     @contextmanager
     def gathered(self) -> Generator[None]:
-        """Inside, each rank has all parameters as plain tensors, for reading; passes inside need no other rank."""
+        """Inside, each rank has all parameters as plain tensors, for reading. Passes inside need no other rank."""
         if self._is_gathered:
             yield
             return
@@ -105,7 +105,7 @@ class Sharding:
             self._root(lambda: None)
         for unit in self._units:
             unit.unshard()
-        # Else each layer would give its parameters up after a pass, and the next one would wait for other ranks.
+        # Otherwise each layer would free its parameters after a pass, and the next pass would wait for other ranks.
         self._root.set_reshard_after_forward(False)
         self._is_gathered = True
         try:
@@ -119,7 +119,7 @@ class Sharding:
 
 
 def _forget_passes(root: Any) -> None:
-    """Drop the passes that FSDP noted for a backward pass: without one, notes and what they refer to grow all run."""
+    """Drop the passes that FSDP noted for a backward pass. Without one, the notes would grow during the whole run."""
     noted: list[Any] = getattr(root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # none before the first pass
     for group in noted:
         group._post_forward_indices.clear()
@@ -129,9 +129,9 @@ def _forget_passes(root: Any) -> None:
 def _fix_order(units: Sequence[Any]) -> None:
     """Have each unit gather the one that runs next in the backward pass. `units`: in the order of the forward pass.
 
-    By itself, FSDP gathers the one that ran before in the forward passes of this rank. A rank with less to sample has
-    run others, and would wait for another layer than the rest. Below the first unit that trains there is no backward
-    pass; what a unit gathers there is itself, which is there already.
+    FSDP's default is the unit that ran before in the forward passes of this rank. A rank with less to sample has run
+    other units, and would wait for another layer than the rest. Below the first unit that trains there is no backward
+    pass; a unit there gathers itself, which costs nothing.
     """
     first = next((number for number, unit in enumerate(units) if _trains(unit)), len(units))
     for number, unit in enumerate(units):
@@ -144,7 +144,7 @@ def _trains(unit: nn.Module) -> bool:
 
 @contextmanager
 def _reading(module: nn.Module, mesh: DeviceMesh) -> Generator[None]:
-    """Around the sharding of a module: of parameters that were not read yet, each rank reads its shard alone.
+    """Encloses the sharding of a module: each rank reads only its shard of parameters that are still in files.
 
     Raises ModelError for numbers that are not finite.
     """
@@ -160,9 +160,9 @@ def _reading(module: nn.Module, mesh: DeviceMesh) -> Generator[None]:
 
 
 def _make_memory(module: nn.Module, device: str) -> list[tuple[nn.Module, str, Source]]:
-    """Give parameters that were not read yet memory of the whole size, from which FSDP cuts its shards.
+    """Give unread parameters memory of the whole size, from which FSDP cuts its shards.
 
-    Nothing is written there, so a host does not provide it. Returns where each of them is, once.
+    Nothing writes to that memory, so the host never allocates it. Returns the owner of each parameter, once.
     """
     places = {}
     for inner in module.modules():
@@ -178,9 +178,9 @@ _meshes: WeakKeyDictionary[World, dict[tuple[str, int], DeviceMesh]] = WeakKeyDi
 
 
 def mesh_of(world: World, device: torch.device, *, shard_size: int | None) -> DeviceMesh:
-    """The mesh over all ranks; of two dimensions where models are replicated over groups of `shard_size` ranks.
+    """The mesh over all ranks. It has two dimensions if models are replicated over groups of `shard_size` ranks.
 
-    Its groups wait as long as the world does. Raises ConfigError if the ranks cannot be divided so.
+    Its groups have the time limit of the world. Raises ConfigError if `shard_size` does not divide the ranks.
     """
     size = world.size if shard_size is None else shard_size
     if world.size % size:
@@ -199,7 +199,7 @@ def _make_mesh(world: World, device_type: str, size: int) -> DeviceMesh:
         everyone = dist.group.WORLD
         assert everyone is not None
         return DeviceMesh.from_group(everyone, device_type, mesh_dim_names=("shard",))
-    # By hand, since the groups that a mesh makes for itself have torch's own timeout.
+    # By hand, since groups that a mesh makes have torch's default timeout.
     mesh, timeout = torch.arange(world.size).view(-1, size), timedelta(seconds=world.timeout_seconds)
     groups = [
         dist.new_subgroups_by_enumeration(members, timeout=timeout)[0] for members in (mesh.t().tolist(), mesh.tolist())
@@ -208,18 +208,18 @@ def _make_mesh(world: World, device_type: str, size: int) -> DeviceMesh:
 
 
 _shards: MutableMapping[Tensor, nn.Parameter] = WeakTensorKeyDictionary()
-"""Frozen tensor that several models have -> the shards that the first of them got of it."""
+"""Frozen tensor of several models -> the shards of it that the first model got."""
 
 
 class _Common:
-    """The tensors that a model has in common with others, of which each becomes shards on its own.
+    """Tensors shared between models that are sharded separately.
 
-    It takes parameters of its own over the same memory, or what moves to a device for one model would lie there whole
-    until the last one is sharded. Of frozen tensors, the models then have the same shards.
+    The model gets new parameters over the same memory. Otherwise a tensor that moved to a device for one model would
+    stay there whole until the last model is sharded. Afterwards the models share the shards of frozen tensors.
     """
 
     def __init__(self, modules: Sequence[nn.Module], others: Collection[int], *, shares: bool) -> None:
-        """`others`: ids of the parameters of models that are still whole. `shares`: whether shards may be common."""
+        """`others`: ids of the parameters of models that are still whole. `shares`: whether models may share shards."""
         self._shares = shares
         self._left: list[tuple[nn.Parameter, nn.Module, str]] = []
         own: dict[int, nn.Parameter] = {}
@@ -236,7 +236,7 @@ class _Common:
                     self._left.append((parameter, module, name))
 
     def unify(self) -> None:
-        """Take the shards of the models before, or leave ours to those that follow, for what is sharded by now."""
+        """Use the shards of the models before, or note those of this model for the models that follow."""
         left, self._left = self._left, []  # whole tensors are held no longer than needed
         for whole, module, name in left:
             shards: nn.Parameter = getattr(module, name)
@@ -249,7 +249,7 @@ class _Common:
 
 
 def _are_alike(first: Tensor, second: Tensor) -> bool:
-    """Whether shards lie in the same way and place. FSDP pads those of other lengths, in memory of their own."""
+    """Whether shards have the same layout and place. FSDP copies shards of other lengths to pad them."""
     assert isinstance(first, DTensor)
     assert isinstance(second, DTensor)
     mesh = first.device_mesh
@@ -271,11 +271,11 @@ def shard(
     options: ShardingOptions,
     others: Collection[int] = (),
 ) -> Sharding:
-    """Shard modules that share passes, such as a policy and its value head, in place.
+    """Shard modules that share passes (a policy and its value head) in place.
 
-    `layers`: those to gather one at a time. `matrices`: modules whose own parameters are read in `matrix_dtype` only.
-    `others`: ids of parameters of other models, which may have them in common with these modules.
-    Each parameter becomes a DTensor, so optimizers and copies are made afterwards and before, in that order.
+    `layers`: modules to gather one at a time. `matrices`: modules whose own parameters are read in `matrix_dtype` only.
+    `others`: ids of parameters of other models, which may share them with these modules.
+    Each parameter becomes a DTensor, so make copies of the model before and optimizers afterwards.
     """
     common = _Common(modules, others, shares=not options.leaves_device)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if options.offload else OffloadPolicy()
@@ -307,8 +307,8 @@ def shard(
 
 @torch.no_grad()
 def part_of_sharded(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], bool] | None:
-    """This rank's shard, where it begins in the whole tensor, and whether no rank before has the same; None for a
-    tensor that is not sharded."""
+    """This rank's shard, the index of its first element in the whole tensor, and whether no rank before has the same
+    shard; None for an unsharded tensor."""
     if not isinstance(tensor, DTensor):
         return None
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

@@ -1,7 +1,7 @@
-"""The ranks that run one program together. A world of one process is the identity: it imports and waits for nothing.
+"""The ranks that run one program together. In a world of one process every method returns its input without waiting.
 
-Every rank calls the same methods in the same order. Values travel between ranks of one run, which trust each other: as
-pickles, on the addresses of their process group.
+Every rank calls the same methods in the same order. Values are sent as pickles between the ranks of one run, which
+trust each other, over the addresses of their process group.
 """
 
 import math
@@ -22,31 +22,31 @@ Value = TypeVar("Value")
 
 
 class World:
-    """The ranks of this process's group. This class is one process alone; `process_group.py` has several."""
+    """A world of one process. `process_group.py` has that of several ranks."""
 
     rank: int = 0
     size: int = 1
     device: "torch.device | None" = None
-    """Where the models of this rank go once they were built on the host; None for where they are."""
+    """The device to which models move after they were built on the host; None to leave them there."""
     timeout_seconds: float = math.inf
-    """How long a rank waits for the others."""
+    """Seconds that a rank waits for the others."""
     local_rank: int = 0
-    """Number among the ranks of this machine."""
+    """Index among the ranks of this machine."""
     local_size: int = 1
     with_same_device: Sequence[int] = ()
-    """All ranks that have this rank's CUDA device, where there are several."""
+    """All ranks with this rank's CUDA device, if there are several."""
 
     def __init__(self) -> None:
         self.seconds_waited = 0.0
-        """Time in collectives of this class since the start, which includes the wait for slower ranks."""
+        """Seconds in collectives of this class since the start, with the wait for slower ranks."""
         self.counts: Counter[str] = Counter()
-        """What this rank alone did since the start, such as `trained_tokens` and `sampled_tokens`."""
+        """Counts of this rank since the start: `trained_tokens`, `sampled_tokens`."""
         self.traces: Path | None = None
-        """The folder of the run for tracebacks of single ranks, once it is open."""
+        """The folder of the run for tracebacks of single ranks; None until the run is open."""
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which alone has effects outside: files, logs, rewards, users' functions."""
+        """Whether this is rank 0. Only rank 0 has effects outside: files, logs, rewards, users' functions."""
         return self.rank == 0
 
     def gather(self, value: Value, *, what: str) -> list[Value]:
@@ -55,11 +55,11 @@ class World:
         return [value]
 
     def gather_aside(self, value: Value, *, what: str) -> list[Value]:
-        """As `gather`, for one background thread: it does not meet the waits of the main thread."""
+        """As `gather`, for one background thread, independent of the waits of the main thread."""
         return self.gather(value, what=what)
 
     def gather_rows(self, rows: "Tensor", *, what: str) -> "Tensor":
-        """The rows [n, ...] of all ranks, concatenated in the order of ranks, on the CPU. Ranks may have other n."""
+        """The rows [n, ...] of all ranks, concatenated by rank, on the CPU. n may differ between ranks."""
         del what
         return rows.cpu()
 
@@ -68,11 +68,11 @@ class World:
         del tensors, what
 
     def once(self, run: Callable[[], Value], *, what: str) -> Value:
-        """Run an effect on rank 0 alone. Every rank gets its result; an exception ends the run of every rank.
+        """Run an effect on rank 0 only. Every rank gets its result; an exception ends the run of every rank.
 
-        Inside, the world is rank 0 by itself (`alone`): it may use models that lie whole there.
+        Inside, the world is rank 0 by itself (`alone`), which may use models that are whole on it.
 
-        There is no deadline for the effect itself, as on one device, but the others notice if rank 0 dies meanwhile.
+        The effect has no deadline, as on one device, but the others notice if rank 0 dies meanwhile.
         """
         del what
         return run()
@@ -82,59 +82,59 @@ class World:
         del what
 
     def agree(self, digest: Any, *, what: str) -> None:
-        """Compare a digest of what all ranks must have in the same bits. Raises RankError that names who differs."""
+        """Compare a digest of values that must be bit-equal on all ranks. Raises RankError that names who differs."""
         del digest, what
 
     def raise_failure(self, what: str) -> None:
-        """Raise RankError if another rank has failed already. For waits that poll; `what` names the wait."""
+        """Raise RankError if another rank has failed. For waits that poll; `what` names the wait."""
         del what
 
     def explain(self, error: Exception) -> Exception:
-        """The error itself, or where it only followed from the failure of another rank, one that names that."""
+        """The error itself; if the failure of another rank caused it, an error that names that rank."""
         return error
 
     def publish(self, error: BaseException) -> None:
-        """Tell the other ranks that this one failed. What follows may take a while, and they end meanwhile."""
+        """Tell the other ranks that this one failed, so that they end while this one cleans up."""
         del error
 
     def leave_at_once(self, status: int) -> None:
-        """Tell the other ranks that this process is about to end with a status, and that nothing more is to be said.
+        """Tell the other ranks that this process is about to end with a status, without a further message.
 
         May be called in a signal handler.
         """
         del status
 
-    def speaks_for_first(self) -> bool:
-        """Whether rank 0 is gone, and this rank is to say so; true once, on one rank."""
+    def reports_for_first(self) -> bool:
+        """Whether rank 0 has disappeared and this rank is to report it. True once, on one rank."""
         return False
 
     def process_of_first(self) -> str:
-        """The process of rank 0, such as `process 4711 on node1`. For a rank that speaks for it."""
+        """The process of rank 0, as `process 4711 on node1`, for the rank that reports for it."""
         raise RuntimeError("a world of one rank has no other one that could be gone")
 
     def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
-        """On a rank above 0: go on where one of them comes, since rank 0 ends the run, and say so if it does not."""
+        """On a rank above 0: ignore these signals, since rank 0 ends the run, and print them if it does not."""
         del numbers
 
     def heeds_signal(self) -> None:
-        """On rank 0: a signal came, and ends the run. May be called in its handler."""
+        """On rank 0: note that a signal came, which ends the run. May be called in its handler."""
 
     def when_stuck(self, tell: Callable[[str], None]) -> None:
-        """Call `tell` with the reason where the run has failed, and ends while the main thread hangs."""
+        """Have `tell` called with the reason if the run fails and ends while the main thread hangs."""
         del tell
 
     def send_to_first(self, channel: str, message: bytes) -> None:
-        """Leave a message for rank 0, without waiting. Rank 0 reads it by `received`."""
+        """Send a message to rank 0, without waiting. Rank 0 reads it by `received`."""
         raise RuntimeError(f"a world of one rank has no other one to send {len(message)} bytes of {channel} to")
 
     def received(self, channel: str) -> list[bytes]:
-        """Messages of other ranks that have arrived on rank 0 and were not read yet, without waiting."""
+        """New messages of other ranks that have arrived on rank 0, without waiting."""
         del channel
         return []
 
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
-        """Around a wait for other ranks, which `what` names: counts its time."""
+        """Encloses a wait for other ranks, which `what` names, and adds up its time."""
         del what
         with self._waiting():
             yield
@@ -153,12 +153,12 @@ _alone: ContextVar[World | None] = ContextVar("alone", default=None)
 
 
 def current() -> World:
-    """The world of this process; inside `alone` that of rank 0 by itself."""
+    """The world of this process; inside `alone`, that of rank 0 by itself."""
     return _alone.get() or _worlds[-1]
 
 
 def is_alone() -> bool:
-    """Whether this code runs on rank 0 alone, so that it must not wait for the others."""
+    """Whether this code runs on rank 0 only, so that it must not wait for the others."""
     return _alone.get() is not None and _worlds[-1].size > 1
 
 
@@ -183,7 +183,7 @@ def using(world: World) -> Generator[World]:
 
 
 def whole(tensor: "Tensor") -> "Tensor":
-    """The whole of a tensor, gathered if it is sharded; then every rank has to call it."""
+    """The whole tensor, gathered if it is sharded; then every rank has to call it."""
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
@@ -201,19 +201,19 @@ def checksum(tensors: Sequence["Tensor"]) -> int:
     numbers = []
     for tensor in tensors:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        if raw.storage_offset() % 8:  # it could not be read as numbers of 8 bytes
+        if raw.storage_offset() % 8:  # it cannot be viewed as numbers of 8 bytes
             raw = raw.clone()
         cut = len(raw) // 8 * 8
         numbers.append(raw[:cut].view(torch.int64).sum() + raw[cut:].sum(dtype=torch.int64))
     total = 0
-    # Asked for together: an accelerator is waited for once.
+    # Read together, so that the host waits for an accelerator once.
     for number in torch.stack([number.to(numbers[0].device) for number in numbers]).tolist() if numbers else []:
         total = (total * 1_000_003 + number) & 0xFFFF_FFFF_FFFF_FFFF
     return total
 
 
 def difference(first: Any, second: Any) -> str:
-    """Two digests, for a message; of dicts only the parts that differ."""
+    """Formats two digests for a message; for dicts only the keys that differ."""
     if not isinstance(first, dict) or not isinstance(second, dict):
         return f"{first} and {second}"
     keys = dict.fromkeys((*first, *second))
@@ -223,7 +223,7 @@ def difference(first: Any, second: Any) -> str:
 
 
 def differing_ranks(digests: Sequence[Any]) -> list[int]:
-    """The ranks whose digest is not the most frequent one; of equally frequent ones, that of the lowest rank."""
+    """The ranks whose digest is not the most common one. In a tie, that of the lowest rank counts as common."""
     counts = [digests.count(digest) for digest in digests]
     common = digests[counts.index(max(counts))]
     return [rank for rank, digest in enumerate(digests) if digest != common]

@@ -1,0 +1,1 @@
+"""Optimizer steps for any loss. Read `update.py` first: one update from micro-batches to new weights."""

@@ -1,4 +1,4 @@
-"""Which responses an update sees: a fresh permutation for every epoch, a function of position. Integers only."""
+"""Divides responses into minibatches: a new permutation for every epoch, as a function of position. Integers only."""
 
 from collections.abc import Hashable, Sequence
 
@@ -16,9 +16,9 @@ def plan_minibatches(
 ) -> list[list[list[int]]]:
     """epoch -> minibatch -> members, each member once per epoch; the last minibatch of an epoch may be smaller.
 
-    `groups`: the group of each member. Then the groups are permuted, and the members of each follow one another. None
+    `groups`: the group of each member. Then groups are permuted, and the members of a group stay together. None
     permutes members.
-    Depends on its arguments alone, so an interrupted run that redoes a step sees the same minibatches.
+    The result depends only on the arguments, so a resumed run that repeats a step sees the same minibatches.
     """
     together: dict[Hashable, list[int]] = {}
     for place, member in enumerate(members):

@@ -1,4 +1,4 @@
-"""AdamW over the trainable parameters of a model, and the learning rate as a function of position. No other state."""
+"""AdamW over the trainable parameters of a model, and the learning rate as a function of position."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from proximo.algorithms.schedules import Schedule, learning_rate_factor
 from proximo.distributed.world import whole
-from proximo.learner.low_memory import LowMemoryKind, make_low_memory
+from proximo.learner.low_memory_adamw import LowMemoryKind, make_low_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class OptimizerOptions:
         return make_optimizer(parameters, self)
 
     def rate_factor(self, *, update: int, num_updates: int) -> float:
-        """What the peak learning rate is multiplied with at update number `update` (from 0)."""
+        """The factor of the peak learning rate at update number `update` (from 0)."""
         return learning_rate_factor(
             update,
             num_updates=num_updates,

@@ -1,4 +1,4 @@
-"""Whole examples of text as packed batches, and the loss on them. Not the update that learns from it."""
+"""Packs whole examples of text into batches, and computes the loss on them."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from proximo.models.packing import PackedResponses, pack, pack_nothing
 
 
 def text_batches(examples: Sequence[TextExample], *, token_budget: int, device: torch.device) -> list[PackedResponses]:
-    """This rank's share of balanced batches, which on all ranks together hold every example once."""
+    """This rank's share of balanced batches. All ranks together have every example once."""
     plan = plan_own_share([len(example.token_ids) for example in examples], token_budget=token_budget)
     return [pack_examples([examples[i] for i in indices], device=device) for indices in plan]
 

@@ -1,4 +1,4 @@
-"""One update: gradients accumulated over micro-batches, guarded, clipped, applied. Knows no loss: it is passed in."""
+"""One update: gradients are accumulated over micro-batches, guarded, clipped and applied. The loss is passed in."""
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from proximo.distributed.world import World, checksum, current, local
 from proximo.errors import TrainingError
-from proximo.learner.balance import ExpertBalance
+from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
-from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.models.precision.compute import casting
 
 if TYPE_CHECKING:  # FSDP and transformers take seconds to import, and not every learner needs them
@@ -32,20 +32,20 @@ class UpdateResult(Generic[Statistics]):
     loss: float
     """Sum of the micro-batches' losses: each is already divided by the count of the whole update."""
     statistics: tuple[Statistics, ...]
-    """One entry per micro-batch, of all ranks; they are sums, so the caller adds them up."""
+    """One entry per micro-batch of all ranks. They are sums, so the caller adds them up."""
     gradient_norm: float
     """L2 norm of the gradient before clipping."""
     learning_rate: float
-    """Of the optimizer's first group."""
+    """The learning rate of the optimizer's first group."""
     refusal: str | None
     """Why the update was skipped; None where it was applied."""
     balancing_loss: float | None = None
-    """Of the experts, before its coefficient, and no part of `loss`; None for a model that is not balanced."""
+    """The balancing loss of the experts before its coefficient, not part of `loss`; None without balancing."""
 
 
 def _is_at_hand(value: Tensor) -> bool:
-    """Of an accelerator a number would be waited for, and the accelerator then for the next micro-batch: there numbers
-    are asked for after the last backward pass."""
+    """Whether reading a loss is free, as on a CPU. On an accelerator it would block, and then delay the next
+    micro-batch, so losses are read after the last backward pass."""
     return value.device.type == "cpu"
 
 
@@ -72,7 +72,7 @@ class Learner:
         """`sharding`: that of the model; None for a model that is whole on each rank. `balance`: adds to every update
         the loss that balances the model's experts; micro-batches then say which tokens they read (`HasTokens`).
 
-        Raises ConfigError where an optimizer that was brought does not hold the model's trainable parameters.
+        Raises ConfigError if a user's optimizer does not hold the model's trainable parameters.
         """
         self.module = module
         self.sharding = sharding
@@ -88,7 +88,7 @@ class Learner:
 
     @contextmanager
     def training(self) -> Generator[None]:
-        """Train mode inside, eval mode afterwards: around several updates, it spares each a walk over all modules."""
+        """Train mode inside, eval mode afterwards. Around several updates it avoids switching modes for each."""
         if self._enclosed == 0:
             self.module.train()
         self._enclosed += 1
@@ -161,7 +161,7 @@ class Learner:
         )
 
     def digest(self) -> dict[str, str]:
-        """Name of a part -> what all ranks must have in the same bits. Of a sharded model each has other tensors."""
+        """Name of a part -> value that must be equal on all ranks. Sharded tensors, which differ, are left out."""
         parts = {"updates": str(self.updates_done)}
         if self.sharding is None:
             states = (self.optimizer.state.get(parameter, {}) for parameter in self.parameters.values())
@@ -193,7 +193,7 @@ class Learner:
                 value, part = self._pass(loss, microbatch)
                 statistics.append(part)
                 losses.append(value.detach())
-                # On several ranks the others are in the backward pass already, and wait for this one there.
+                # On several ranks, the others are in the backward pass already and wait for this rank.
                 if world.size == 1 and _is_at_hand(value) and not math.isfinite(value.item()):
                     break
                 value.backward()
@@ -204,7 +204,7 @@ class Learner:
         return loss(microbatch) if self.sharding is None else self.sharding.run(lambda: loss(microbatch))
 
     def _add_up_gradients(self) -> None:
-        """Sum the gradients of a model that is whole on each rank. FSDP has summed those of a sharded one."""
+        """Sum the gradients of a model that is whole on each rank. FSDP has summed those of a sharded model."""
         world = current()
         if world.size == 1 or self.sharding is not None:
             return
@@ -227,7 +227,7 @@ class Learner:
         guard: Callable[[Sequence[Statistics]], str | None],
         seed: int | None,
     ) -> tuple[float, list[Statistics], float, str | None]:
-        """Loss, statistics, gradient norm and refusal; what can refuse the update is asked before the backward pass."""
+        """Loss, statistics, gradient norm and reason to skip. All checks run before the backward pass, which steps."""
         world = current()
         with self.training(), casting():
             _draw_from(seed, 0)
@@ -255,14 +255,14 @@ class Learner:
         self.optimizer.step()
 
     def _non_finite(self, loss: float, norm: float) -> str | None:
-        """Why the update is skipped, if it is. Raises TrainingError where a gradient is to stop the run instead."""
+        """Why the update is skipped, or None. Raises TrainingError if non-finite gradients stop the run."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if math.isfinite(norm):
             return None
         if self.options.non_finite_gradient == "skip" and not self.options.in_backward:
             return f"the gradient norm is {norm}"
-        changed = ", and the weights have moved: go on from the last checkpoint" if self.options.in_backward else ""
+        changed = ", and the weights have moved: resume from the last checkpoint" if self.options.in_backward else ""
         raise TrainingError(
             f"update {self.updates_done + 1}: the gradient norm is {norm}{changed}. non_finite_gradient: stop ends "
             "the run here; a lower learning rate may avoid it"
@@ -288,7 +288,7 @@ def _of_all_ranks(
 def stepping_in_backward(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], world: World
 ) -> Generator[list[Tensor]]:
-    """Inside, a backward pass steps every parameter that it reaches, and frees its gradient.
+    """Inside, a backward pass steps every parameter that it reaches and frees its gradient.
 
     Yields a list that fills with the norm of each gradient, or of this rank's shard of it. `world`: the ranks whose
     gradients are to be summed first. A parameter is stepped once, when all that it did in the

@@ -1,0 +1,1 @@
+"""Metrics: declarations, values, alarms and the places they go. Read `values.py` and `definitions.py` first."""

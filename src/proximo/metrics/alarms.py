@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from proximo.counts import count_of
+from proximo.message_text import count_of
 from proximo.metrics.run_files import Run, Series
 
 RESTART = "start another run from a checkpoint before it, as model.path (--resume keeps the settings of this one)"

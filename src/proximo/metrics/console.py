@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.errors import redacted
+from proximo.message_text import with_addresses
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_duration, format_number
-from proximo.pages import with_addresses
 from proximo.trainer_kinds import TrainerKind
 
 SKIPPED_UPDATES = "/skipped_updates"
@@ -105,7 +105,7 @@ def open_progress(
 
 
 class _ResilientConsole(Console):
-    """A console that goes quiet when its pipe or terminal is closed, so that the run goes on.
+    """A console that stops writing when its pipe or terminal is closed, so that the run continues.
 
     rich handles a broken pipe; a closed terminal raises OSError with EIO.
     """

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.curves import Curve
-from proximo.metrics.declared import SPEED
 from proximo.metrics.definitions import Metric
 from proximo.metrics.every_run import RUN
+from proximo.metrics.shared_declarations import SPEED
 from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Quantile, Sum
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 

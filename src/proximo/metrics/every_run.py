@@ -1,4 +1,4 @@
-"""Metrics of every run: progress, times, throughput, memory. Metrics of a trainer are declared beside it."""
+"""Metrics of every run: progress, times, throughput, memory. Each trainer's folder declares its own metrics."""
 
 from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.values import Last, Max, Mean, Sum

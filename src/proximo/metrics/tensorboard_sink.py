@@ -12,8 +12,8 @@ from typing import Any
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from proximo.errors import naming
 from proximo.metrics.sinks import history
-from proximo.system_errors import naming
 
 _event: Any = event_pb2  # protobuf creates its classes at run time, where a type checker cannot see them
 _summary: Any = summary_pb2

@@ -24,7 +24,7 @@ TRAINING = "train"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """What a tracker needs to know about a run when its sink is opened."""
+    """The facts about a run that a tracker needs when its sink is opened."""
 
     id: str
     """32 hexadecimal digits, the same for every process that resumes the run."""
@@ -57,7 +57,7 @@ def trackio_problem(space_id: str | None) -> str | None:
     """Why Trackio could not show the run; None if no problem is known."""
     if space_id is None or import_module("huggingface_hub").get_token():
         return None
-    return f"the Space {space_id} is on the Hub, and there is no token: say `hf auth login`, or set HF_TOKEN"
+    return f"the Space {space_id} is on the Hub, and there is no token: run `hf auth login`, or set HF_TOKEN"
 
 
 class WandbSink:

@@ -1,13 +1,13 @@
-"""Runs transformers models on packed tokens: loading, attention, heads and adapters.
+"""Runs transformers models on packed tokens: loading, attention, heads and adapters. Read `language.py` first.
 
-The annotations state dtype and shape of tensors; the tests check both (tests/shape_checks.py). One name
-stands for one size within a call:
+The annotations state dtype and shape of tensors; the tests check both (tests/shape_checks.py). One name is one size
+within a call:
 
     tokens       T   tokens of all sequences of a pass, laid end to end
     sequences    S   sequences of a pass
     responded    N   response tokens among them
     states           responded + sequences: one state before each response token, and one after the last of each
-    positions    N   positions whose scores over the vocabulary are asked for
+    positions    N   positions with requested scores over the vocabulary
     rows         B   rows of a decoding step, or rows of a matrix that are read
     hidden       D   width of the hidden states
     vocab        V   rows of the output layer

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ModelError, RankError
-from proximo.models.adapted import base_of
+from proximo.models.adapter_detection import base_of
 from proximo.models.attention.cache import cache_argument
 from proximo.models.attention.packed import (
     ATTENTION,
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 class IdlePlace:
-    """The memory of the host, where a model lies while no call uses it."""
+    """Host memory, in which a model is kept while no call uses it."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.device = device
@@ -100,7 +100,7 @@ class Backbone:
         layers = base.base_model
         if not isinstance(layers, PreTrainedModel):
             raise ModelError(
-                f"the layers of {type(base).__name__} are a {type(layers).__name__}, which is no model of transformers"
+                f"the layers of {type(base).__name__} are a {type(layers).__name__}, not a model of transformers"
             )
         # It would search for padding in every pass, only to print a warning.
         layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
@@ -113,13 +113,13 @@ class Backbone:
         self.sharding: Sharding | None = None
         """None for a model whose tensors are whole on this rank."""
         self.home: torch.device | None = None
-        """Where passes run; None for where the weights are. Shards may lie on the host."""
+        """The device of passes; None for that of the weights. Shards may be on the host."""
         self.idle_place: IdlePlace | None = None
-        """Where the weights lie while nothing uses them; None for the device itself."""
+        """Where the weights are kept while nothing uses them; None for the device itself."""
         self._num_users = 0
         self.position_limit = position_limit(base.config)
         self.balancing: Balancing | None = balancing_of(base.config)
-        """How the experts are balanced in training; None for no mixture, or one that is not to be balanced."""
+        """How the experts are balanced in training; None for a model without a mixture or without balancing."""
         self._loads: list[ExpertLoad] | None = None
 
     @property
@@ -133,16 +133,16 @@ class Backbone:
         return fast_path(self.device.type, self.precision)
 
     def run_pass(self, run: Callable[[], Result]) -> Result:
-        """Run a pass, or several, with every weight of the model at hand. On ranks, all of them have to call it.
+        """Run one or several passes with access to every weight of the model. All ranks have to call it.
 
-        Code that reads weights, such as that of an output layer, runs inside. The result is a tensor, or a tuple.
+        Code that reads weights (an output layer) runs inside. The result is a tensor or a tuple.
         """
         self._check_ranks()
         return run() if self.sharding is None else self.sharding.run(run)
 
     @contextmanager
     def at_work(self) -> Generator[None]:
-        """Around every use of the model on ranks. Afterwards weights that were gathered for it are freed."""
+        """Encloses every use of the model on ranks, and frees gathered weights afterwards."""
         self._num_users += 1
         if self._num_users == 1 and self.idle_place is not None:
             self.idle_place.leave()
@@ -163,10 +163,10 @@ class Backbone:
             yield
 
     def _check_ranks(self) -> None:
-        """Raises RankError where rank 0 alone would use a model that lies on all ranks."""
+        """Raises RankError if rank 0 alone would use a model that is sharded over all ranks."""
         if self.sharding is not None and is_alone():
             raise RankError(
-                "this code runs on rank 0 alone, and the model is sharded over all ranks, so that its passes need the "
+                "this code runs only on rank 0, and the model is sharded over all ranks, so that its passes need the "
                 "other ranks: set its shard under devices to replicate, or use the model between steps, on every rank"
             )
 
@@ -186,13 +186,13 @@ class Backbone:
         return self._products.embeddings
 
     def cast_weights(self) -> None:
-        """Call inside `casting` (compute.py): cast all weights now that its passes would cast one by one."""
+        """Cast all weights now that passes would cast one by one. Call it inside `casting` (compute.py)."""
         if self.precision.is_half:
             for weight in self.matrices:
                 cast_weight(weight, torch.bfloat16)
 
     def compile(self, backend: str) -> None:
-        """Run the passes that take gradients through torch.compile; sampling and other passes stay as they are."""
+        """Run passes with gradients through torch.compile. Sampling and other passes are not compiled."""
         self.training_layers = compile_layers(self.layers, backend)
 
     def packed(
@@ -231,7 +231,7 @@ class Backbone:
 
     @contextmanager
     def noting_loads(self) -> Generator[list[ExpertLoad]]:
-        """Inside, each pass with gradients over packed tokens adds what its routers did to the list."""
+        """Inside, each pass with gradients over packed tokens adds the choices of its routers to the list."""
         self._loads = loads = []
         try:
             yield loads
@@ -239,16 +239,16 @@ class Backbone:
             self._loads = None
 
     def expert_load(self, packed: Packed) -> ExpertLoad:
-        """What the routers do with packed tokens, for a model that is to be balanced.
+        """The choices of the routers for packed tokens, for a model that is balanced.
 
-        Raises ModelError if the model does not tell.
+        Raises ModelError if the model does not return them.
         """
         layout = PackedLayout(packed.lengths, self.path.attention, prefixes=packed.prefixes)
         output = self._output(packed.token_ids[None], packed.position_ids[None], layout=layout, routers=True)
         return self._load_of(output, packed)
 
     def balance(self, coefficient: float) -> None:
-        """Balance the experts with this coefficient, whatever the configuration asks for; 0 for not at all.
+        """Balance the experts with this coefficient in place of the configuration's; 0 for no balancing.
 
         Raises ModelError if the model has no loss that balances experts.
         """
@@ -306,7 +306,7 @@ class Backbone:
         cache: Cache | None = None,
         routers: bool = False,
     ) -> Any:
-        """What the layers give, as transformers names it. `routers`: with the logits of routers."""
+        """The output of the layers, as transformers names it. `routers`: with the logits of routers."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None
         if self.precision.is_half:

@@ -1,8 +1,7 @@
 """Plans balanced batches of sequences under a token budget, for one process or for a rank.
 
-A batch computes once what its sequences share (packing.py), so sequences that share a prefix stay together where the
-budget allows it. A unit is the indices of such sequences, or of one that shares nothing. Loads and budgets count tokens
-that are computed.
+A batch computes shared prefixes once (packing.py), so sequences that share a prefix stay together if the budget allows
+it. A unit is the indices of such sequences, or of one that shares nothing. Loads and budgets count computed tokens.
 """
 
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ def plan_batches(
 def plan_shares(
     lengths: Sequence[int], *, token_budget: int, num_ranks: int, prefixes: Sequence[Sequence[int]] = ()
 ) -> list[list[list[int]]]:
-    """The batches of every rank: as many for each, since ranks meet in every pass.
+    """The batches of every rank: equally many for each, since ranks meet in every pass.
 
     Together they hold every index once, in balanced batches within the budget. An empty batch is a pass over nothing.
-    Sequences that share a prefix are spread over ranks only where this takes tokens from the fullest batch.
+    Sequences that share a prefix are spread over ranks only if this takes tokens from the fullest batch.
     """
     if num_ranks == 1:
         return [plan_batches(lengths, token_budget=token_budget, prefixes=prefixes)]
@@ -61,7 +60,7 @@ class _Planner:
     token_budget: int
 
     def cost(self, unit: Unit) -> int:
-        """Tokens that are computed for a unit: what it shares counts once."""
+        """Tokens that are computed for a unit: a shared prefix counts once."""
         shared = len(self._prefix(unit[0]))
         return sum(self.lengths[i] for i in unit) - shared * (len(unit) - 1)
 

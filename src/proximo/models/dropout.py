@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 PROBABILITY_WORDS = ("drop", "jitter")
 """Parts of the names of such settings. For example, Mixtral's router has random `jitter_noise`."""
 _PHIMOE = "Phimoe"
-"""How the classes of PhiMoE begin. Its `router_jitter_noise` is no probability: it says, in evaluation too, how near to
-the best expert others take part."""
+"""Prefix of the class names of PhiMoE. Its `router_jitter_noise` is not a probability: also in evaluation, it sets how
+close to the best expert other experts must be to be used."""
 _PHIMOE_ROUTER = "PhimoeTopKRouter"
 """Draws experts at random in training."""
 

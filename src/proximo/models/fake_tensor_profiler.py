@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.fast_path import PART_SCOPE
 from proximo.models.freezing import decoder_layers
 
@@ -141,7 +141,7 @@ class PassProfiler(TorchDispatchMode):
             self._parts[key] = part
 
     def hold(self, part: str, size: int) -> None:
-        """Count `size` more bytes from now on, for what the run holds and these passes do not make."""
+        """Count `size` more bytes from now on, for memory of the run that these passes do not allocate."""
         self._held[part] += size
         self._note_peak()
 

@@ -50,7 +50,7 @@ class PackedLayers(Protocol):
 
 _ACCELERATOR_LOGITS = 512 * 2**20
 """Bytes. The gradient of the output layer's weight is read and written once for each chunk of positions: 8 bytes a
-weight, beside 2 operations for each weight and position. On an H100 (989 TFLOP/s, 3.35 TB/s) the two take the same time
+weight, and 2 operations for each weight and position. On an H100 (989 TFLOP/s, 3.35 TB/s) the two take the same time
 at 1,180 positions, and at 256 the memory takes five times as long. 512 MiB are 883 positions of 152 thousand tokens."""
 
 

@@ -292,7 +292,7 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
 
 
 def check_same_rows(num_rows: int, num_reference_rows: int) -> None:
-    """Raises ModelError where the output layers of policy and reference cannot be of one vocabulary."""
+    """Raises ModelError if the output layers of policy and reference cannot have one vocabulary."""
     if not 0 <= num_reference_rows - num_rows <= MAX_SPARE_ROWS * num_rows:
         raise ModelError(
             f"the reference gives logits for {num_reference_rows} tokens, the policy for {num_rows}: the KL compares "
@@ -311,7 +311,7 @@ def full_kl(
 ) -> Float[Tensor, "positions"]:
     """KL(policy || reference) over the whole vocabulary at each position, in nats: [N, D] twice -> [N].
 
-    The `kl` of `full_divergence`, which says more.
+    The `kl` of `full_divergence`, which has the details.
     """
     return full_divergence(
         hidden, head, reference_hidden, reference_head, temperature=temperature, chunk_tokens=chunk_tokens

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from proximo.errors import RankError
-from proximo.models.adapted import is_adapted
+from proximo.models.adapter_detection import is_adapted
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packed_model import PackedModel
@@ -35,7 +35,7 @@ class LanguageModel(PackedModel):
 
     @property
     def adapter_config(self) -> "PeftConfig | None":
-        """What describes the adapter; None without one."""
+        """The adapter's configuration; None without an adapter."""
         return self.model.active_peft_config if is_adapted(self.model) else None
 
     @property

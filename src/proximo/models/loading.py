@@ -19,19 +19,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from proximo.distributed.unread import read_all
+from proximo.distributed.unread_parameters import read_all
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError, ModelError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import TOKENIZER_FILES, is_local
+from proximo.errors import CheckpointError, ModelError, memory_ran_out
+from proximo.hub import TOKENIZER_FILES, is_local, within_reach
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.lora import is_on_layers_alone, load_adapter, merge
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.by_shards import unread_model
+from proximo.models.pretrained.deferred_weights import unread_model
 from proximo.models.pretrained.folders import refuse_bare_adapter
 from proximo.models.pretrained.randomness import own_randomness
-from proximo.models.pretrained.sharded import assemble, holds_shards
+from proximo.models.pretrained.sharded_folders import assemble, holds_shards
 from proximo.models.pretrained.sources import (
     ModelSource,
     adapter_base,
@@ -52,7 +51,6 @@ from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.quantised import carry_flags, loading_options, settle_products
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
 from proximo.models.sharing.trunk import HEAD_FILE, load_head
-from proximo.system_errors import memory_ran_out
 
 LOG = logging.getLogger("proximo.models")
 
@@ -99,11 +97,11 @@ def load_scalar_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     by_shards: bool = False,
 ) -> ScalarModel:
-    """A value or reward model in eval mode, probed. Its head has its numbers also if it is loaded `by_shards`.
+    """A value or reward model in eval mode, probed. The head is read even if the model is loaded `by_shards`.
 
-    A sequence-classification checkpoint keeps its head, and so does the folder `value` of a run whose value head sits
-    on the policy's trunk: the layers are those of the policy beside it, adapters merged in. A language model, or a
-    random start, gets `fresh_head`, drawn from `seed`; None refuses those.
+    A sequence-classification checkpoint keeps its head. So does the folder `value` of a run with a value head on the
+    policy's trunk; its layers are those of the policy in the same run, with adapters merged. A language model or a
+    random start gets `fresh_head`, drawn from `seed`; with None they are refused.
     """
     if source.path is not None and (Path(source.path) / HEAD_FILE).is_file():
         layers = load_language_model(
@@ -137,9 +135,9 @@ def check_tokenizer(
 ) -> None:
     """Raises ModelError if `tokenizer` does not fit the model that `source` names. Reads no weights.
 
-    Its tokens must have the ids that they have in the tokenizer beside the model, if one lies there, and a row in the
-    embedding, which may have more. `added` are tokens that the stage adds on purpose; an adapter's tokenizer brings
-    those that its own training added.
+    Its tokens must have the ids of the tokenizer in the model's folder, if there is one, and a row in the embedding,
+    which may have more rows. `added` are tokens that the stage adds on purpose; an adapter's tokenizer has those that
+    its own training added.
     """
     own = None if tokenizer.name_or_path == source.path else _own_tokenizer(source)
     if own is not None:
@@ -155,7 +153,7 @@ def check_tokenizer(
 
 
 def check_same_output(source: ModelSource, reference: ModelSource, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ModelError if the output layer of `reference` is not of the vocabulary of `source`. Reads no weights."""
+    """Raises ModelError if the output layer of `reference` has another vocabulary than `source`. Reads no weights."""
     check_same_rows(*(max(_num_rows(each, tokenizer), vocabulary_size(tokenizer)) for each in (source, reference)))
 
 
@@ -182,13 +180,13 @@ def _trunk_below(folder: Path) -> ModelSource:
     policy = folder.absolute().with_name("policy")
     if not policy.is_dir():
         raise ModelError(
-            f"{folder} holds a value head alone; its layers are those of the policy beside it, and there is no {policy}"
+            f"{folder} holds only a value head; its layers are those of the policy of the run, and there is no {policy}"
         )
     return ModelSource(path=str(policy))
 
 
 def say_whole(source: ModelSource, why: str) -> None:
-    """Log, on rank 0, that a model takes the memory of a whole one on every host while it is loaded."""
+    """Log, on rank 0, that a model is whole in the memory of every host while it is loaded."""
     if current().leads:
         LOG.warning("%s is whole on the host of every rank until it is sharded: %s", source.name, why)
 
@@ -268,7 +266,7 @@ def _saved_model(
 
 @contextmanager
 def _explaining(source: ModelSource, device: torch.device) -> Generator[None]:
-    """Inside, what goes wrong is a ModelError that names the source: each library raises errors of its own."""
+    """Inside, any error becomes a ModelError that names the source: each library raises other types."""
     try:
         yield
     except Exception as error:  # safetensors, pickle and each architecture raise different types
@@ -280,7 +278,7 @@ def _explaining(source: ModelSource, device: torch.device) -> Generator[None]:
 
 
 def _complete(source: ModelSource, model: PreTrainedModel, report: Mapping[str, Any]) -> PreTrainedModel:
-    """The model. Raises ModelError where transformers reports weights that are missing, left over or mismatched."""
+    """The model. Raises ModelError if transformers reports weights that are missing, left over or mismatched."""
     mismatched = {f"{name} ({list(saved)}, not {list(wanted)})" for name, saved, wanted in report["mismatched_keys"]}
     faults = {"missing": report["missing_keys"], "left over": report["unexpected_keys"], "of another shape": mismatched}
     found = [f"{len(names)} {fault}: {_some(names)}" for fault, names in faults.items() if names]
@@ -293,7 +291,7 @@ def _assembled_model(loader: Any, source: ModelSource, config: PreTrainedConfig)
     """The model of a checkpoint that several ranks wrote."""
     if source.quantisation is not None:
         raise ModelError(
-            f"the weights of {source.name} lie in one file for each rank and cannot be read with quantisation "
+            f"the weights of {source.name} are in one file per rank and cannot be read with quantisation "
             f"{source.quantisation}: export them first with `proximo export`"
         )
     try:

@@ -12,25 +12,24 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from proximo.distributed.unread import numbers_of, read_all
-from proximo.errors import ModelError
-from proximo.models.adapted import base_of, is_adapted
-from proximo.models.pretrained.damage import misspelt_key
+from proximo.distributed.unread_parameters import numbers_of, read_all
+from proximo.errors import ModelError, memory_ran_out
+from proximo.models.adapter_detection import base_of, is_adapted
+from proximo.models.pretrained.damaged_files import misspelt_key
 from proximo.models.pretrained.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, why_unread
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, settle_tying, vocabulary_layers
 from proximo.models.quantised import is_quantised
-from proximo.system_errors import memory_ran_out
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 BASE_PREFIX = "base_model.model."
-"""What peft puts before the names of the base's tensors in a file."""
+"""Prefix that peft gives the names of the base's tensors in a file."""
 BELOW_WRAPPERS = ("", ".base_layer", ".token_adapter.base_layer")
-"""Where in the file a layer's own matrix is: plain, below LoRA, below single tokens that train."""
+"""Names of a layer's own matrix in the file: plain, below LoRA, below single tokens that train."""
 
 SETTLED_WARNINGS = (
     "Found missing adapter keys",
@@ -40,9 +39,9 @@ SETTLED_WARNINGS = (
     "`lora_bias=True` was passed but the targeted layer",
     "Adapter 'default': [0-9]+ LoRA tensor",
 )
-"""How warnings of peft begin that need nobody: missing keys are refused, tied matrices come apart where they have to,
-two matrices stay two, a merge that is impossible is refused, and the one on shapes, which is of the biases of adapters,
-warns of saving."""
+"""Beginnings of peft's warnings that are silenced, because this file handles them: missing keys are refused, tied
+matrices are separated where necessary, two matrices stay two, and an impossible merge is refused. The warning on
+shapes is about saving the biases of adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +143,7 @@ def brings_other_vocabulary(model: "PreTrainedModel", folder: Path) -> bool:
 
 @contextmanager
 def _saved_vocabulary(model: "PreTrainedModel", folder: Path) -> Generator[list[tuple[Any, Any]]]:
-    """Layers of the vocabulary of `model` with the matrix of that name in an adapter's file, which is not read yet."""
+    """Vocabulary layers of `model`, each with the unread matrix of that name in an adapter's file."""
     file = folder / ADAPTER_WEIGHTS[0]
     if not file.is_file():
         yield []
@@ -161,7 +160,7 @@ def _saved_vocabulary(model: "PreTrainedModel", folder: Path) -> Generator[list[
 
 
 def _fit_vocabulary(model: "PreTrainedModel", folder: Path, saved: dict[str, Any]) -> None:
-    """Give `model` the rows that the adapter in `folder` brings, or of which it changes some."""
+    """Give `model` the vocabulary rows that the adapter in `folder` adds or changes."""
     indices = saved.get("trainable_token_indices") or ()
     lists = indices.values() if isinstance(indices, dict) else [indices]
     resize_vocabulary(model, 1 + max((index for each in lists for index in each), default=-1))
@@ -176,9 +175,9 @@ def _fit_vocabulary(model: "PreTrainedModel", folder: Path, saved: dict[str, Any
 
 
 def is_on_layers_alone(adapted: "PeftModel") -> bool:
-    """True for an adapter that neither wraps embedding or output layer nor replaces a layer, but for a scalar head.
+    """True for an adapter that neither wraps embedding or output layer nor replaces a layer except a scalar head.
 
-    Only such a one runs beside its base; others have to be merged.
+    Only such an adapter runs unmerged; others have to be merged.
     """
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -190,10 +189,10 @@ def is_on_layers_alone(adapted: "PeftModel") -> bool:
 
 @torch.no_grad()
 def merge(adapted: "PeftModel") -> "PreTrainedModel":
-    """Add the adapters into the weights of their base, in place. Returns the base, of which every tensor trains.
+    """Add the adapters into the weights of their base, in place. Returns the base; all its tensors train.
 
-    Embedding and output layer become two matrices where the adapter made them differ. Raises ModelError where peft
-    cannot merge, and above a quantised base, whose few bits cannot hold the sum.
+    Embedding and output layer become two matrices if the adapter made them differ. Raises ModelError if peft cannot
+    merge, and for a quantised base, whose few bits cannot hold the sum.
     """
     from transformers import PreTrainedModel
 
@@ -210,8 +209,8 @@ def merge(adapted: "PeftModel") -> "PreTrainedModel":
         raise ModelError(f"the adapter cannot be merged into its base: {first_part(error)}") from error
     if not isinstance(merged, PreTrainedModel):
         raise ModelError(
-            f"the adapter was trained on a {type(merged).__name__}, which is no model of transformers: merge it with "
-            "what trained it"
+            f"the adapter was trained on a {type(merged).__name__}, which is not a model of transformers: merge it "
+            "with the library that trained it"
         )
     layers = vocabulary_layers(merged)
     if len(layers) == 2 and torch.equal(*(layer.weight for layer in layers)):
@@ -221,7 +220,7 @@ def merge(adapted: "PeftModel") -> "PreTrainedModel":
 
 
 def _untie(base: "PreTrainedModel") -> None:
-    """Give the output layer below an adapter a matrix of its own: peft would add to both what was learned for one."""
+    """Untie the output layer below an adapter: peft would add the change of one matrix to both layers."""
     pair = [
         next(module for module in layer.modules() if isinstance(module, nn.Embedding | nn.Linear))
         for layer in (base.get_input_embeddings(), base.get_output_embeddings())
@@ -250,7 +249,7 @@ def _refuse_quantised(model: "PeftModel") -> None:
 
 @contextmanager
 def _quiet_peft() -> Generator[None]:
-    """Silences peft on what is settled here, and on nothing else."""
+    """Silences only those warnings of peft that this file handles."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         for message in SETTLED_WARNINGS:
@@ -288,7 +287,7 @@ def _refuse_targets(model: "PreTrainedModel", targets: list[str]) -> None:
         if not hits:
             known = sorted({name.rpartition(".")[2] for name in names})
             raise ModelError(
-                f"lora target {target!r} is no linear layer of this {model.config.model_type} model; "
+                f"lora target {target!r} is not a linear layer of this {model.config.model_type} model; "
                 f"its layers are {', '.join(known)}"
             )
         if any(id(module) in plain for module in hits):

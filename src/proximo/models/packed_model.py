@@ -1,11 +1,11 @@
-"""What the language model and the scalar model have in common: a transformers model that runs without padding."""
+"""The common base of language model and scalar model: a transformers model that runs without padding."""
 
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.precision.placement import Precision
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -1,7 +1,7 @@
 """Packed sequences: laid end to end without padding, with the positions of each response.
 
-Tokens that several sequences begin with are laid down once, as a prefix. Then they are computed once, forwards and
-backwards, since causal layers compute the same from them for every sequence.
+Tokens with which several sequences begin are stored once, as a prefix. They are computed once, forwards and backwards,
+since causal layers give the same results for every sequence.
 
 T counts the tokens of a batch, S its segments, N the response tokens among T.
 """
@@ -23,19 +23,19 @@ from torch import Tensor
 class Packed:
     """S segments, concatenated to one row of T tokens.
 
-    A segment is a whole sequence, a prefix that several sequences share, or what follows a prefix in one sequence.
+    A segment is a whole sequence, a prefix that several sequences share, or the rest of one sequence after a prefix.
     """
 
     token_ids: Int64[Tensor, "tokens"]
     position_ids: Int64[Tensor, "tokens"]
-    """0, 1, 2, ... within each sequence: what follows a prefix goes on where the prefix ends."""
+    """0, 1, 2, ... within each sequence: the segment after a prefix continues the prefix's count."""
     lengths: tuple[int, ...]
     """[S] tokens of each segment, each at least 1; their sum is T."""
     prefixes: tuple[int | None, ...] = ()
-    """[S] the earlier segment that a segment follows, which itself follows none; None for a segment that begins a
-    sequence. Empty if no sequences share a prefix."""
+    """[S] the prefix that a segment follows, by index; None for a segment that begins a sequence. A prefix follows no
+    other segment. Empty if no sequences share a prefix."""
     is_filler: bool = False
-    """True for a token that stands for no sequence at all."""
+    """True if the row is one filler token without any sequence."""
 
     @property
     def num_uses(self) -> Tensor:
@@ -118,7 +118,7 @@ def pack(
     """Pack token ids. Raises ValueError if there is no sequence or one is empty.
 
     `shareable`: how many of the first tokens of each sequence may be shared, fewer than it has; empty for none.
-    Sequences of which these are equal share them.
+    Sequences with equal such tokens share them.
     """
     return _on_host(sequences, shareable).to(device)
 
@@ -149,12 +149,12 @@ def pack_responses(
 
 
 def shareable_prefixes(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """What `pack_responses` lets responses to equal prompts share: each prompt without its last token."""
+    """The prefixes that `pack_responses` shares between responses to equal prompts: prompts without the last token."""
     return [prompt[:-1] for prompt in prompts]
 
 
 def pack_nothing(device: torch.device | str) -> PackedResponses:
-    """One token and no response: the pass of a rank without a batch, beside the others' passes."""
+    """One token and no response: the pass of a rank without a batch, while other ranks run theirs."""
     one = pack_responses([[0]], [[]], device=device)
     filler = replace(one.packed, is_filler=True)
     return replace(one, packed=filler, response_lengths=(), value_positions=one.predictors)

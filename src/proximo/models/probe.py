@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from proximo.distributed.unread import DESTROYED, num_not_finite, numbers_of, reading_when_run, unread_in
+from proximo.distributed.unread_parameters import DESTROYED, num_not_finite, numbers_of, reading_when_run, unread_in
 from proximo.distributed.world import current
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
@@ -123,7 +123,7 @@ def _prepared(base: PreTrainedModel) -> Generator[None]:
 
 
 def _kind(layer: nn.Module) -> object:
-    """Equal for layers that compute the same from other numbers: classes, shapes, and plain options but the index."""
+    """Equal for layers that differ only in their weights: classes, shapes, and plain options without the index."""
     options = [
         (name, type(module), key, value)
         for name, module in layer.named_modules()
@@ -149,7 +149,7 @@ def _check_positions(base: PreTrainedModel) -> None:
     limit = position_limit(base.config)
     if limit is not None and limit <= NUM_DECODED:
         raise ModelError(
-            f"the {base.config.model_type} model reads at most {limit} positions, too few for a prompt with an answer: "
+            f"the {base.config.model_type} model reads at most {limit} positions, too few for a prompt and an answer: "
             "take one that reads more"
         )
 
@@ -219,7 +219,7 @@ def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterat
 
 
 def _compare_shared(model: LanguageModel | ScalarModel, packed: Packed, own_hidden: Tensor) -> None:
-    """Compare the passes of a row in which the sequences share what they begin with."""
+    """Compare the passes of a row in which the sequences share a prefix."""
     sequences = [tokens.tolist() for tokens in packed.token_ids.split(packed.lengths)]
     pairs = zip(*(sequence[:-1] for sequence in sequences), strict=False)
     count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -15,7 +15,7 @@ from torch.nn.utils import skip_init
 
 from proximo.distributed.world import whole
 from proximo.errors import ModelError
-from proximo.models.adapted import base_of, is_adapted
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.heads import wide_dtype
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 _STEP_SEPARATOR = "step_separator"
-"""The name of an attribute of configurations."""
+"""The attribute of configurations that keeps the step separator."""
 
 
 class HeadStart(StrEnum):
@@ -98,7 +98,7 @@ def mark_steps(model: ScalarModel, separator: str) -> None:
 
 
 def step_separator_of(config: "PreTrainedConfig") -> str | None:
-    """What `mark_steps` kept in a configuration; None for a model that was not trained to judge steps."""
+    """The separator from `mark_steps` in a configuration; None for a model that was not trained to judge steps."""
     return getattr(config, _STEP_SEPARATOR, None)
 
 
@@ -159,7 +159,7 @@ def _empty_classifier(config) -> "PreTrainedModel":
 
 
 def no_classifier(model_type: str) -> ModelError:
-    """What is raised for an architecture that transformers has no sequence-classification model for."""
+    """The error for an architecture without a sequence-classification model in transformers."""
     return ModelError(
         f"a {model_type} model cannot carry a scalar head: transformers has no sequence-classification model of this "
         "type; start the value or reward model from another architecture"
@@ -178,7 +178,7 @@ def _scalar_head(base: "PreTrainedModel") -> nn.Linear:
     """The `score` layer, below peft's wrapper if there is one."""
     name = type(base).__name__
     if "score" not in dict(base.named_children()):
-        raise ModelError(f"{name} has no linear layer named score, so it is no scalar model that can be packed")
+        raise ModelError(f"{name} has no linear layer named score, so it cannot be packed as a scalar model")
     layer = base.get_submodule("score")
     layer = next(module for module in layer.modules() if isinstance(module, nn.Linear))
     if layer.out_features != 1:

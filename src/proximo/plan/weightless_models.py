@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from proximo.config.run import ModelConfig, ScalarModelConfig, TokenizerConfig
 from proximo.errors import ModelError
-from proximo.local_or_hub import is_local
+from proximo.hub import is_local
 from proximo.models.dropout import disable_dropout
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel

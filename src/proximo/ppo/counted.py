@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.advantages import zero_variance_groups
+from proximo.algorithms.flat_layout import segment_sum, value_positions
 from proximo.algorithms.kl import k1
-from proximo.algorithms.segments import segment_sum, value_positions
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError
 from proximo.records import Experience, Finish, Scored, ScoreState

@@ -12,13 +12,13 @@ from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
-from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
 from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.errors import DataError, as_own_errors
+from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.calling.binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part

@@ -19,7 +19,7 @@ from proximo.records import Prompt, Scored
 from proximo.rewards.source import NoReward, RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
-from proximo.rollout.on_ranks import sampling_with
+from proximo.rollout.engines_on_ranks import sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.user_code import checked_scores
 

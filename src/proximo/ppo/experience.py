@@ -10,12 +10,12 @@ from torch import Tensor
 
 from proximo.algorithms import advantages as estimators
 from proximo.algorithms import kl
-from proximo.algorithms import scores as score_shaping
+from proximo.algorithms import score_transforms as score_shaping
 from proximo.algorithms.advantages import standardised_in_groups
+from proximo.algorithms.flat_layout import segment_ids, segment_sum
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.return_spread import ReturnSpread, return_spread
-from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
-from proximo.algorithms.segments import segment_ids, segment_sum
+from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
 from proximo.algorithms.shaping import clip_scores, clip_with_parts, scaled_rows, shape_rewards
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
@@ -211,7 +211,7 @@ def _clipped(
 def _penalised(
     scored: Sequence[Scored], values: Tensor, lengths: Sequence[int], config: PPOConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply the configured penalties. Returns the results of `algorithms/scores.py::penalise`."""
+    """Apply the configured penalties. Returns the results of `algorithms/score_transforms.py::penalise`."""
     options = config.score
     return score_shaping.penalise(
         values,

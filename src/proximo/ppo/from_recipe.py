@@ -21,10 +21,10 @@ from proximo.data.rows import row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
@@ -35,8 +35,8 @@ from proximo.ppo.task import PPOTask, make_difficulty_filter
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
-from proximo.rewards.on_ranks import build_on_first
 from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
+from proximo.rewards.sources_on_ranks import build_on_first
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.make.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proximo.algorithms.scores import common_score
+from proximo.algorithms.score_transforms import common_score
 from proximo.config.ppo.options import GuardConfig
 from proximo.errors import GuardError
 from proximo.ppo.counted import task_reward_of

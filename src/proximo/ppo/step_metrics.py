@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from proximo.algorithms.flat_layout import segment_sum
 from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
-from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError

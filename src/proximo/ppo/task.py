@@ -10,8 +10,8 @@ from typing import Any
 
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.counts import count_of
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
+from proximo.message_text import count_of
 from proximo.metrics.report.sample_pairs import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.ppo.counted import sequence_kl, task_reward_of
@@ -20,8 +20,8 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
-from proximo.rewards.on_ranks import score_on_ranks
 from proximo.rewards.source import ClosableSource, NoReward, RewardSource
+from proximo.rewards.sources_on_ranks import score_on_ranks
 from proximo.rewards.statistics import statistics_of
 from proximo.run.checkpointing import update_counts
 from proximo.run.make.conversion import schedule_notes

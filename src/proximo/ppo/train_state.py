@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
 from proximo.checkpoint.reading import as_record
 from proximo.data.difficulty import FilterState
 from proximo.ppo.scores import NO_CONSTANT_STEPS, ConstantRewardSteps

@@ -19,8 +19,8 @@ from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
@@ -57,7 +57,7 @@ from proximo.ppo.step import call_names, ppo_step
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
-from proximo.rewards.on_ranks import scored_once
+from proximo.rewards.sources_on_ranks import scored_once
 from proximo.rewards.statistics import statistics_of
 from proximo.rewards.weighted import Reward
 from proximo.rollout.asynchronous import PromptsOfStep

@@ -1,0 +1,1 @@
+"""Sources of rewards: functions, models, verifiers, services. Read `source.py` (protocols), then `function.py`."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from proximo.distributed.world import alone, current
 from proximo.records import Response, Scored
-from proximo.rewards.on_ranks import is_shared, score_on_ranks, with_responses, without_responses
 from proximo.rewards.source import ConcurrentSource, RewardSource
+from proximo.rewards.sources_on_ranks import is_shared, score_on_ranks, with_responses, without_responses
 
 MAX_CONCURRENT = 8
 """Largest number of sources scored in threads at a time, in addition to one in the caller's thread."""

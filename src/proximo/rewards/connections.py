@@ -62,7 +62,7 @@ class GuardedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def end(self) -> None:
-        """Closes the connection at once, without a reply."""
+        """Closes the connection immediately, without a reply."""
         self._stop_waiting()
         self.connections.discard(self)
         self.transport.abort()

@@ -8,15 +8,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from proximo.callables import place_of, said
-from proximo.counts import count_of
 from proximo.errors import ConfigError, ProximoError, TrainingError
+from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.calling.binding import BoundFunction, function_name
 from proximo.rewards.function_results import FunctionResult, as_scored, columns_checked, function_inputs
 from proximo.rewards.statistics import BatchStatistics
+from proximo.user_code import error_text, where_raised
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress
 
 RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[FunctionResult]]]
@@ -109,8 +109,8 @@ class FunctionReward:
         if isinstance(error, ProximoError):
             raise error
         if error is not None:
-            location = place_of(error, self.function)
-            raise TrainingError(f"reward function {self.name!r} raised {said(error)} ({location})") from error
+            location = where_raised(error, self.function)
+            raise TrainingError(f"reward function {self.name!r} raised {error_text(error)} ({location})") from error
         return results
 
     def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:

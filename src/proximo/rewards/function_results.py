@@ -9,7 +9,7 @@ from proximo.errors import DataError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.calling.binding import OF_A_RESPONSE, WantedColumns
-from proximo.rewards.dense import as_number, is_list, scored_by_token
+from proximo.rewards.token_rewards import as_number, is_list, scored_by_token
 
 FunctionResult = float | int | Mapping[str, Any] | None
 """A score; a mapping with `score` or `token_rewards`, and components; or None where the function does not apply."""

@@ -22,8 +22,8 @@ from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.statistics import BatchStatistics
+from proximo.rewards.token_rewards import scored_by_prefix, scored_by_token
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -34,13 +34,13 @@ Dense = Literal["none", "deltas", "absolute"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What a reward model reads of a response."""
+    """The input of a reward model for a response."""
 
     prompt_ids: Sequence[int] = ()
     response_ids: Sequence[int] = ()
     places: Sequence[int] = ()
-    """Ascending indices of the tokens of prompt and response whose scores are wanted. None lies before the last token
-    of the prompt, since responses to one prompt share what comes before."""
+    """Ascending indices of the tokens of prompt and response whose scores are wanted. None is before the last token of
+    the prompt, since responses to one prompt share the tokens before."""
     refusal: str | None = None
     """Why the response cannot be read, if it cannot."""
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proximo.algorithms.process import Aggregate, running_aggregate, step_deltas
+from proximo.algorithms.process_rewards import Aggregate, running_aggregate, step_deltas
 from proximo.data.stepwise.examples import is_right
 from proximo.data.stepwise.steps import (
     DEFAULT_SEPARATOR,
@@ -20,15 +20,15 @@ from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError
 from proximo.models.scalar import ScalarModel, step_separator_of
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_token
 from proximo.rewards.model import Dense, ModelReward, Reading
+from proximo.rewards.token_rewards import scored_by_token
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
 COMPONENTS = ("solution", "steps", "right_steps")
-"""What is logged beside the score: the aggregate over the steps, their number, and how many have a probability of at
-least 1/2."""
+"""Components logged besides the score: the aggregate over the steps, their number, and how many have a probability of
+at least 1/2."""
 
 
 class ProcessReward(ModelReward):

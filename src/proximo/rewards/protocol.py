@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from proximo.counts import count_of
 from proximo.errors import DataError
+from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT
 from proximo.records import Prompt, Response, Scored
 from proximo_verifiers.verifier import Finish, ScoreState

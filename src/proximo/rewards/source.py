@@ -106,5 +106,5 @@ def source_problem(source: Any) -> str | None:
     """Why an object cannot be used as a `RewardSource`, in one sentence; None if it can."""
     problems = [methods_problem(source, ["score(responses)"])]
     if not isinstance(getattr(source, "name", None), str):
-        problems.append("it has no attribute name, the text under which its scores stand in the metrics")
+        problems.append("it has no attribute name, the name of its scores in the metrics")
     return "; ".join(problem for problem in problems if problem) or None

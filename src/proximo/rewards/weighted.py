@@ -11,19 +11,19 @@ from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.concurrent import score_concurrently
-from proximo.rewards.dense import is_list, weighted_sum
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource, is_eager
+from proximo.rewards.token_rewards import is_list, weighted_sum
 
 Part = RewardSource | RewardFunction
 Reward = Part | Sequence[Part | tuple[float, Part]]
-"""What a program gives as a reward: a function, a source, or several; those without a weight have weight 1."""
+"""The reward of a program: a function, a source, or several. Sources without a weight have weight 1."""
 
 
 def as_pairs(reward: Any) -> list[tuple[float, Any]]:
-    """The parts of a reward with their weights. What they are is not checked.
+    """The parts of a reward with their weights. The parts are not checked.
 
-    Raises ConfigError for an empty list, and for a weight that is no finite number.
+    Raises ConfigError for an empty list, and for a weight that is not a finite number.
     """
     if isinstance(reward, WeightedReward):
         return list(reward.sources)

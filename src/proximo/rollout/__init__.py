@@ -1,0 +1,1 @@
+"""Samples responses from the policy. Read `engine.py` (the interface) first, then `local.py` and `sampling.py`."""

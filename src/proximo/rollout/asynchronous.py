@@ -2,11 +2,11 @@
 
 Step t learns from the responses to the prompts of step t, as in a synchronous run, sampled under the same keys. They
 begin when t - `staleness` steps are done. So the bound holds before anything is sampled, all that is sampled is learned
-from, and short responses do not come earlier than long ones. A long response has the time of `staleness` steps before
-the learner waits for it.
+from, and short responses do not come earlier than long ones. The learner waits for a long response only after
+`staleness` further steps.
 
 With (staleness + 1) batches begun, no other order keeps the bound: every step takes one batch and begins one, so a
-response that overtakes makes another one too old.
+response that overtakes another makes that one too old.
 """
 
 import threading
@@ -22,7 +22,7 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 PromptsOfStep = Callable[[int], Sequence[Prompt]]
 """The prompts of each step. Steps count from 0, as number of steps done before."""
 CLOSING_SECONDS = 60.0
-"""Time for the pass of a model that runs, after which a thread notices that it is to end."""
+"""Seconds for the pass that a model runs, after which its thread notices that it must end."""
 STOP_EVERY_SECONDS = 0.1
 
 
@@ -53,15 +53,15 @@ class SamplingPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollouts:
-    """The responses of a step, and what it had to wait for."""
+    """The responses of a step, and its waiting times."""
 
     responses: tuple[Response, ...]
     seconds: float
-    """Since the step before had its responses; of the first step since it began to wait."""
+    """Seconds since the step before had its responses; for the first step, since it began to wait."""
     waited_seconds: float
-    """Of these, how long the learner waited for responses."""
+    """The part of these seconds in which the learner waited for responses."""
     idle_seconds: float
-    """Of these, how long nothing was sampled."""
+    """The part of these seconds in which nothing was sampled."""
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -89,10 +89,10 @@ class AsyncRollouts:
     def take(
         self, step: int, prompts_of: PromptsOfStep, *, on_finished: Callable[[Response], None] | None = None
     ) -> Rollouts:
-        """The responses of a step, after `step` steps are done. Begins what the bound allows now, and waits.
+        """The responses of a step, after `step` steps are done. Begins the steps that the bound now allows, and waits.
 
-        `on_finished` is called with each response that ends, of later steps too, in their threads. Raises what the
-        engine raised, for any step. It needs no deadline: the engine has one for each response.
+        `on_finished` is called with each response that ends, also of later steps, in their threads. Raises the error of
+        the engine for any step. It needs no deadline: the engine has one for each response.
         """
         if self._taken_at is None:
             self._taken_at = time.perf_counter()
@@ -117,7 +117,7 @@ class AsyncRollouts:
         )
 
     def settle(self) -> None:
-        """Wait until all that has begun is complete. Raises what the engine raised."""
+        """Wait until all begun steps are complete. Raises the error of the engine."""
         begin = time.perf_counter()
         with self._changed:
             self._changed.wait_for(
@@ -136,7 +136,7 @@ class AsyncRollouts:
         self._batches[step] = _Batch(responses=responses)
 
     def close(self) -> None:
-        """End the threads. What they were sampling is lost; `take` would begin again."""
+        """End the threads. Unfinished responses are lost; `take` would begin them again."""
         assert isinstance(self.engine, ThreadSafeEngine)
         threads = [batch.thread for batch in self._batches.values() if batch.thread is not None]
         self._batches, self._taken_at = {}, None
@@ -172,7 +172,7 @@ class AsyncRollouts:
 
 
 class _IdleClock:
-    """Adds up the time in which nobody is busy."""
+    """Adds up the time in which no thread is busy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -181,7 +181,7 @@ class _IdleClock:
         self._counted_until = time.perf_counter()
 
     def busy(self) -> "_IdleClock":
-        """A context in which somebody is busy."""
+        """A context in which a thread is busy."""
         return self
 
     def __enter__(self) -> None:

@@ -95,7 +95,7 @@ class DecodingCall:
         self._model = model
         self._head = model.head
         self._decoder: Decoder | None = None
-        """None until a pass needs it: what it casts of the weights belongs to the `casting` of its passes."""
+        """None until a pass needs it: its cast weights belong to the `casting` of its passes."""
         self._samples = samples
         self._scheduler = scheduler
         self._cache = cache
@@ -146,9 +146,9 @@ class DecodingCall:
 
     @torch.inference_mode()
     def compute_anew(self) -> None:
-        """Compute with the weights of now the keys and values of all responses, and of a prompt that has samples left.
+        """Compute keys and values again with the current weights: of all responses, and of a prompt with samples left.
 
-        The tokens and their log-probs stay.
+        The tokens and their log-probs are kept.
         """
         from proximo.models.attention.cache import PromptCache
 

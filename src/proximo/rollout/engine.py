@@ -80,7 +80,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class MeasuredEngine(Protocol):
-    """An engine with metrics of its own."""
+    """An engine with its own metrics."""
 
     def statistics(self) -> Mapping[str, MetricValue]:
         """The metrics since the last call."""
@@ -131,7 +131,7 @@ class Fingerprint:
         self.add_entries(name, tensor, flat[:: distance_of_entries(len(flat))])
 
     def add_entries(self, name: str, tensor: Tensor, entries: Tensor) -> None:
-        """Note a tensor of which the entries are known."""
+        """Note a tensor with known entries."""
         given = self._dtype or tensor.dtype
         # A copy, since a view would keep the whole tensor.
         self._found[name] = tuple(tensor.shape), given, entries.to(given, copy=True)

@@ -1,4 +1,4 @@
-"""An engine of the user's on several ranks: rank 0 alone calls it."""
+"""A user's engine on several ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,7 +16,7 @@ from proximo.rollout.streamed_weights import StreamedWeights
 
 
 class FirstRankEngine:
-    """An engine of the user's on several ranks: rank 0 alone calls it, and all get its responses."""
+    """A user's engine on several ranks: only rank 0 calls it, and all ranks get its responses."""
 
     def __init__(self, own: Engine) -> None:
         self.own = own
@@ -46,7 +46,7 @@ class FirstRankEngine:
 
     def holds(self) -> Holding | None:
         """The weights that the engine of rank 0 holds; every rank has to ask."""
-        return current().once(self.own.holds, what="what the engine holds")
+        return current().once(self.own.holds, what="the weights that the engine holds")
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `statistics_of`: those of rank 0."""

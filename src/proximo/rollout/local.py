@@ -23,10 +23,10 @@ from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, Growing
 from proximo.rollout.engine import Holding, fingerprint
+from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.scheduler import Scheduler
 from proximo.rollout.stopping import StopRules
-from proximo.rollout.turns import Turns
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,7 @@ class LocalEngine:
     """Samples from a language model in this process. In float32 the model can be the learner's own.
 
     A call of `generate` waits for an earlier one in another thread. Weights that another thread loads take effect at
-    the next token: the responses that are being decoded keep their tokens, and their keys and values are computed anew.
+    the next token: responses that are being decoded keep their tokens, and their keys and values are computed again.
     """
 
     thread_safe = True
@@ -80,8 +80,8 @@ class LocalEngine:
         self._loaded: frozenset[str] = frozenset()
         self._has_own_copy = owns_model
         self._calls = threading.Lock()
-        self._turns = Turns()
-        """A pass takes a turn, and so does a load of weights."""
+        self._turns = FairLock()
+        """Each pass takes the lock, and so does each load of weights."""
         self._num_stops = 0
 
     @property
@@ -91,7 +91,7 @@ class LocalEngine:
 
     @property
     def max_logprob_error(self) -> float | None:
-        """None: what it samples with is in this process, and `holds` reads it."""
+        """None: its weights are in this process, and `holds` reads them."""
         return None
 
     def samples_from(self, model: LanguageModel) -> bool:
@@ -102,8 +102,8 @@ class LocalEngine:
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Tensors that are the learner's own are not copied.
 
-        Others are copied into a copy of the model: the one that the engine was made with may be somebody's reference,
-        or the policy of another trainer.
+        Others are copied into a copy of the model, since the model that the engine was made with may be a reference or
+        the policy of another trainer.
         """
         own = self._parameters()
         for name, tensor in tensors.items():

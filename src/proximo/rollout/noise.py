@@ -2,8 +2,8 @@
 
 A row's stream and a token position give a 64-bit key by the SplitMix64 finaliser (Steele, Lea and Flood 2014,
 "Fast splittable pseudorandom number generators"). The key and a token id give 31 bits by a 32-bit multiply-and-shift
-mixer; one half of the key is added before each of its two multiplications. Integers wrap alike on every device, so the
-noise is the same everywhere.
+mixer; one half of the key is added before each of its two multiplications. Integers wrap equally on every device, so
+the noise is the same everywhere.
 
 Legend: B rows, V vocabulary.
 """

@@ -25,7 +25,7 @@ _Identity = tuple[int, int, tuple[int, ...], bytes]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Share:
-    """What one rank sampled, or why it could not."""
+    """The samples of one rank, or its error."""
 
     responses: bytes = b""
     error: str | None = None
@@ -45,12 +45,12 @@ class RanksEngine:
 
     @property
     def logprobs_are_the_learners(self) -> bool:
-        """As of the engine of this rank, which is alike on all ranks."""
+        """See `Engine.logprobs_are_the_learners`; equal on all ranks."""
         return self.own.logprobs_are_the_learners
 
     @property
     def max_logprob_error(self) -> float | None:
-        """As of the engine of this rank, which is alike on all ranks."""
+        """See `Engine.max_logprob_error`; equal on all ranks."""
         return self.own.max_logprob_error
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -72,7 +72,7 @@ class RanksEngine:
     ) -> list[Response]:
         """See `Engine.generate`. All ranks give the same arguments and get the same responses.
 
-        `on_finished` is called on rank 0 alone, with the responses of all ranks. Every rank raises where one does.
+        `on_finished` is called only on rank 0, with the responses of all ranks. If one rank raises, all do.
         """
         if not prompts:  # refused by the built-in engine, on every rank
             return self.own.generate(prompts, num_samples=num_samples, options=options, key=key)
@@ -113,7 +113,7 @@ class RanksEngine:
 def _in_order(
     shares: Sequence[_Share], prompts: Sequence[Prompt], num_samples: int, known: Sequence[Response]
 ) -> list[Response]:
-    """The responses of all ranks by prompt and sample. Those that this rank has as records stay the same objects."""
+    """The responses of all ranks by prompt and sample. The records of this rank stay the same objects."""
     records: dict[_Identity, list[Response]] = {}
     for response in known:
         records.setdefault(_identity(response), []).append(response)
@@ -132,7 +132,7 @@ def _identity(response: Response) -> _Identity:
 
 
 def _raised_elsewhere(rank: int, share: _Share) -> Exception:
-    """An error of the class that the rank raised, if it is one of Proximo's."""
+    """The error of another rank, with the same class if that is one of Proximo's."""
     known = getattr(errors, share.kind, None)
     if isinstance(known, type) and issubclass(known, ProximoError):
         return known(f"rank {rank}: {share.error}")
@@ -193,7 +193,7 @@ class _Begun:
         return failure
 
     def _look(self) -> bool:
-        """Hand over what has come from other ranks. False if nothing has."""
+        """Pass on new responses of other ranks. False if there are none."""
         self._last_look = time.monotonic()
         messages = self._world.received(CHANNEL)
         self._num_ended += messages.count(_END)

@@ -1,4 +1,4 @@
-"""Responses as bytes, to send them from rank to rank: JSON for what is small, raw numbers for tokens. No pickle.
+"""Responses as bytes for other ranks: JSON for small values, raw numbers for tokens, no pickle.
 
 The prompts are known on every rank, so a message has their indices only.
 """
@@ -39,7 +39,7 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
 
 
 def as_sent(own: Sequence[Response], sent: Sequence[Response]) -> list[Response]:
-    """The sender's responses as all receivers have them: its own, and the copies of those that `to_bytes` rounds."""
+    """The sender's responses as the receivers get them: the same records, or copies of those that `to_bytes` rounds."""
     return [response if _is_sent_exactly(response) else copy for response, copy in zip(own, sent, strict=True)]
 
 
@@ -48,7 +48,7 @@ def _is_sent_exactly(response: Response) -> bool:
 
 
 def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Response]]:
-    """The result of `to_bytes`, with the prompts that the indices stand for."""
+    """The responses in a message of `to_bytes`, with the prompts of its indices."""
     offset = 8 + int.from_bytes(message[:8], "little")
 
     def taken(count: int, dtype: type) -> np.ndarray:

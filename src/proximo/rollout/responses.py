@@ -1,4 +1,4 @@
-"""Responses as a program or a notebook gets them: a list, scored or not."""
+"""Lists of responses, scored or not, for programs and notebooks."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -110,7 +110,7 @@ class RandomKey:
     seed: int
     """Seed of the run."""
     purpose: str
-    """Such as `rollout` or `evaluation`. Different purposes get independent draws."""
+    """The use of the draws: `rollout`, `evaluation`. Different purposes get independent draws."""
     step: int | None = None
     """Training step; None if all steps use the same draws, as in evaluation."""
     first_prompt: int = 0

@@ -24,7 +24,8 @@ def ending_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -
 def name_endings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
     """Let the model's generation config name all of `ending_ids`, so that it ends in other programs where it ends here.
 
-    One that no token ends, or whose chat template cannot be rendered, is left as it is: plain text may train it.
+    A model without such a token, or with a chat template that cannot be rendered, is not changed: it may train on plain
+    text.
     """
     try:
         ids = ending_ids(model, tokenizer)

@@ -1,9 +1,9 @@
 """Decides when a response ends, and makes its text.
 
-A response keeps its tokens up to and including the one that ends it. Its text is what it adds to that of its prompt
-(`data/codec/decoding.py`), omits an EOS or stop token, and is cut before a stop string. Stop strings are searched in
+A response keeps its tokens up to and including the one that ends it. Its text is the text that it adds to its prompt
+(`data/codec/decoding.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
 decoded text, so they may span several tokens and begin inside one.
-Most tokens cannot complete a stop string, which one look-up tells. For the others a few tokens are decoded, and the
+Most tokens cannot complete a stop string, and one look-up shows that. For the others a few tokens are decoded, and the
 whole response only if the string occurs in them.
 """
 
@@ -28,7 +28,7 @@ _MOST_PARTS = 4
 class StopRules:
     """Stop rules of one call of the engine. Caches which token ids can complete a stop string.
 
-    `prompt_end` is what a response stands behind: its prompt's tokens, or `end_of_prompt` of them.
+    `prompt_end` are the tokens before a response: its prompt's tokens, or `end_of_prompt` of them.
     """
 
     options: SamplingOptions

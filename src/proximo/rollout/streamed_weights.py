@@ -1,5 +1,5 @@
-"""The weights of a sharded policy on their way to an engine of rank 0: gathered a layer at a time, when they are asked
-for, and never kept whole.
+"""Sends the weights of a sharded policy to an engine of rank 0. One layer at a time is gathered on request, so that the
+whole model is never in memory.
 """
 
 import re
@@ -21,7 +21,7 @@ _LAYER = re.compile(r".*?\.\d+(?=\.)")
 
 
 class StreamedWeights(Mapping[str, Tensor]):
-    """Tensors that lie on all ranks, by name; rank 0 may ask for them inside `give`."""
+    """Sharded tensors by name. Rank 0 may ask for them inside `give`."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -32,8 +32,8 @@ class StreamedWeights(Mapping[str, Tensor]):
         self._asking = threading.Lock()
 
     def give(self, run: Callable[[], Result]) -> Result:
-        """Run on rank 0 what asks for tensors, and take part in their gathering on all others. Every rank has to call
-        it, and gets the result.
+        """Run on rank 0 the function that asks for tensors; other ranks help to gather them. Every rank has to call it,
+        and gets the result.
         """
         if not self._world.leads:
             while True:
@@ -53,7 +53,7 @@ class StreamedWeights(Mapping[str, Tensor]):
         return self._world.once(lambda: end, what=WHAT).result
 
     def fingerprint(self) -> str:
-        """That of the whole tensors, of which no rank needs more than its part. Every rank has to call it."""
+        """The fingerprint of the whole tensors. No rank needs more than its parts. Every rank has to call it."""
         ours = {name: _entries_here(self._tensors[name]) for name in self._sharded}
         found, shares = Fingerprint(), self._world.gather(ours, what="the fingerprint of weights")
         for name, tensor in self._tensors.items():
@@ -95,21 +95,21 @@ class StreamedWeights(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """What rank 0 says when it is asked for a tensor."""
+    """Message of rank 0: gather the layer of a tensor."""
 
     layer: str
 
 
 @dataclass(frozen=True, slots=True)
 class _End(Generic[Result]):
-    """What rank 0 says when it needs no more."""
+    """Message of rank 0: no further tensor is needed, with the result."""
 
     result: Result
 
 
 @torch.no_grad()
 def _entries_here(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the entries of a whole tensor that enter its fingerprint: which are on this rank, counted from 0, and they."""
+    """The entries of a tensor's fingerprint on this rank: their indices among all entries, and their values."""
     part, size = local_part(tensor), tensor.numel()
     flat = torch.arange(0, size, distance_of_entries(size))
     inside, places = torch.ones(len(flat), dtype=torch.bool), list[Tensor]()
@@ -123,7 +123,7 @@ def _entries_here(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _layer_of(name: str) -> str:
-    """What is gathered together: the tensors of a layer, or one outside of the layers."""
+    """The unit that is gathered together: the tensors of a layer, or one outside of the layers."""
     found = _LAYER.match(name)
     return name if found is None else found[0]
 
@@ -133,4 +133,4 @@ def _raise(error: BaseException) -> None:
 
 
 def _of_rank_0() -> Any:
-    raise AssertionError("rank 0 alone says what is gathered next")
+    raise AssertionError("only rank 0 names the next layer to gather")

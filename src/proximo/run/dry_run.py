@@ -14,13 +14,13 @@ from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
-from proximo.counts import count_of
 from proximo.data.formats.prompt_response import Exchange, in_form, no_template
 from proximo.data.load_report import Remark, remark_lines, unread_lines
 from proximo.data.rows import Row, check_row_ids
 from proximo.data.templates.ignored_content import missing_words
 from proximo.errors import ModelError
-from proximo.local_or_hub import UNNAMED_TOKENIZER
+from proximo.hub import UNNAMED_TOKENIZER
+from proximo.message_text import count_of
 from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
 from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input

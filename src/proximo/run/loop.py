@@ -45,7 +45,7 @@ from proximo.run.resumption import check_settings, load_to_resume
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Record, Task
 from proximo.trainer_kinds import trainer_of
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 
 LAST_SAVE_SECONDS = 5.0
 """How long the other ranks wait for a running save after one of them has failed."""
@@ -188,7 +188,7 @@ class _Loop:
                     self.store.finish(timeout_seconds=LAST_SAVE_SECONDS if isinstance(known, RankError) else None)
                 self.world.publish(known)
                 journal.fail(known)
-                if self.world.speaks_for_first():
+                if self.world.reports_for_first():
                     gone = self.world.process_of_first()
                     write_outcome_of_lost(Path(self.run_config.folder), by=gone, reason=str(known))
                 if known is not error:

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from proximo.errors import ConfigError, TrainingError
-from proximo.system_errors import memory_ran_out
+from proximo.errors import ConfigError, TrainingError, memory_ran_out
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proximo.callables import IMPORT_PATH
 from proximo.checkpoint.run_folder import is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
@@ -28,9 +27,10 @@ from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.file_text import refuse_other_than_text
 from proximo.errors import ConfigError, DataError, ModelError
-from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
+from proximo.hub import TOKENIZER_FILES, is_local, not_there
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
 from proximo.run.environment_secrets import secret_problem
+from proximo.user_code import IMPORT_PATH
 from proximo_verifiers.grader import num_cores
 from proximo_verifiers.sandbox.packages import package_problem
 

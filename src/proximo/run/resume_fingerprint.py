@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from proximo import given
+from proximo import session_functions
 from proximo.config.functions import source_digest
 from proximo.config.recipe import Recipe
-from proximo.distributed.unread import numbers_of
+from proximo.distributed.unread_parameters import numbers_of
 from proximo.distributed.world import current
 from proximo.run.make.data import SplitRows
 from proximo.run.preflight import inputs_of
@@ -37,7 +37,9 @@ def function_sources(recipe: Recipe) -> dict[str, str | None]:
     scoring = [each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.")) and ":" in each.name]
     names = sorted({each.name for each in scoring if each.kind in ("function", "verifier")})
     return {
-        name: source_digest(name) for name in names if not name.startswith("proximo.") or name.startswith(given.MODULE)
+        name: source_digest(name)
+        for name in names
+        if not name.startswith("proximo.") or name.startswith(session_functions.MODULE)
     }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
-from proximo.counts import count_of
 from proximo.errors import ConfigError, UserError, redacted
+from proximo.message_text import count_of
 from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
 from proximo.metrics.trackers import (
     MLflowSink,
@@ -24,7 +24,7 @@ from proximo.metrics.trackers import (
     wandb_problem,
 )
 from proximo.rewards.calling.binding import import_function
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem
 
 SINK_METHODS = ("write(step, metrics)", "close()")

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from proximo.callables import place_of, said
 from proximo.distributed.world import current
-from proximo.errors import ProximoError, TrainingError
+from proximo.errors import ProximoError, TrainingError, disk_refused, memory_ran_out
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.dense import as_number, is_list
-from proximo.rewards.on_ranks import is_shared, score_on_ranks, scored_once
 from proximo.rewards.source import RewardSource
-from proximo.system_errors import disk_refused, memory_ran_out
+from proximo.rewards.sources_on_ranks import is_shared, score_on_ranks, scored_once
+from proximo.rewards.token_rewards import as_number, is_list
+from proximo.user_code import error_text, where_raised
 
 
 def checked_scores(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
@@ -77,7 +76,7 @@ def user_errors_named(what: str, function: Any) -> Generator[None]:
     except Exception as error:
         if isinstance(error, ProximoError) or memory_ran_out(error) or disk_refused(error):
             raise
-        raise TrainingError(f"{what} raised {said(error)} ({place_of(error, function)})") from error
+        raise TrainingError(f"{what} raised {error_text(error)} ({where_raised(error, function)})") from error
 
 
 def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:

@@ -4,7 +4,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from proximo.counts import count_of
+from proximo.message_text import count_of
 from proximo.trainer_kinds import RecipeType, TrainerKind
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preference import pair_accuracy
 from proximo.config.data import PreferenceDataConfig
-from proximo.counts import count_of
 from proximo.data.codec.decoding import decode, response_text
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.templates.chat import Learned
 from proximo.learner.update import UpdateResult
+from proximo.message_text import count_of
 from proximo.metrics.calibration import calibration
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.run.task import Record

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
 from proximo.models.language import LanguageModel
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import PackedResponses
 from proximo.plan.cost_model import (
     Batches,

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.flat_layout import segment_sum
 from proximo.errors import DataError
 from proximo.models.batching import plan_own_share
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_responses, shareable_prefixes
 from proximo.models.sharing.shared_base import base_alone
 from proximo.run.make.models import build_language_model, build_reference

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.counts import count_of
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
-from proximo.learner.balance import ExpertBalance
+from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.update import Learner, UpdateResult
+from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel

@@ -60,10 +60,10 @@ def test_what_breaks_the_schema_was_read_and_says_where() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"a": 1, "a": 1}', "a key stands twice in an object"),
-        ('[{"b": {"a": 1, "a": 2}}]', "a key stands twice in an object"),
-        ("NaN", "NaN is no JSON"),
-        ("[-Infinity]", "-Infinity is no JSON"),
+        ('{"a": 1, "a": 1}', "an object has a key twice"),
+        ('[{"b": {"a": 1, "a": 2}}]', "an object has a key twice"),
+        ("NaN", "NaN is not JSON"),
+        ("[-Infinity]", "-Infinity is not JSON"),
         ("1e999", "a number beyond all floats"),
         ("[[[[1]]]]", "JSON nested more than 3 deep"),
         ("[" * 900, "JSON nested more than 3 deep"),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proximo import given
+from proximo import session_functions
 from proximo.errors import ConfigError
 from proximo.metrics.sinks import Sink
 from proximo_verifiers.callables import methods_problem
@@ -127,7 +127,7 @@ class GivenObjects:
         return {"kind": "function", "function": self._import_path(_Opened(sink))}
 
     def _import_path(self, value: Any) -> str:
-        return given.import_path(value, self.functions)
+        return session_functions.import_path(value, self.functions)
 
 
 class _Rows:

@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from proximo import given
+from proximo import session_functions
 from proximo.data.rows import nearest
 from proximo.errors import ConfigError
-from proximo.working_directory import functions_of_the_working_directory
+from proximo.user_code import functions_of_the_working_directory
 
 if TYPE_CHECKING:
     from proximo.commands.chat_session import Dialogue
@@ -218,7 +218,7 @@ class SavedRun:
 
     @contextmanager
     def _ready(self) -> Generator[None]:
-        given.publish(self._functions)
+        session_functions.publish(self._functions)
         with functions_of_the_working_directory():
             yield
 

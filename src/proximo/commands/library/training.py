@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import yaml
 
-from proximo import given
+from proximo import session_functions
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds, recognise
-from proximo.working_directory import functions_of_the_working_directory
+from proximo.user_code import functions_of_the_working_directory
 from proximo_verifiers.callables import calling_problem
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Training:
 
     @contextmanager
     def _ready(self) -> Generator[None]:
-        given.publish(self._objects.functions)
+        session_functions.publish(self._objects.functions)
         with functions_of_the_working_directory():
             yield
 

@@ -4,11 +4,9 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from proximo.callables import place_of, said
 from proximo.data.rows import Row, nearest
-from proximo.errors import DataError, ProximoError
-from proximo.system_errors import memory_ran_out
-from proximo.working_directory import kept_working_directory
+from proximo.errors import DataError, ProximoError, memory_ran_out
+from proximo.user_code import error_text, kept_working_directory, where_raised
 from proximo_verifiers.callables import calling_problem
 
 
@@ -38,7 +36,7 @@ def _given(function: Callable[..., Any], arguments: Mapping[str, Any], name: str
         if isinstance(error, ProximoError) or memory_ran_out(error):
             raise
         where = f"after row {number}" if number else "before its first row"
-        raise DataError(f"{name} raised {said(error)} ({place_of(error, function)}) {where}") from error
+        raise DataError(f"{name} raised {error_text(error)} ({where_raised(error, function)}) {where}") from error
 
 
 def _row(values: Any, import_path: str, number: int) -> Row:
@@ -62,7 +60,7 @@ def _imported(import_path: str) -> Callable[..., Any]:
         if memory_ran_out(error):
             raise
         raise DataError(
-            f"{import_path}: '{module_name}' raised {said(error)} as it was imported ({place_of(error)})"
+            f"{import_path}: '{module_name}' raised {error_text(error)} as it was imported ({where_raised(error)})"
         ) from error
     names = vars(module)
     if function_name not in names or not callable(names[function_name]):

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from proximo.callables import IMPORT_PATH
-from proximo.counts import count_of
 from proximo.data.large_lists import collected
 from proximo.data.order import shuffled
 from proximo.data.readers.columns import with_columns
@@ -22,7 +20,9 @@ from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
 from proximo.data.rows import Row, nearest
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError
-from proximo.local_or_hub import is_local
+from proximo.hub import is_local
+from proximo.message_text import count_of
+from proximo.user_code import IMPORT_PATH
 
 _FORMATS: dict[str, Format] = {
     ".json": "json",

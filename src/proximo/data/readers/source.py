@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proximo.callables import IMPORT_PATH
 from proximo.errors import ConfigError
+from proximo.user_code import IMPORT_PATH
 
 Format = Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text", "function"]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from proximo.data.rows import Row, nearest
 from proximo.errors import DataError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import nearest_path
+from proximo.hub import nearest_path, within_reach
 
 
 def parquet_rows(path: Path, source: str) -> Iterator[Row]:

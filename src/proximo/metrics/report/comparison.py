@@ -10,8 +10,8 @@ from proximo.metrics.alarms import Alarm
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.curves import Section, Trace
 from proximo.metrics.report.before_after import BeforeAfter, before_after
-from proximo.metrics.report.head import facts
 from proximo.metrics.report.rendering import rendered
+from proximo.metrics.report.run_facts import facts
 from proximo.metrics.report.sample_pairs import pair_samples
 from proximo.metrics.report.views import (
     LONG_ENOUGH_FOR_ALARMS,
@@ -40,7 +40,7 @@ class NamedRun:
     colour: int
     run: Run
     is_stage: bool = False
-    """Whether it is a stage of a pipeline, which starts from other stages beside it."""
+    """Whether it is a stage of a pipeline, which starts from other stages in the same folder."""
 
     @property
     def place(self) -> str:

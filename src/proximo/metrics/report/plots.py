@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from proximo.metrics.calibration import Calibration
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.formatting import format_number
-from proximo.metrics.report.readouts import Area, Reading, area_of, readout
+from proximo.metrics.report.pointer_values import Area, Reading, area_of, readout
 from proximo.metrics.report.svg import GRID, INK, MUTED, SERIES, embed_svg, figure_to_svg
 from proximo.metrics.run_files import Run, Series
 

@@ -19,7 +19,7 @@ from proximo.metrics.formatting import format_number
 TEMPLATES = "templates"
 GENERATOR = '<meta name="generator" content="Proximo">'
 HEAD_BYTES = 1000
-"""The generator stands within the first bytes of a page."""
+"""The first bytes of a page contain the generator."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 
 
@@ -38,7 +38,7 @@ def policy() -> Markup:
 def write_page(path: Path, page: str) -> Path:
     """Write a page as a whole, or nothing, and return its path.
 
-    Another process may write the same page: each has a temporary file of its own.
+    Another process may write the same page, so each uses its own temporary file.
     """
     half_written = path.with_name(f"{path.name}.{os.getpid()}.partial")
     half_written.write_text(page, encoding="utf-8", errors="replace")

@@ -11,12 +11,12 @@ from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.curves import Curve, Section
-from proximo.metrics.declared import NO_UPDATE
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
-from proximo.metrics.report.head import facts
+from proximo.metrics.report.run_facts import facts
 from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.run_files import Run, Sample, ScoredPair
+from proximo.metrics.shared_declarations import NO_UPDATE
 
 if TYPE_CHECKING:  # a run draws nothing before its end, and importing matplotlib would delay its first step
     from proximo.metrics.report.plots import Plot

@@ -1,6 +1,6 @@
 """The key-value cache of decoding: one row of storage for every response that is being decoded.
 
-Prompts are prefilled in packed passes, from which `PromptCache` captures the keys and values. `RowCache` copies those
+Prompts are prefilled in packed passes; `PromptCache` captures their keys and values. `RowCache` copies those
 of a prompt into the row of each of its samples. Every decoding pass then writes one token per row in place, each row at
 its own length. Active rows are always the first ones, so a pass reads a view and copies nothing. The scheduler
 (rollout/scheduler.py) assigns the rows. The two passes, for a model whose attention goes through `packed.py`:
@@ -136,7 +136,7 @@ class RowCache(Cache):
         return key, value
 
     def made_of_storage(self, make: Callable[[list[tuple[Tensor, Tensor]]], Result]) -> Result:
-        """What `make` gives for the keys and values of each layer, in order; made again only if they moved in memory.
+        """The result of `make` for the keys and values of each layer, in order; made again only if they move in memory.
 
         For a decoder that reads the storage and writes the next token itself.
         """
@@ -149,7 +149,7 @@ class RowCache(Cache):
         return 0 if self._step is None else self._step.num_tokens - 1
 
     def _set_length(self, row: int, num_tokens: int) -> None:
-        """Set the length of a row and zero what it held beyond it. Storage beyond its old length is zero already."""
+        """Set the length of a row and zero its storage beyond that. Storage beyond its old length is zero already."""
         for pair in self._storage.values() if num_tokens < self.lengths[row] else ():
             for storage in pair:
                 storage[row, :, num_tokens : self.lengths[row]] = 0

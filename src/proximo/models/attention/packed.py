@@ -106,19 +106,20 @@ def register_attention(*, compiled: bool = True) -> None:
 def layout_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Called by a transformers layer; hands over to the layout of the pass.
+    """Called by a transformers layer; calls the layout of the pass.
 
-    Raises ModelError for what a layout cannot honour: a ready-made mask, a position bias, attention in both directions.
+    Raises ModelError for anything that a layout cannot apply: a ready mask, a position bias, attention in both
+    directions.
     """
     layout = _LAYOUT.get()
     where = type(module).__name__
     if layout is None:
         raise ModelError(
             f"{where} was called without a layout: LanguageModel and ScalarModel set one for the models they own; "
-            "before calling it or its generate() yourself, say model.set_attn_implementation('sdpa')"
+            "before calling it or its generate() yourself, call model.set_attn_implementation('sdpa')"
         )
     if attention_mask is not None or arguments.get("position_bias") is not None:
-        raise ModelError(f"{where} makes an attention mask or position bias of its own, which packing cannot honour")
+        raise ModelError(f"{where} makes its own attention mask or position bias, which packing cannot apply")
     if arguments.get("is_causal") is False:
         raise ModelError(f"{where} attends in both directions; only causal language models can be packed")
     options = AttentionOptions(
@@ -136,7 +137,7 @@ def layout_attention(
 def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
     """Replaces the mask of transformers by none, because the layout masks. Refuses a model's additional masks."""
     if use_vmap:
-        raise ModelError("this model adds a mask function of its own to causal attention, which packing cannot honour")
+        raise ModelError("this model adds its own mask function to causal attention, which packing cannot apply")
 
 
 class PackedKernel(Protocol):

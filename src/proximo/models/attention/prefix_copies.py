@@ -25,7 +25,7 @@ class PrefixCopies:
         self.lengths = tuple(map(add, before, lengths))
         """[S] tokens of each segment with its prefix."""
         self.sums: dict[tuple[int, int], list[int]] = {}
-        """First token and tokens of a prefix -> where it begins among C: first itself, then its copies in order."""
+        """First token and tokens of a prefix -> its start indices among C: first itself, then its copies in order."""
         if not prefixes:
             return
         starts, placed = [0, *accumulate(lengths)], [0, *accumulate(self.lengths)]
@@ -44,7 +44,7 @@ class PrefixCopies:
         return _Copy.apply(row, self, dim) if self.sums else row
 
     def indices(self, device: torch.device) -> list[Tensor]:
-        """[C] where each token comes from, and [T] where each token itself lies among C."""
+        """[C] the source index of each token, and [T] the index of each original token among C."""
         self._indices = [send(each, device) for each in self._indices]
         return self._indices
 

@@ -1,0 +1,1 @@
+"""Device, precision and casts of passes. Read `placement.py` first, then `compute.py`."""

@@ -1,9 +1,8 @@
 """The dtype in which a pass computes its products, and the casts to it.
 
-Under bf16 weights stay float32. `casting` keeps what was cast of them, so that whoever knows that they do not move for
-a while (an update, a rollout, a call that reads) pays for one cast each. What goes through a pass is cast where it
-enters a product, and once where several products read it. A gradient comes back through the same cast, so that it is
-added up in the weight's own type.
+Under bf16, weights stay float32. `casting` keeps the cast weights, so that code in which weights do not change (an
+update, a rollout, a call that reads) casts each weight once. Activations are cast at the input of a product, once if
+several products read them. A gradient returns through the same cast, so it is summed in the weight's own dtype.
 """
 
 from collections.abc import Callable, Generator, Hashable
@@ -84,10 +83,10 @@ def _kept_cast(weight: Tensor, dtype: torch.dtype, casts: Casts) -> Tensor:
 
 
 class _CopyOfWeight(torch.autograd.Function):
-    """The kept copy, with a way back to the weight of its own for every use.
+    """The kept copy, with a separate autograd node to the weight for every use.
 
-    Autograd runs what was recorded last first. If all passes shared the node of one cast, that of the first pass, the
-    backward pass of the second would leave it to the end, and hold the gradients of all copies until then.
+    Autograd runs the latest node first. If all passes shared the node of one cast, made in the first pass, the
+    backward pass of the second would run it last, and hold the gradients of all copies until then.
     """
 
     @staticmethod
@@ -101,10 +100,10 @@ class _CopyOfWeight(torch.autograd.Function):
 
 
 class Compute:
-    """One pass that computes its products in `dtype`. What is float64 stays so."""
+    """One pass that computes its products in `dtype`. float64 tensors stay float64."""
 
     def __init__(self, dtype: torch.dtype, products: "Products", *, is_compiled: bool = False) -> None:
-        """`products`: those that are to compute so. `is_compiled`: the layers run through torch.compile."""
+        """`products`: the products that use the dtype. `is_compiled`: the layers run through torch.compile."""
         self.dtype = dtype
         self.products = products
         self.is_compiled = is_compiled
@@ -133,7 +132,7 @@ _COMPUTE: ContextVar[Compute | None] = ContextVar("compute", default=None)
 
 @contextmanager
 def computing(compute: Compute | None) -> Generator[None]:
-    """Passes through layers that are run within, in this thread, compute so; None for the types that they have."""
+    """Inside, in this thread, passes through layers use this `Compute`; None for the dtypes of their weights."""
     token = _COMPUTE.set(compute)
     try:
         with nullcontext() if compute is None else compute.products.at_work(compute):
@@ -158,22 +157,22 @@ def to_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 class Products:
-    """The plain matrix products of some layers, which compute in the type of the pass.
+    """The plain matrix products of some layers, which compute in the dtype of the pass.
 
-    A module's own `forward` stands aside while a pass is on, and nothing of this stays with it.
+    During a pass they replace the `forward` of each module. Afterwards the modules are unchanged.
     """
 
     def __init__(self, layers: nn.Module) -> None:
         self._products = [(module, product) for module in layers.modules() if (product := _product(module))]
 
     def at_work(self, compute: Compute) -> AbstractContextManager[None]:
-        """While inside, the modules multiply in the type of a pass."""
+        """Inside, the modules multiply in the dtype of a pass."""
         return self._with_cast_weights(compute) if compute.is_compiled else self._standing_in()
 
     @contextmanager
     def _with_cast_weights(self, compute: Compute) -> Generator[None]:
-        """The modules' own code over weights that are cast already, for a compiler to look at: autocast, which goes
-        into what it makes, would cast each weight in every pass, forward and again backward."""
+        """The modules' own code over weights that are cast already, for torch.compile. Autocast would be compiled too,
+        and cast each weight in every pass, forward and again backward."""
         own = [
             (module._parameters, name, weight)
             for module, product in self._products
@@ -181,7 +180,7 @@ class Products:
             for name, weight in module._parameters.items()
             if weight is not None
         ]
-        # What is no parameter may take the place of one: so do torch.func.functional_call and parametrizations.
+        # A plain tensor may replace a parameter, as in torch.func.functional_call and parametrizations.
         for parameters, name, weight in own:
             parameters[name] = compute.weight(weight)  # ty: ignore[invalid-assignment]
         try:
@@ -230,7 +229,7 @@ def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    """True for a norm of transformers whose code is that of Llama's, as that of most architectures is."""
+    """True for a norm of transformers with the same code as Llama's, as most architectures have."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     code, own = getattr(type(module).forward, "__code__", None), LlamaRMSNorm.forward.__code__
@@ -254,7 +253,7 @@ class _Linear:
 
 
 class _Embedding:
-    """Rows of a table; where that is bf16 (narrowing.py), as float32, since the residual stream begins with them."""
+    """Rows of a table; where that is bf16 (bf16_storage.py), as float32, since the residual stream begins with them."""
 
     def __init__(self, module: nn.Embedding) -> None:
         self._module = module
@@ -265,7 +264,7 @@ class _Embedding:
 
 
 class _RMSNorm:
-    """w x / rms(x) of float32 rows: one kernel on CUDA, where the module's own code is six; the same bits on a CPU."""
+    """w x / rms(x) of float32 rows: one kernel on CUDA, while the module's own code has six; equal bits on a CPU."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module

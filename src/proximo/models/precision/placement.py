@@ -6,17 +6,17 @@ from enum import StrEnum
 
 import torch
 
-from proximo.distributed.place import device_index
+from proximo.distributed.rank_environment import device_index
 from proximo.distributed.world import World, current
 from proximo.errors import ConfigError
 
 
 class Precision(StrEnum):
-    """The arithmetic of products. Weights that train and log-softmax are float32 in all (float64 models stay so)."""
+    """The arithmetic of products. Trained weights and log-softmax are always float32 (or float64 in such models)."""
 
     FLOAT32 = "float32"
     TF32 = "tf32"
-    """float32 numbers, of whose operands CUDA reads 10 bits after the point: a mode of the device (`use_tf32`)."""
+    """float32 numbers; CUDA reads 10 bits after the point of operands. A mode of the device (`use_tf32`)."""
     BF16 = "bf16"
     """Products in bfloat16; those of the output layer with float32 results (products.py)."""
     BF16_FLOAT32_HEAD = "bf16_float32_head"
@@ -29,31 +29,32 @@ class Precision(StrEnum):
 
 
 def resolve_precision(name: str, *, device: str = "cpu", float32_head: bool = False) -> Precision:
-    """`auto` takes what suits the device. `float32_head`: of the output layer, where the layers are bf16.
+    """The precision of a name; `auto` is chosen by the device. `float32_head`: float32 products of the output layer if
+    the layers are bf16.
 
-    Raises ConfigError for anything but auto, float32, tf32 and bf16, fp16 with the reason, and for tf32 elsewhere than
-    on CUDA.
+    Raises ConfigError for anything but auto, float32, tf32 and bf16, and for tf32 on other devices than CUDA. For fp16
+    the message has the reason.
     """
     if name == "auto":
         name = "bf16" if _has_bf16(device) else "float32"
     if name in ("fp16", "float16", "half"):
         raise ConfigError(
             f"precision {name} is not offered: its largest number is 65504, so gradients and soft-max scores overflow "
-            "without loss scaling, and scaled steps are skipped at random; say bf16 or float32"
+            "without loss scaling, and scaled steps are skipped at random; use bf16 or float32"
         )
     if name in ("bf16", "bfloat16"):
         return Precision.BF16_FLOAT32_HEAD if float32_head else Precision.BF16
     if name not in ("float32", "tf32"):
         raise ConfigError(f"precision must be auto, float32, tf32 or bf16, not {name!r}")
     if name == "tf32" and not device.startswith("cuda"):
-        raise ConfigError(f"run.precision tf32 is for CUDA devices, and the device is {device}: say float32, or auto")
+        raise ConfigError(f"run.precision tf32 is for CUDA devices, and the device is {device}: use float32 or auto")
     return Precision(name)
 
 
 def use_tf32(precision: Precision) -> None:
     """Let CUDA multiply in TF32 in this process if `precision` is tf32, and forbid it otherwise.
 
-    A pipeline runs its stages in one process, each with a precision of its own.
+    A pipeline runs its stages in one process, and their precisions may differ.
     """
     torch.backends.cuda.matmul.allow_tf32 = precision is Precision.TF32
 
@@ -97,8 +98,8 @@ def _device_of_rank(name: str, world: World) -> torch.device:
         problem = f"{world.local_size} ranks run on this machine, and each sees {num_devices} CUDA devices of it"
     if problem is not None:
         raise ConfigError(
-            f"{problem}: start one rank per device, and let it see all devices of the machine or its own alone (Slurm: "
-            "--gpus-per-node, or --gpus-per-task=1), or say run.device=cpu"
+            f"{problem}: start one rank per device, and let it see all devices of the machine or only its own (Slurm: "
+            "--gpus-per-node, or --gpus-per-task=1), or use run.device=cpu"
         )
     return torch.device("cuda", 0 if index is None else index)
 
@@ -118,7 +119,7 @@ def resolve_device(name: str) -> torch.device:
     if kind not in available or not (index == "" or index.isdecimal()):
         raise ConfigError(f"device must be auto, cpu, cuda, cuda:N or mps, not {name!r}")
     if not available[kind]():
-        raise ConfigError(f"device {name} was asked for, but this machine has none that torch can use; say auto or cpu")
+        raise ConfigError(f"device {name} was asked for, but this machine has none that torch can use; use auto or cpu")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
         raise ConfigError(f"device {name} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
     return torch.device(name)

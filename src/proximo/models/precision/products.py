@@ -1,11 +1,11 @@
-"""Products of an output layer: those of a few rows, and under bf16 those of bf16 operands with float32 results.
+"""Products of an output layer: of few rows, and under bf16 of bf16 operands with float32 results.
 
 Sums and results are float32 on every device. CUDA has kernels for it, and a plug-in may have one for the product x W'
-(kernels.py); elsewhere operands are rounded to bf16 and multiplied in float32, which means the same. Backwards all
+(kernels.py); elsewhere operands are rounded to bf16 and multiplied in float32, which is equivalent. Backwards all
 operands are rounded too: the gradient of the scores, and the weight or the hidden states that it is multiplied with.
-What the products give, a gradient of hidden states or of a weight, is float32 and is not rounded; nor is the gradient
-of a bias. On a CPU that multiplies bf16, these gradients are rounded to bf16 chunk by chunk, as those of the layers
-are: torch's product rounds its results.
+The results, gradients of hidden states or of a weight, are float32 without rounding; so is the gradient of a bias. On
+a CPU that multiplies bf16, these gradients are rounded to bf16 chunk by chunk, as in the layers: torch's product rounds
+its results.
 """
 
 from functools import cache
@@ -23,13 +23,13 @@ from proximo.models.precision.compute import cast_weight, remembered
 
 
 def operand(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Rounded to bf16, in the type that `product` takes on this device."""
+    """The tensor rounded to bf16, in the dtype that `product` takes on this device."""
     half = tensor.to(torch.bfloat16)
     return half if _takes_halves(tensor) else half.float()
 
 
 def weight_operand(weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The same of a weight, made once within `casting` (compute.py). It takes no gradient."""
+    """The operand of a weight, made once within `casting` (compute.py). It takes no gradient."""
     with torch.no_grad():
         return remembered(weight, "operand", operand)
 
@@ -74,7 +74,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     float32 rows may have a weight of bf16, and give float32.
 
-    A plug-in may multiply few rows, in inference mode alone. Under no_grad it is torch's product: the reference is
+    A plug-in may multiply few rows, only in inference mode. Under no_grad it is torch's product: the reference is
     computed under no_grad and the policy is not, and with two kinds of products their logits would differ in the last
     bits, so that the KL of equal models would not be 0.
     """
@@ -93,7 +93,7 @@ def narrow_linear(
     if torch.is_inference_mode_enabled() and not has_kernels_for_all(rows):
         rounded = _rounded(rows)
         kernels = row_operations(rounded)
-        # torch's product would widen a bf16 weight anew for each token
+        # torch's product would widen a bf16 weight again for each token
         half = kernels is not None and kernels.reads_few(rounded)
         operand_of_few = cast_weight(weight, torch.bfloat16) if half else remembered(weight, "rounded", _rounded)
         return linear(rounded, operand_of_few, bias)
@@ -107,7 +107,7 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """bf16 numbers in float32; others as they are, which may be float64."""
+    """bf16 numbers in float32; others unchanged, which may be float64."""
     return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
 
@@ -116,7 +116,7 @@ def _takes_halves(tensor: Tensor) -> bool:
 
 
 def has_kernels_for_all(tensor: Tensor) -> bool:
-    """Whether torch has such products here. Under fake tensors, which have no device, the memory is that of CUDA."""
+    """Whether torch has such products here. Fake tensors, which have no device, count as CUDA."""
     return tensor.is_cuda or isinstance(tensor, FakeTensor)
 
 

@@ -1,4 +1,4 @@
-"""Whether and how the experts of a model are to be balanced, by its configuration."""
+"""Reads from a model's configuration whether and how its experts are balanced."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balancing:
-    """How a model is to be balanced."""
+    """How a model is balanced."""
 
     coefficient: float
     """Of the loss, above 0."""
@@ -23,7 +23,7 @@ class Balancing:
 
 
 def balancing_of(config: "PreTrainedConfig", coefficient: float | None = None) -> Balancing | None:
-    """What the configuration of a model asks for, or what `coefficient` does in its place, where 0 is none.
+    """The balancing of a model's configuration, or with `coefficient` in its place; 0 means none.
 
     A configuration asks with `output_router_logits`, as the losses of transformers read it. Raises ModelError for a
     coefficient of a model that has no such loss.

@@ -1,4 +1,4 @@
-"""What the JSON files of a model's folder say of it, before a library reads them. Imports no torch."""
+"""Checks the JSON files of a model's folder before a library reads them. Imports no torch."""
 
 import json
 from collections.abc import Mapping
@@ -6,46 +6,46 @@ from pathlib import Path
 from typing import Any
 
 from proximo.errors import ModelError
-from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
+from proximo.hub import TOKENIZER_FILES, is_local, not_there
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of adapter weights. peft would search the Hub if a folder had neither."""
 ADAPTER_KIND = "LORA"
-"""What peft calls the only kind of adapter that is added into the weights below it."""
+"""peft's name of the only kind of adapter that can be merged into its base."""
 UNMERGED_OPTIONS = ("alora_invocation_tokens", "arrow_config", "layer_replication")
-"""Options of LoRA whose sum depends on the tokens, or that change the layers themselves."""
+"""Options of LoRA that cannot be merged: the sum depends on the tokens, or the layers themselves change."""
 OTHER_INPUTS = ("vision_config", "audio_config", "audio_encoder_config", "vq_config", "text_config")
-"""Sections of a configuration whose model reads more than text. The text has a section of its own only there."""
+"""Sections in the configuration of a model that reads more than text. Only there text has its own section."""
 WHOLE_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """True for an adapter without the weights below it, whose base lies elsewhere.
+    """True for a folder with an adapter but without the weights of its base.
 
-    Raises ModelError where whole weights lie beside the adapter: libraries disagree on which of them are meant.
+    Raises ModelError if the folder has whole weights too: libraries disagree on which of them to use.
     """
     if not (folder / ADAPTER_CONFIG).is_file():
         return False
     whole = [file.name for pattern in WHOLE_WEIGHTS for file in sorted(folder.glob(pattern))]
     if whole:
         raise ModelError(
-            f"{folder} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({whole[0]}), so that it is not said "
-            "which are meant: move one of them to a folder of its own"
+            f"{folder} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({whole[0]}), so it is unclear "
+            "which to use: move one of them to another folder"
         )
     return True
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """What peft wrote of an adapter. Raises ModelError where it cannot be read, or is of a kind that is not merged."""
+    """The adapter configuration of peft. Raises ModelError if it is unreadable or of a kind that is not merged."""
     file = folder / ADAPTER_CONFIG
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"the adapter's configuration {file} cannot be read: {error}") from error
     if not isinstance(saved, dict):
-        raise ModelError(f"the adapter's configuration {file} cannot be read: it is no JSON object")
+        raise ModelError(f"the adapter's configuration {file} cannot be read: it is not a JSON object")
     kind = saved.get("peft_type")
     if kind != ADAPTER_KIND:
         raise ModelError(
@@ -62,7 +62,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def base_of_adapter(folder: Path) -> tuple[str, str | None]:
-    """Path or Hub name of the model below an adapter, and its revision. Raises ModelError where it names none."""
+    """Path or Hub name of an adapter's base model, and its revision. Raises ModelError if the adapter names none."""
     saved = read_adapter_config(folder)
     base = saved.get("base_model_name_or_path")
     if not base or not isinstance(base, str):
@@ -91,7 +91,7 @@ def tokenizer_place(name: str, revision: str | None = None) -> tuple[str, str | 
 
 
 def chat_template_in(folder: Path) -> str | None:
-    """The text of the chat template in a tokenizer's folder, "" for none, None where it cannot be told."""
+    """The text of the chat template in a tokenizer's folder, "" for none, None if it cannot be read."""
     try:
         if (folder / "chat_template.jinja").is_file():
             return (folder / "chat_template.jinja").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def chat_template_in(folder: Path) -> str | None:
 def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:
     """Raises ModelError if a model with a score or value head is to start from an adapter without the weights below.
 
-    `name`: what to call it, where it lies in a cache.
+    `name`: its name in messages, if the folder is in a cache.
     """
     _refuse_adapter(
         folder,
@@ -119,11 +119,11 @@ def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:
 
 
 def refuse_second_adapter(folder: Path | None, name: str = "") -> None:
-    """As `refuse_bare_adapter`, where a new adapter would be trained on one: their merged base is in memory only."""
+    """As `refuse_bare_adapter`, for a new adapter on an adapter: their merged base would be only in memory."""
     _refuse_adapter(
         folder,
         name,
-        "is an adapter itself, and a new one (lora) cannot be trained on it: what both are added to lies in no folder, "
+        "is an adapter itself, and a new one (lora) cannot be trained on it: the base of both is saved in no folder, "
         "so the checkpoint would load as another model. Write it first with `proximo export RUN OUT --merge` (an "
         "adapter of another tool: with peft's merge_and_unload and save_pretrained), and start from OUT",
     )
@@ -135,19 +135,19 @@ def _refuse_adapter(folder: Path | None, name: str, why: str) -> None:
 
 
 def refuse_other_inputs(config: Mapping[str, Any], name: str) -> None:
-    """Raises ModelError for the configuration of a model that reads pictures or sound beside text."""
+    """Raises ModelError for the configuration of a model that reads pictures or sound besides text."""
     sections = [section for section in OTHER_INPUTS if config.get(section)]
     if sections:
         raise ModelError(
             f"{name} reads more than text ({config.get('model_type')}, with {sections[0]}); Proximo trains models of "
-            "text only. Save its text part as a model of its own first: docs/faq.md says how"
+            "text only. Save its text part as a separate model first: see docs/faq.md"
         )
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelError for what the JSON files of a model's folder say alone: a base that is not there, other inputs.
+    """Raises ModelError for problems that the JSON files of a folder show: a missing base, inputs other than text.
 
-    A file that cannot be read is left to the reader of the model.
+    The reader of the model reports files that cannot be read.
     """
     if is_adapter_folder(folder):
         base, _ = base_of_adapter(folder)

@@ -1,4 +1,4 @@
-"""Saves weights to a Hugging Face folder and loads them back. Not atomic: the checkpoint store takes care of that."""
+"""Saves weights to a Hugging Face folder and loads them back. The checkpoint store makes saves atomic."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -12,8 +12,8 @@ from torch import Tensor
 from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
 from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
-from proximo.models.adapted import base_of, is_adapted
-from proximo.models.pretrained.sharded import SHARDS, holds_shards, load_tensors
+from proximo.models.adapter_detection import base_of, is_adapted
+from proximo.models.pretrained.sharded_folders import SHARDS, holds_shards, load_tensors
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
 
@@ -30,9 +30,9 @@ def save_pretrained(
 ) -> None:
     """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one).
 
-    Where the run added tokens, embedding and output layer are in the adapter's file: its base has no rows for them.
-    A model that lies on several ranks is gathered on the host of rank 0, which writes it; every rank has to call it.
-    `adapter`: what `whole_adapter` gathered of such a model, for a call on rank 0 alone.
+    If the run added tokens, the adapter's file has embedding and output layer: its base has no rows for them. A sharded
+    model is gathered on the host of rank 0, which writes it; every rank has to call it. `adapter`: the result of
+    `whole_adapter` for a sharded model, for a call on rank 0 only.
     """
     if adapter is None and any(map(is_sharded, model.parameters())):
         _save_from_ranks(model, folder)
@@ -47,9 +47,9 @@ def save_pretrained(
 
 
 def _has_other_rows(model: "PeftModel") -> bool:
-    """Whether the vocabulary may have other rows than the base that the adapter names: yes where none can be read.
+    """Whether the vocabulary may have other rows than the base that the adapter names: True if the base is unreadable.
 
-    peft would ask the Hub in each save, and leave the rows out of it where it has no answer.
+    peft would ask the Hub in each save, and leave out the rows if the Hub does not answer.
     """
     from transformers import AutoConfig
 
@@ -84,7 +84,7 @@ def _save_from_ranks(model: "PreTrainedModel | PeftModel", folder: Path) -> None
 
 @contextmanager
 def _without_card(model: "PeftModel") -> Generator[None]:
-    """peft writes a card that says nothing but where on this machine the base lies, also into one that is there."""
+    """Prevents peft's model card, which contains only the local path of the base and overwrites existing cards."""
     setattr(model, CARD_WRITER, lambda *_: None)
     try:
         yield
@@ -96,8 +96,8 @@ def _without_card(model: "PeftModel") -> Generator[None]:
 def load_weights(model: "PreTrainedModel | PeftModel", folder: Path) -> None:
     """Copy weights that `save_pretrained` wrote back into `model`, bit for bit and in place.
 
-    Of a sharded model each rank takes its part. Raises CheckpointError where they are another model's; then nothing
-    has been changed.
+    Each rank of a sharded model takes its part. Raises CheckpointError for the weights of another model; nothing is
+    changed then.
     """
     if is_adapted(model):
         _load_adapter_weights(model, folder)
@@ -112,7 +112,7 @@ def load_weights(model: "PreTrainedModel | PeftModel", folder: Path) -> None:
 
 
 def whole_adapter(model: "PeftModel") -> dict[str, Tensor]:
-    """The tensors of an adapter, gathered from the ranks, which all have to call it; by their names in the model."""
+    """The tensors of an adapter by their names in the model, gathered from all ranks, which have to call it."""
     state = model.state_dict()
     adapter = {id(tensor) for tensor in _adapter_tensors(model, state).values()}
     return gather_whole({name: t for name, t in state.items() if id(t) in adapter}, what="gathering an adapter")
@@ -121,8 +121,8 @@ def whole_adapter(model: "PeftModel") -> dict[str, Tensor]:
 def _settle_adapter_config(config_file: Path) -> None:
     """Targets in order, and a local base by its absolute path.
 
-    peft writes the targets as a set, in another order in every process: the files of equal runs would differ. And it
-    writes the base as it was given, which is found from one working directory only.
+    peft writes the targets as a set, in another order in every process: the files of equal runs would differ. It writes
+    the base as it was given, and a relative path is valid in one working directory only.
     """
     config = json.loads(config_file.read_text(encoding="utf-8"))
     if isinstance(config["target_modules"], list):
@@ -149,7 +149,7 @@ def _load_adapter_weights(model: "PeftModel", folder: Path) -> None:
 
 
 def _adapter_tensors(model: "PeftModel", state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of `state`, which is the model's, that belong to the adapter, by their names in its file."""
+    """The tensors of the model's `state` that belong to the adapter, by their names in its file."""
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=_has_other_rows(model))

@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proximo.errors import ModelError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import is_local, not_there
-from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key, overlooked_damage_in
+from proximo.errors import ModelError, memory_ran_out
+from proximo.hub import is_local, not_there, within_reach
+from proximo.models.pretrained.damaged_files import GENERATION, damage_in, misspelt_key, overlooked_damage_in
 from proximo.models.pretrained.folders import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -19,13 +18,12 @@ from proximo.models.pretrained.folders import (
 )
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
-from proximo.system_errors import memory_ran_out
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers whose past is keys and values of single tokens."""
+"""Kinds of layers that cache keys and values of single tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +34,7 @@ class ModelSource:
     revision: str | None = None
     """Revision of a Hub name."""
     config: Mapping[str, Any] | None = None
-    """`model_type` and whatever else its configuration class takes."""
+    """`model_type` and other arguments of its configuration class."""
     seed: int = 0
     """Seed of a random start."""
     quantisation: Quantisation | None = None
@@ -53,9 +51,9 @@ class ModelSource:
 
 
 def adapter_base(source: ModelSource) -> ModelSource | None:
-    """The model below an adapter that `source` names; None for a source that is no adapter.
+    """The base model of an adapter that `source` names; None for a source without an adapter.
 
-    Raises ModelError where the adapter does not say what it was trained on, or cannot be added into it.
+    Raises ModelError if the adapter does not name its base or cannot be merged into it.
     """
     folder = adapter_folder(source)
     if folder is None:
@@ -65,9 +63,9 @@ def adapter_base(source: ModelSource) -> ModelSource | None:
 
 
 def adapter_folder(source: ModelSource, *, with_weights: bool = False) -> Path | None:
-    """Where the adapter that `source` names lies; None for a source that is no adapter.
+    """The folder of the adapter that `source` names; None for a source without an adapter.
 
-    One of the Hub lies in its cache, where its configuration is fetched to, and `with_weights` what it trained.
+    An adapter of the Hub is fetched to the cache: its configuration, and `with_weights` its weights.
     """
     if source.path is None:
         return None
@@ -84,12 +82,12 @@ def adapter_folder(source: ModelSource, *, with_weights: bool = False) -> Path |
 
 
 def adapter_or_folder(path: str, revision: str | None) -> Path:
-    """Where the adapter lies, with its weights; the path itself where it names none."""
+    """The folder of the adapter with its weights; the path itself if it names no adapter."""
     return adapter_folder(ModelSource(path=path, revision=revision), with_weights=True) or Path(path)
 
 
 def hub_file(source: ModelSource, name: str) -> Path | None:
-    """A file of a model of the Hub in the cache, fetched if need be; None where it has none, or cannot be reached."""
+    """The cached file of a model of the Hub, fetched if needed; None if it is missing or the Hub is not reachable."""
     from transformers.utils.hub import cached_file
 
     assert source.path is not None
@@ -104,7 +102,7 @@ def hub_file(source: ModelSource, name: str) -> Path | None:
 
 
 def read_config(source: ModelSource) -> "PreTrainedConfig":
-    """The configuration, checked. Raises ModelError for what is missing, unreadable or unsupported."""
+    """The checked configuration. Raises ModelError if it is missing, unreadable or unsupported."""
     with quiet_transformers():
         config = _saved_config(source) if source.path is not None else new_config(source.config or {})
     refuse_unsupported(config, source.name)
@@ -133,7 +131,7 @@ def new_config(options: Mapping[str, Any]) -> "PreTrainedConfig":
     try:
         return AutoConfig.for_model(**options)
     except Exception as error:  # each configuration class validates in its own way
-        raise ModelError(f"this is no valid {model_type} config: {first_part(error)}") from error
+        raise ModelError(f"this is not a valid {model_type} config: {first_part(error)}") from error
 
 
 def refuse_unsupported(config: "PreTrainedConfig", name: str) -> None:
@@ -170,7 +168,7 @@ def _saved_config(source: ModelSource) -> "PreTrainedConfig":
         if not folder.is_dir():
             raise ModelError(f"{not_there(source.path)}; give a model folder, or a Hub name such as owner/name")
         if not (folder / "config.json").is_file():
-            raise ModelError(f"{source.path} is no model folder: there is no config.json in it")
+            raise ModelError(f"{source.path} is not a model folder: there is no config.json in it")
         refuse_overlooked(folder)
     try:
         with within_reach(source.path):
@@ -188,12 +186,12 @@ def _saved_config(source: ModelSource) -> "PreTrainedConfig":
 
 
 def _check_generation_settings(path: str, revision: str | None) -> None:
-    """Raises ModelError for settings with which transformers would refuse the weights, or end no answer."""
+    """Raises ModelError for settings that make transformers refuse the weights, or that end no answer."""
     from transformers import GenerationConfig
 
     advice = (
         f"mend {GENERATION}, or remove it: training takes from it which tokens end an answer, and config.json and the "
-        "tokenizer say that too"
+        "tokenizer name them too"
     )
     try:
         with within_reach(path):
@@ -208,7 +206,7 @@ def _check_generation_settings(path: str, revision: str | None) -> None:
     ends = settings.eos_token_id
     for end in ends if isinstance(ends, list) else [ends]:
         if end is not None and not isinstance(end, int):
-            raise ModelError(f"eos_token_id in the {GENERATION} of {path} is {ends!r}; numbers are wanted: {advice}")
+            raise ModelError(f"eos_token_id in the {GENERATION} of {path} is {ends!r}, but must be numbers: {advice}")
 
 
 def _refuse_misspelt(folder: Path, config: "PreTrainedConfig") -> None:
@@ -222,20 +220,20 @@ def _refuse_misspelt(folder: Path, config: "PreTrainedConfig") -> None:
 
 
 def refuse_overlooked(folder: Path) -> None:
-    """Raises ModelError where a file of a model or tokenizer is damaged so that a library would do without it."""
+    """Raises ModelError if a file of a model or tokenizer is damaged and a library would silently ignore it."""
     problem = overlooked_damage_in(folder)
     if problem:
         raise ModelError(problem)
 
 
 def why_unread(path: str, error: Exception, *, weights: bool) -> str:
-    """Which file of a folder is damaged, where one is; else what the library said."""
+    """The damaged file of a folder if there is one; else the library's message."""
     damage = damage_in(Path(path), weights=weights) if is_local(path) else None
     return damage or f"{first_part(error)}{not_here(path)}"
 
 
 def not_here(path: str) -> str:
-    """What to add where a name could not be read: it was taken for one of the Hub, and may be a mistyped folder."""
+    """A hint for a name that could not be read: it was treated as a Hub name, and may be a mistyped folder."""
     return "" if is_local(path) else f"; {not_there(path)}"
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers and the vocabularies of models: reading, comparing, growing. Not the tokenising of data."""
+"""Reads tokenizers, compares them with the vocabularies of models, and grows those."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -7,23 +7,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proximo.distributed.unread import Grown, Unread, read_whole, source_of
-from proximo.errors import ModelError
-from proximo.hub_access import within_reach
-from proximo.local_or_hub import TOKENIZER_FILES, is_local
+from proximo.distributed.unread_parameters import Grown, Unread, read_whole, source_of
+from proximo.errors import ModelError, memory_ran_out
+from proximo.hub import TOKENIZER_FILES, is_local, within_reach
 from proximo.models.pretrained.folders import tokenizer_place
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
-from proximo.system_errors import memory_ran_out
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> "PreTrainedTokenizerBase":
-    """From a folder or a Hub name; beside an adapter may lie none, and it has that of its base.
+    """The tokenizer of a folder or a Hub name; for an adapter without one, that of its base.
 
-    Raises ModelError where there is none or it cannot be read.
+    Raises ModelError if there is none or it cannot be read.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -39,7 +37,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> "PreTrainedToke
         raise ModelError(f"the tokenizer of {path} cannot be read: {_why_unread(path, error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ModelError(
-            f"the tokenizer of {path} is read as a {type(tokenizer).__name__}, which is none of transformers' own: "
+            f"the tokenizer of {path} is read as a {type(tokenizer).__name__}, which is not a class of transformers: "
             "save it as tokenizer.json"
         )
     return tokenizer
@@ -60,7 +58,7 @@ def vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
 def end_of_sequence_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """All tokens that end an answer, ascending: the generation configuration's (often several) and the tokenizer's.
 
-    Raises ModelError where there is none: no answer could ever end.
+    Raises ModelError if there are none: no answer could end.
     """
     listed = None if model.generation_config is None else model.generation_config.eos_token_id
     ids = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
@@ -74,14 +72,14 @@ def end_of_sequence_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenize
 
 
 def check_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, role: str) -> None:
-    """Raises ModelError where the tokenizer has ids that the model has no embedding for. Spare rows are allowed."""
+    """Raises ModelError if the tokenizer has ids without an embedding in the model. Spare rows are allowed."""
     refuse_unembedded(tokenizer, embedding_rows(model), role=role, added=())
 
 
 def refuse_unembedded(
     tokenizer: "PreTrainedTokenizerBase", num_rows: int, *, role: str, added: Collection[str]
 ) -> None:
-    """Raises ModelError where a token has no row in an embedding of `num_rows`, unless it is among `added`."""
+    """Raises ModelError if a token has no row in an embedding of `num_rows`, unless it is among `added`."""
     beyond = {token for token, index in tokenizer.get_vocab().items() if index >= num_rows} - set(added)
     if not beyond:
         return
@@ -97,9 +95,9 @@ def refuse_unembedded(
 def check_same_vocabulary(
     tokenizer: "PreTrainedTokenizerBase", own: "PreTrainedTokenizerBase", *, role: str, added: Collection[str] = ()
 ) -> None:
-    """Raises ModelError where the model of `role` was trained with other ids than the tokenizer of the stage gives.
+    """Raises ModelError if the model of `role` was trained with other ids than those of the stage's tokenizer.
 
-    `own` lies beside the model; `added` are tokens that the stage adds on purpose.
+    `own` is the tokenizer in the model's folder; `added` are tokens that the stage adds on purpose.
     """
     used, known = tokenizer.get_vocab(), own.get_vocab()
     if used == known:
@@ -110,7 +108,7 @@ def check_same_vocabulary(
         first = differing[0]
         raise ModelError(
             f"the tokenizer is not that of the {role} model: they differ in {len(differing)} tokens, such as {first!r} "
-            f"({used.get(first)} in this stage, {known.get(first)} beside the model); take the tokenizer that belongs "
+            f"({used.get(first)} in this stage, {known.get(first)} with the model); take the tokenizer that belongs "
             "to the model, or a model with this one. Tokens that are new on purpose go in tokenizer.added_tokens"
         )
 
@@ -149,7 +147,7 @@ def embedding_rows(model: "PreTrainedModel") -> int:
 
 
 def vocabulary_layers(model: "PreTrainedModel") -> list[nn.Embedding | nn.Linear]:
-    """The embedding and, of a language model, the output layer. Raises ModelError where an adapter wraps one."""
+    """The embedding and the output layer of a language model. Raises ModelError if an adapter wraps one of them."""
     layers: list[nn.Embedding | nn.Linear] = []
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if isinstance(layer, nn.Embedding | nn.Linear):
@@ -163,7 +161,7 @@ def vocabulary_layers(model: "PreTrainedModel") -> list[nn.Embedding | nn.Linear
 
 
 def settle_tying(model: "PreTrainedModel") -> None:
-    """Let the configuration say whether embedding and output layer are one matrix.
+    """Record in the configuration whether embedding and output layer are one matrix.
 
     A file may hold two where its configuration says one. transformers then runs with two, but a later growth of the
     vocabulary would tie them, and other programs would read one of the two.

@@ -1,7 +1,7 @@
-"""Several models over one set of base weights: each role has modules and an adapter of its own, the tensors are shared.
+"""Several models over one set of base weights: each role has its own modules and adapter, and the tensors are shared.
 
-No adapter is ever switched on or off, so no gradient depends on when: each role's modules run its own adapter alone, in
-the forward pass and in the recomputation of activation checkpointing alike.
+No adapter is switched on or off, so gradients cannot depend on the time of a switch: the modules of a role always run
+its own adapter, in the forward pass and in the recomputation of activation checkpointing.
 """
 
 import copy
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proximo.errors import ModelError
-from proximo.local_or_hub import is_local
-from proximo.models.adapted import base_of, is_adapted
+from proximo.hub import is_local
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, brings_other_vocabulary, is_on_layers_alone, load_adapter
 from proximo.models.pretrained.folders import read_adapter_config
@@ -23,25 +23,25 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 def base_alone(model: LanguageModel) -> LanguageModel:
-    """The base below the adapter as a model of its own, in eval mode: what the policy was before it learned.
+    """The base below the adapter as a separate model in eval mode: the policy before training.
 
-    Raises ModelError for a model without an adapter, whose base is what trains.
+    Raises ModelError for a model without an adapter, since its base is trained.
     """
     return LanguageModel(_shared_base(model).eval(), precision=model.precision)
 
 
 def value_on_base(policy: LanguageModel, options: LoRAOptions, start: HeadStart, *, seed: int = 0) -> ScalarModel:
-    """A value model on the policy's base: an adapter and a head of its own.
+    """A value model on the policy's base, with its own adapter and head.
 
-    Raises ModelError for a policy without an adapter, and for an architecture that cannot carry a scalar head.
+    Raises ModelError for a policy without an adapter, and for an architecture that cannot have a scalar head.
     """
     return _scalar_on_base(policy, start, seed=seed).with_adapter(options)
 
 
 def scalar_from_adapter(policy: LanguageModel, folder: Path, *, role: str) -> ScalarModel:
-    """The reward or value model whose adapter and head lie in `folder`, on the policy's base. Both may train.
+    """The reward or value model with the adapter and head in `folder`, on the policy's base. Both may train.
 
-    Raises ModelError where the adapter was trained on another base, or has no scalar head.
+    Raises ModelError if the adapter was trained on another base or has no scalar head.
     """
     check_scalar_adapter(ModelSource(path=policy.base.name_or_path), folder, role=role)
     model = _scalar_on_base(policy, HeadStart.ZERO, seed=0)
@@ -61,7 +61,7 @@ def scalar_from_adapter(policy: LanguageModel, folder: Path, *, role: str) -> Sc
 
 
 def check_scalar_adapter(source: ModelSource, folder: Path, *, role: str) -> None:
-    """Raises ModelError unless `folder` holds an adapter with a scalar head that was trained on what `source` names.
+    """Raises ModelError unless `folder` holds an adapter with a scalar head that was trained on the model of `source`.
 
     Reads no weights: a base is known by its folder, or by its name and revision on the Hub.
     """
@@ -73,7 +73,7 @@ def check_scalar_adapter(source: ModelSource, folder: Path, *, role: str) -> Non
         )
     saved = read_adapter_config(folder)
     if "score" not in (saved.get("modules_to_save") or ()):
-        raise ModelError(f"the adapter in {folder} has no scalar head, so it is no {role} model")
+        raise ModelError(f"the adapter in {folder} has no scalar head, so it is not a {role} model")
     if _identity(base) != _identity(source):
         raise ModelError(
             f"share_base of the {role} model: the adapter in {folder} was trained on {_spelt(base)}, but the policy's "

@@ -20,8 +20,8 @@ HEAD_FILE = "value_head.safetensors"
 def scalar_on(policy: LanguageModel, start: HeadStart = HeadStart.ZERO, *, seed: int = 0) -> ScalarModel:
     """A scalar model whose layers are the policy's own modules, adapter included, with a fresh head that trains.
 
-    What is trained of the layers stays as the policy has it. Raises ModelError for an architecture that transformers
-    has no sequence-classification model for: the head could not be exported.
+    The trained parameters of the layers stay those of the policy. Raises ModelError for an architecture without a
+    sequence-classification model in transformers: the head could not be exported.
     """
     return scalar_over(policy.backbone.layers, start, seed=seed, precision=policy.precision)
 
@@ -32,13 +32,13 @@ def is_on_trunk(value: ScalarModel, policy: LanguageModel) -> bool:
 
 
 def refuse_half_shared(value: ScalarModel, policy: LanguageModel) -> None:
-    """Raises ModelError where the two train tensors in common without having all layers: two optimizers would move
+    """Raises ModelError if both models train shared tensors without sharing all layers: two optimizers would change
     them. A base below the adapters of both is not trained."""
     common = {id(t) for t in value.model.parameters() if t.requires_grad} & {id(t) for t in policy.model.parameters()}
     if common and not is_on_trunk(value, policy):
         raise ModelError(
             f"the value model shares {len(common)} of its tensors with the policy but is not on its trunk, so both "
-            "optimizers would move them: bring a model of its own, or scalar_on(policy) (proximo.models.sharing.trunk)"
+            "optimizers would change them: use a separate model, or scalar_on(policy) (proximo.models.sharing.trunk)"
         )
 
 
@@ -55,13 +55,13 @@ def write_head(head: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def whole_head(model: ScalarModel) -> dict[str, Tensor]:
-    """The head's tensors, gathered from the ranks, which all have to call it."""
+    """The head's tensors, gathered from all ranks, which have to call it."""
     return gather_whole(_head(model), what="gathering a value head")
 
 
 @torch.no_grad()
 def load_head(model: ScalarModel, folder: Path) -> None:
-    """Copy what `save_head` wrote into the head, bit for bit. Raises CheckpointError where it is another model's."""
+    """Copy the file of `save_head` into the head, bit for bit. Raises CheckpointError for the head of another model."""
     try:
         saved = load_file(folder / HEAD_FILE)
     except (SafetensorError, OSError) as error:
@@ -75,12 +75,12 @@ def load_head(model: ScalarModel, folder: Path) -> None:
 
 @torch.no_grad()
 def copy_head(target: ScalarModel, source: ScalarModel) -> None:
-    """Give one model's head the weights of another's. Raises ModelError where the widths or biases differ."""
+    """Copy the weights of one model's head into another's. Raises ModelError if the widths or biases differ."""
     current, given = _head(target), _head(source)
     if {name: t.shape for name, t in given.items()} != {name: t.shape for name, t in current.items()}:
         raise ModelError(
             f"the head for layers of width {current['weight'].shape[1]} cannot be taken from one of width "
-            f"{given['weight'].shape[1]}, or the one has a bias and the other has not"
+            f"{given['weight'].shape[1]}, or only one of them has a bias"
         )
     for name, tensor in current.items():
         tensor.copy_(given[name])

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from proximo.counts import count_of
 from proximo.data.codec.decoding import response_text
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError
-from proximo.models.adapted import base_of, is_adapted
+from proximo.message_text import count_of
+from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_rows
@@ -21,7 +21,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import refuse_half_shared
 from proximo.ppo.inputs.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.dense import is_list, scored_by_token
+from proximo.rewards.token_rewards import is_list, scored_by_token
 from proximo.rollout.stop_token_ids import ending_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import

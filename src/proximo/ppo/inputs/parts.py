@@ -6,17 +6,17 @@ from typing import Any, cast
 
 from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
-from proximo.counts import count_of
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError, ModelError
-from proximo.models.adapted import is_adapted
+from proximo.message_text import count_of
+from proximo.models.adapter_detection import is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.reference_answers import check_answers
 from proximo.records import Prompt
-from proximo.rewards.dense import is_list
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.source import CheckingSource, NoReward, RewardSource, source_problem
+from proximo.rewards.token_rewards import is_list
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
 from proximo_verifiers.callables import calling_problem
 

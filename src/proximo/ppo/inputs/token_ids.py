@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.errors import DataError
-from proximo.rewards.dense import as_number, is_list
+from proximo.rewards.token_rewards import as_number, is_list
 
 TokenIds = Sequence[int] | Tensor
 """The ids of one sequence, without padding."""

@@ -5,7 +5,7 @@ differ are success.
 """
 
 from proximo.metrics.alarms import PROBLEM, RESTART, WARNING, Rule, counted
-from proximo.metrics.declared import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule, rate_rule
+from proximo.metrics.shared_declarations import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule, rate_rule
 from proximo.ppo.metrics import score_checks as scores
 from proximo.ppo.metrics import update_checks as updates
 

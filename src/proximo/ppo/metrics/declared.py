@@ -1,6 +1,6 @@
 """Metrics, curves and alarms of PPO, gathered."""
 
-from proximo.metrics.declared import COMMON_RULES, MEMORY
+from proximo.metrics.shared_declarations import COMMON_RULES, MEMORY
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.ppo.metrics.alarms import PPO_RULES
 from proximo.ppo.metrics.curves import PPO_MAIN, PPO_MORE, PPO_SPEED

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 
 from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
-from proximo.metrics.declared import SKIPPED_CAUSE, idle_lines, no_update_detail
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
+from proximo.metrics.shared_declarations import SKIPPED_CAUSE, idle_lines, no_update_detail
 from proximo.ppo.metrics.signs import destructive_step, has_one_update, succeeds, where_scores_differ
 
 USELESS_VARIANCE = 0.01

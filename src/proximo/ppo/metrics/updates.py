@@ -3,8 +3,8 @@
 Means over tokens are over the tokens of the loss, in all minibatches and epochs of the step.
 """
 
-from proximo.metrics.declared import balancing_metric
 from proximo.metrics.definitions import DOWN, UP, Metric
+from proximo.metrics.shared_declarations import balancing_metric
 from proximo.metrics.values import Last, Max, Mean, Sum
 
 FIRST_MINIBATCH = (

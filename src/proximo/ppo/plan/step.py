@@ -6,9 +6,9 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.fake_tensor_profiler import building, to_fake_tensors
 from proximo.models.language import LanguageModel
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel

@@ -10,10 +10,10 @@ from proximo.config.ppo.trunk import trunk_problem
 from proximo.data.examples import TextExample
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.user_optimizer import OwnOptimizer
+from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.narrowing import narrow_frozen
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
@@ -29,8 +29,8 @@ from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.asynchronous import SamplingPlan
 from proximo.rollout.engine import Engine
+from proximo.rollout.engines_on_ranks import on_ranks
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.on_ranks import on_ranks
 from proximo.rollout.stop_token_ids import ending_ids
 from proximo.run.make.sharding import shard_model
 

@@ -7,10 +7,10 @@ from torch import nn
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError
-from proximo.learner.balance import ExpertBalance
+from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.minibatches import num_minibatches
-from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
+from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.run.make.conversion import optimizer_options

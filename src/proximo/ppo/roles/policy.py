@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from proximo.algorithms.flat_layout import value_positions
 from proximo.algorithms.losses import PolicyStatistics
-from proximo.algorithms.segments import value_positions
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
@@ -47,7 +47,7 @@ from proximo.ppo.update.reports import AT_REST, Report, TrunkReports, UpdateLog,
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
-from proximo.rollout.on_ranks import push_to, sampling_with
+from proximo.rollout.engines_on_ranks import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.memory import release_cache
 

@@ -1,4 +1,4 @@
-"""Normalisation of the value model's outputs (`value_loss.normalise`). The formulas: algorithms/value_units.py."""
+"""Normalisation of the value model's outputs (`value_loss.normalise`). The formulas: algorithms/value_scale.py."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from proximo.algorithms.masking import masked_mean, masked_variance
-from proximo.algorithms.value_units import (
+from proximo.algorithms.value_scale import (
     ReturnMoments,
     ValueUnits,
     cumulative_moments,
     exponential_moments,
-    followed_units,
+    updated_scale,
 )
 from proximo.checkpoint.reading import as_record
 from proximo.config.ppo.losses import ExponentialScaleConfig, ValueLossConfig
@@ -52,7 +52,7 @@ class ValueScale:
         is_first = self.moments.weight == 0
         self.moments = self._with_returns(returns.double(), mask)
         outputs, before = self.units.to_outputs(values), self.units
-        self.units = followed_units(before, self.moments, claims_nothing=is_first and self._model.head_is_zero)
+        self.units = updated_scale(before, self.moments, is_first=is_first and self._model.head_is_zero)
         factor = before.scale / self.units.scale
         self._model.scale_head(factor)
         return outputs * factor, self.units.to_outputs(returns)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.direct_preference import implicit_rewards
-from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.flat_layout import segment_sum
 from proximo.ppo.update.microbatch import Microbatch
 
 

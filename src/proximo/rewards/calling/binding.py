@@ -1,4 +1,4 @@
-"""Binds the parameters of a user's reward function, by their names, to what it is given. Calls it; scores nothing.
+"""Binds the parameters of a user's reward function to its inputs by name, and calls it.
 
 Imports no torch: a worker process and a dry run bind functions too.
 """
@@ -16,14 +16,14 @@ from typing import Any
 from proximo.errors import ConfigError, DataError
 from proximo.metrics.definitions import COMPONENT
 from proximo.rewards.calling.event_loop import EventLoop
-from proximo.working_directory import kept_working_directory
+from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import deferral
 
 PAGE = "docs/rewards.md"
 OF_A_BATCH = ("prompts", "responses", "completions", "completion_ids", "metadata")
-"""What a parameter may name beside the columns of the rows; each is a list with one entry for each response."""
+"""Names of parameters besides the columns of the rows. Each is a list with one entry for each response."""
 OF_A_RESPONSE = ("finish", "token_ids")
-"""Entries of the metadata that are those of the response, and no column of its row."""
+"""Entries of the metadata that belong to the response and are not columns of its row."""
 _OWN = frozenset({"responses", "metadata"})
 """Names that are not TRL's, where a column may have them."""
 _NOT_GIVEN = {
@@ -69,14 +69,14 @@ def bound_import(path: str, kwargs: Mapping[str, Any], *, name: str) -> "BoundFu
 
 
 def function_name(function: Any) -> str:
-    """What a reward function is called in metrics: by its own name; `function` where it has none, such as a lambda."""
+    """The name of a reward function in metrics: its own name, or `function` for a lambda and other unnamed ones."""
     name = str(getattr(function, "__name__", type(function).__name__))
     return name if re.fullmatch(COMPONENT, name) else "function"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantedColumns:
-    """What a function demands of the columns of every row."""
+    """The columns that a function needs in every row."""
 
     required: tuple[str, ...]
     """Parameters without a default that are columns."""
@@ -84,7 +84,7 @@ class WantedColumns:
     """Parameters of a function in TRL's form that would be a column there, and are a list of a batch here."""
 
     replaced: tuple[str, ...]
-    """Those of `OF_A_RESPONSE` that the function gets, in which it would not see a column of that name."""
+    """Entries of `OF_A_RESPONSE` that the function gets. They would hide columns of the same names."""
 
     def problem(self, columns: Collection[str]) -> str | None:
         """Why the function cannot be called with a row of these columns, in a sentence about the function."""
@@ -120,7 +120,7 @@ class BoundFunction:
     """
 
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], *, name: str) -> None:
-        """`name` is for messages. Raises ConfigError where it can be told that a call will fail."""
+        """`name` is for messages. Raises ConfigError if a call is certain to fail."""
         self.function = function
         self.name = name
         self.kwargs = dict(kwargs)
@@ -194,7 +194,7 @@ class BoundFunction:
             return f"has a parameter {refused!r}, which is not given here ({_NOT_GIVEN[refused]}): give it a default"
         if not self._free and not self._takes_all:
             return (
-                "names nothing that it could score: name its parameters after what they are, "
+                "names nothing that it could score: name its parameters after their contents, "
                 f"{', '.join(OF_A_BATCH)}, or columns of the rows"
             )
         return None

@@ -52,7 +52,7 @@ class EventLoop:
 def _run(loop: asyncio.AbstractEventLoop, end: "asyncio.Future[None]") -> None:
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         while not end.done():
-            # What leaves a task so reaches whoever waits for it, and the loop as well, which goes on for the others.
+            # Such an exception of a task reaches the waiting caller, and the loop too, which continues for others.
             with suppress(SystemExit, KeyboardInterrupt):
                 runner.get_loop().run_until_complete(end)
 

@@ -1,0 +1,1 @@
+"""Verifiers of the form of a text: pattern, length, repetition, JSON, think-answer tags. One file each."""

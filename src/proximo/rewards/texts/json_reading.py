@@ -53,12 +53,12 @@ def nesting(text: str) -> int:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise BadJSONError("a key stands twice in an object")
+        raise BadJSONError("an object has a key twice")
     return members
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise BadJSONError(f"{name} is no JSON")
+    raise BadJSONError(f"{name} is not JSON")
 
 
 def _finite(digits: str) -> float:

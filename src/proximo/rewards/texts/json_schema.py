@@ -14,7 +14,7 @@ from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 class JSONSchemaVerifier(Verifier):
     """Scores 1 for JSON that satisfies the schema, else 0.
 
-    The JSON is the last fenced block, or the whole response; `json_reading.read_json` says what is refused. The schema
+    The JSON is the last fenced block, or the whole response; `json_reading.read_json` refuses some. The schema
     follows draft 2020-12 unless `$schema` names another. It may refer to its own parts only, and nothing is fetched. As
     in the standard, `format` is not validated.
     """
@@ -49,7 +49,7 @@ class JSONSchemaVerifier(Verifier):
         return _grade(parsed=True, reason=f"{problem.json_path:.80} fails {problem.validator!r}")
 
     def timeout_grade(self) -> Grade:
-        """What an answer gets that the worker was killed over."""
+        """The grade of an answer during which the worker was killed."""
         return _grade(parsed=False, reason="checking it took too long")
 
     def _document(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a response has the form `<think>…</think><answer>…</answer>`, alone or beside a verifier of what it says."""
+"""Whether a response has the form `<think>…</think><answer>…</answer>`, alone or with a verifier of the answer."""
 
 import importlib
 import math
@@ -25,7 +25,7 @@ class ThinkAnswerVerifier(Verifier):
     scores it 1 or more.
 
     With `think_in_prompt` the prompt ends in `<think>`, so the response begins inside the thought. `verifier_input`
-    says what the verifier reads: the whole response, or the text between the answer tags. Of a malformed response it
+    sets what the verifier reads: the whole response, or the text between the answer tags. Of a malformed response it
     always reads the whole.
     """
 
@@ -83,13 +83,13 @@ class ThinkAnswerVerifier(Verifier):
             self.verifier.check_row(reference, metadata)
 
     def close(self) -> None:
-        """Ends what the nested verifier started."""
+        """Closes the nested verifier."""
         if self.verifier is not None:
             self.verifier.close()
 
 
 def read_form(text: str, *, think_in_prompt: bool = False) -> tuple[str | None, str | None]:
-    """(what is wrong with the form, the text between the answer tags); one of the two is None.
+    """(problem of the form, text between the answer tags); one of the two is None.
 
     A well-formed text has each of the four tags once, in order, and nothing but blanks before, between and after the
     two elements. Other tags, such as `<b>` or the `<` in `a < b`, are text.

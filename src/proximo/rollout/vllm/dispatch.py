@@ -1,4 +1,4 @@
-"""Asks several servers for responses: balanced, with bounded retries, each result handed over when it comes."""
+"""Asks several servers for responses: balanced, with bounded retries. Each result is passed on when it arrives."""
 
 import queue
 import threading
@@ -21,17 +21,17 @@ class Job(Generic[Result]):
     """One response to ask for."""
 
     home: int
-    """Index of the server that should answer: the one whose prefix cache has the prompt. Another one may."""
+    """Index of the preferred server, which has the prompt in its prefix cache. Any other may answer."""
     ask: Callable[[VLLMServer], Result]
     """Raises UnansweredError where another attempt may succeed. Any other exception ends the call."""
     num_failures: int = 0
-    """Attempts that somebody took. One that nobody took, such as while a server restarts, uses none up."""
+    """Attempts that reached a server. Attempts during a restart, which reach none, do not count."""
     failed_at: set[int] = field(default_factory=set)
-    """Indices of servers that it failed at, since all that work had a turn."""
+    """Indices of servers at which it failed, since the last time that it had failed at all working servers."""
 
 
 class Dispatch(Generic[Result]):
-    """One call: its jobs, the threads that do them, and what became of them."""
+    """One call: its jobs, their threads, and their results."""
 
     def __init__(self, servers: Sequence[VLLMServer], jobs: Sequence[Job[Result]], *, attempts: int) -> None:
         self._servers = servers
@@ -45,10 +45,9 @@ class Dispatch(Generic[Result]):
         self.num_retries = 0
 
     def run(self) -> Iterator[Result]:
-        """Yields each result when it comes. Raises what a job raised, and TrainingError when its attempts are used up.
+        """Yields each result when it arrives. Raises errors of jobs, and TrainingError when attempts are used up.
 
-        It ends, since each request has a deadline, each job a number of attempts, and the wait for servers that cannot
-        be reached a limit.
+        It always ends: requests have deadlines, jobs a number of attempts, and waits for unreachable servers a limit.
         """
         share = -(-self._num_jobs // len(self._servers))
         for index, server in enumerate(self._servers):
@@ -66,7 +65,7 @@ class Dispatch(Generic[Result]):
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the call, whose `run` raises TrainingError."""
+        """End the call. Its `run` raises TrainingError."""
         self._results.put(TrainingError("the engine was stopped while it sampled"))
 
     def _work(self, index: int) -> None:
@@ -102,12 +101,12 @@ class Dispatch(Generic[Result]):
         """Take a job that waits and that the server may do: one of its own, or of the longest other queue."""
         if self._is_left_out(index):
             return None
-        # One that fails takes nothing from others. But what waits for a server that is left out, no other one would do.
+        # A failing server takes no jobs of others, except those of a server that gets no work: no other would do them.
         fails = self._failures_in_a_row[index] > 0
         others = [home for home in range(len(self._servers)) if not fails or self._is_left_out(home)]
         for home in (index, *sorted(others, key=lambda home: -len(self._waiting[home]))):
             for job in self._waiting[home]:
-                # Not what it failed at, while somebody else can try it.
+                # Not jobs at which it failed, while another server can try them.
                 if index not in job.failed_at or not self._working(besides=job.failed_at):
                     self._waiting[home].remove(job)
                     return job
@@ -122,7 +121,7 @@ class Dispatch(Generic[Result]):
         return self._failures_in_a_row[index] >= FAILURES_IN_A_ROW > min(others, default=FAILURES_IN_A_ROW)
 
     def _put_back(self, job: Job[Result], index: int, error: UnansweredError) -> None:
-        """Count a failure, give the job to another server that works, and leave this one alone for a while."""
+        """Count a failure, give the job to another working server, and pause this one for a while."""
         nobody = error.connection == "none"
         job.num_failures += not nobody
         server = self._servers[index]

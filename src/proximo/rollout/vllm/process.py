@@ -1,4 +1,4 @@
-"""A vLLM server that the run starts, and ends with itself."""
+"""A vLLM server that the run starts and ends."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ from proximo.errors import TrainingError
 from proximo.rollout.vllm.server import VLLMServer
 
 INSIDE = Path(__file__).parent / "inside"
-"""What vLLM's workers import: the transfer of weights."""
-GUARDIAN = Path(__file__).parent / "guardian.py"
+"""The file that vLLM's workers import for the transfer of weights."""
+GUARDIAN = Path(__file__).parent / "process_guardian.py"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks for which vLLM reserves memory; an adapter may have a lower one."""
 POLL_SECONDS = 0.5
@@ -23,7 +23,7 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSpec:
-    """What a server serves, and how."""
+    """The model and settings of a server."""
 
     python: Path
     """The interpreter of vLLM's environment."""
@@ -32,7 +32,7 @@ class ServerSpec:
     revision: str | None = None
     """Revision of a Hub name."""
     dtype: str
-    """The type that it computes in, such as bfloat16."""
+    """The dtype of its computation, as in `bfloat16`."""
     raw_logprobs: bool
     """Give the log-probs of the model itself, else those of the distribution that is drawn from."""
     max_model_len: int | None = None
@@ -87,12 +87,12 @@ class ServerProcess:
     """One server on this machine. It ends with `close`, and with this process however that ends."""
 
     def __init__(self, spec: ServerSpec, *, log: Path, folder: Path | None = None) -> None:
-        """Start it. `log`: file for what it prints. `folder`: one to remove when this process closes it or is gone.
+        """Start it. `log`: file for its output. `folder`: removed when this process closes the server or ends.
 
         Raises TrainingError if it cannot be started.
 
-        It listens on a socket beside the log, in a folder that only this user may enter: the interface for weights has
-        no password, and a free port may be another run's a moment later.
+        It listens on a socket next to the log, in a folder that only this user may enter: the interface for weights has
+        no password, and another run may take a free port at any moment.
         """
         self.log = log
         socket = log.with_suffix(".sock").absolute()
@@ -145,11 +145,11 @@ class ServerProcess:
             self._process.wait()
 
     def has_ended(self) -> bool:
-        """Whether it runs no more, with all that it started."""
+        """Whether it has ended, with all that it started."""
         return self._process.poll() is not None
 
     def last_words(self) -> str:
-        """Whether it runs, and the end of its log, which goes with it."""
+        """Whether it runs, and the end of its log, which is removed with it."""
         status = self._process.poll()
         runs = "it runs" if status is None else f"it has ended with status {status}"
         return f"{runs}; {self._log_end()}"

@@ -1,4 +1,4 @@
-"""The weights that vLLM servers load, as files that they can read."""
+"""Files of weights for vLLM servers."""
 
 import hashlib
 import os
@@ -46,7 +46,7 @@ class PushedWeights:
     def write(
         self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None, *, kept: Collection[str] = ()
     ) -> Path:
-        """Write a push in the place of earlier ones, but those that are `kept`. Returns its folder.
+        """Write a push. It replaces earlier ones except those that are `kept`. Returns its folder.
 
         `dtype`: the type of its tensors; None for their own. Each is asked for when those before it are written.
 
@@ -66,7 +66,7 @@ class PushedWeights:
             ) from None
 
     def keep(self, written: Path, name: str) -> Path:
-        """Give what was written its name. Returns its folder: the earlier one, if that was kept."""
+        """Rename the written push into place. Returns its folder: the earlier one, if that was kept."""
         folder = written.with_name(name)
         if folder.exists():
             shutil.rmtree(written)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
-from proximo.rollout.vllm.absence import Absence
-from proximo.rollout.vllm.wire import GENERATE_PATH, Choice, InvalidReplyError, read_choice
+from proximo.rollout.vllm.requests import GENERATE_PATH, Choice, InvalidReplyError, read_choice
+from proximo.rollout.vllm.unreachable_server import Absence
 
 CONTROL_SECONDS = 60.0
 """Limit of a small request: a question about weights, a pause."""
@@ -33,7 +33,7 @@ class ServerLimits:
     push_seconds: float = 600.0
     """Limit of loading the weights of one push."""
     start_seconds: float = 900.0
-    """How long a server is waited for that cannot be reached: it may be starting anew."""
+    """Seconds to wait for a server that cannot be reached: it may be restarting."""
 
 
 class VLLMServer:
@@ -51,8 +51,8 @@ class VLLMServer:
         has_ended: Callable[[], bool] = lambda: False,
         last_words: Callable[[], str] = lambda: "the server's log says more",
     ) -> None:
-        """`has_ended`: whether it is known that it never answers again. `last_words`: what is known of the server's
-        end, or where to look, for the message when it fails.
+        """`has_ended`: whether the server has certainly ended. `last_words`: information about its end, or where to
+        look, for messages.
         """
         self.has_ended = has_ended
         self.limits = limits or ServerLimits()
@@ -81,9 +81,9 @@ class VLLMServer:
         return found
 
     def load_weights(self, folder: Path, *, version: str, digest: str) -> None:
-        """Load files of tensors, all or some of them, and forget what was computed with the earlier ones.
+        """Load files of all or some tensors, and drop the caches of the earlier weights.
 
-        The server must see `folder` under the same path. `digest`: of what is in it; the server refuses other contents.
+        The server must see `folder` under the same path. `digest`: of its contents; the server refuses other contents.
         """
         # Responses that are being sampled keep their tokens and wait. The pause drops all keys and values, those of
         # prefixes too, which the weights of before have made.
@@ -95,7 +95,7 @@ class VLLMServer:
             self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
             self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
         except BaseException:
-            # The error of the push is the one to tell. A server may close the connection over which it told it.
+            # Report the error of the push. A server may close the connection after that error.
             for _ in range(2):
                 with suppress(UnansweredError, RequestRefusedError):
                     self._ask("POST", "/resume", {})
@@ -154,7 +154,7 @@ class VLLMServer:
         return True
 
     def waiting_for_it(self, ask: Callable[[], Result]) -> Result:
-        """What `ask` returns. Where nobody takes a request of it, or who took it is gone, it is called again later.
+        """The result of `ask`. If no server takes its request, or the server disappears, `ask` is called again later.
 
         Raises UnansweredError once `limits.start_seconds` have passed since the first failure, or the server has ended.
         """
@@ -173,7 +173,7 @@ class VLLMServer:
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Close the connections to the server, which goes on running."""
+        """Close the connections to the server, which keeps running."""
         self._closed.set()
         self._client.close()
 
@@ -193,7 +193,7 @@ class VLLMServer:
         return self._send(method, path, b"" if body is None else json.dumps(body).encode(), seconds=seconds)
 
     def _send(self, method: Any, path: str, body: bytes, *, seconds: float) -> bytes:
-        """Every request but those that ask whether it is there. Keeps account of its absence."""
+        """Sends every request except health checks, and notes when the server is unreachable."""
         try:
             reply = self._client.send(method, path, body, seconds=seconds)
         except UnansweredError as error:

@@ -2,7 +2,7 @@
 
 from proximo.config.recipe import TrainerRecipe
 from proximo.errors import ConfigError, UserError
-from proximo.local_or_hub import is_hub_name, is_local
+from proximo.hub import is_hub_name, is_local
 
 
 def check_push_name(push: str | None, *, private: bool) -> None:

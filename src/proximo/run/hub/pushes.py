@@ -22,7 +22,7 @@ from proximo.checkpoint.run_folder import PUSHES
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.push import PushConfig
 from proximo.errors import redacted
-from proximo.models.pretrained.sharded import holds_shards
+from proximo.models.pretrained.sharded_folders import holds_shards
 from proximo.run.model_card import write_card
 
 STATE = "state.json"

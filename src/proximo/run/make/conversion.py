@@ -6,13 +6,13 @@ import torch
 
 from proximo.config.data import PromptDataConfig, StepDataConfig, TextDataConfig
 from proximo.config.run import OptimizerConfig
-from proximo.counts import count_of
 from proximo.data.examples import ExampleOptions
 from proximo.data.prompts import PromptOptions
 from proximo.data.stepwise.examples import StepOptions
-from proximo.learner.low_memory import check_low_memory
+from proximo.learner.low_memory_adamw import check_low_memory
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
+from proximo.message_text import count_of
 
 
 def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:

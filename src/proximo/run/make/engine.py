@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.engine import EngineConfig, VLLMEngineConfig
-from proximo.distributed.unread import numbers_of
+from proximo.distributed.unread_parameters import numbers_of
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.http_client import RequestRefusedError, UnansweredError

@@ -14,7 +14,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.models.adapted import is_adapted
+from proximo.models.adapter_detection import is_adapted
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from proximo.config.devices import DevicesConfig
-from proximo.distributed.unread import read_all
+from proximo.distributed.unread_parameters import read_all
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.models.freezing import decoder_layers

@@ -8,10 +8,10 @@ from proximo.config.data import LabelledDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.declared import HELD_OUT_LOSS
 from proximo.metrics.definitions import DOWN, UP, Metric
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
+from proximo.metrics.shared_declarations import HELD_OUT_LOSS
 from proximo.metrics.values import Mean, Sum
 from proximo.supervised.alarm_checks import FLAT_LABEL_LOSS, Accuracy
 from proximo.supervised.metrics import (

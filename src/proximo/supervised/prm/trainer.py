@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.special import entr
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.process import step_loss
+from proximo.algorithms.process_rewards import step_loss
 from proximo.data.codec.decoding import decode, response_text
 from proximo.data.stepwise.examples import StepExample, first_wrong, is_right, load_step_examples
 from proximo.learner.update import UpdateResult

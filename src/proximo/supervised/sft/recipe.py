@@ -8,8 +8,8 @@ from proximo.config.data import TextDataConfig
 from proximo.config.recipe import check_quantisation, check_tokenizer
 from proximo.config.run import ModelConfig, OptimizerConfig
 from proximo.metrics.curves import Curve, Trace, held_out
-from proximo.metrics.declared import HELD_OUT_LOSS
 from proximo.metrics.definitions import DOWN, Metric
+from proximo.metrics.shared_declarations import HELD_OUT_LOSS
 from proximo.metrics.values import ExponentialMean, Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.metrics import OVERFITTING_RULE, flat_loss_rule, spike_rule, supervised_metrics

@@ -1,7 +1,7 @@
 """Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to files.
 
-vLLM imports this file by the name of `Worker` (`--worker-extension-cls`). It imports nothing of Proximo, which that
-environment has not. The transfer engine is vLLM's own interface: start, update, finish.
+vLLM imports this file by the name of `Worker` (`--worker-extension-cls`). It imports nothing of Proximo, which is not
+in that environment. The transfer engine is vLLM's own interface: start, update, finish.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """Where the weights are, and what they are."""
+    """The place and the contents of the weights."""
 
     path: str
     digest: str
@@ -47,7 +47,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         """Nothing to do. Layers are opened once the files have proved good, and closed in the same call."""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the files, if they are what the trainer wrote."""
+        """Load the files, if they are those of the trainer."""
         tensors, num_of_model = {}, None
         for path in sorted(Path(update_info.path).glob("*.safetensors")):
             with safe_open(path, "pt") as file:

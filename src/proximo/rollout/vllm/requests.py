@@ -1,0 +1,131 @@
+"""Requests to a vLLM server and its replies: token ids in, token ids and log-probs out.
+
+The interface is vLLM's `/inference/v1/generate`, which also reports the weights that made each token.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.rollout.sampling import SamplingOptions
+
+GENERATE_PATH = "/inference/v1/generate"
+
+
+class InvalidReplyError(Exception):
+    """The reply breaks the interface."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One sampled response as the server sent it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """NaN where the server gave none that is finite."""
+    weight_versions: tuple[tuple[str, int], ...]
+    """The versions of the weights that made its tokens, each with the index of its first token, in order."""
+
+
+def generate_body(
+    token_ids: Sequence[int],
+    *,
+    options: SamplingOptions,
+    ending_ids: Collection[int],
+    seed: int,
+    limit: int,
+    model: str | None,
+    with_stop_strings: bool,
+) -> bytes:
+    """The request for one response.
+
+    `seed`: of this response alone. `limit`: most new tokens. `model`: the adapter to use, or None.
+    `with_stop_strings`: let the server end at stop strings.
+    """
+    sampling: dict[str, Any] = {
+        "n": 1,
+        "seed": seed,
+        "max_tokens": limit,
+        "min_tokens": options.min_new_tokens,
+        "temperature": 0.0 if options.greedy else options.temperature,
+        "top_k": options.top_k or 0,
+        "top_p": 1.0 if options.top_p is None else options.top_p,
+        "logprobs": 0,
+        "ignore_eos": True,  # its own end-of-sequence tokens; ours are among stop_token_ids
+        "stop_token_ids": sorted({*ending_ids, *options.stop_token_ids}),
+        "detokenize": with_stop_strings,
+    }
+    if with_stop_strings:
+        sampling |= {"stop": list(options.stop_strings), "include_stop_str_in_output": True}
+    body: dict[str, Any] = {"token_ids": list(token_ids), "sampling_params": sampling}
+    if model is not None:
+        body["model"] = model
+    return json.dumps(body).encode()
+
+
+def read_choice(reply: bytes, *, limit: int, vocab_size: int) -> Choice:
+    """The response in a reply. Raises InvalidReplyError."""
+    try:
+        message = json.loads(reply)
+    except ValueError as error:
+        raise InvalidReplyError(f"not JSON: {error!s:.100}") from None
+    choices = message.get("choices") if isinstance(message, dict) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        count = len(choices) if isinstance(choices, list) else "no"
+        raise InvalidReplyError(f"one response was asked for, {count} came")
+    choice = choices[0]
+    token_ids = choice.get("token_ids")
+    if not isinstance(token_ids, list) or not 1 <= len(token_ids) <= limit:
+        raise InvalidReplyError(f"a response has 1 to {limit} tokens, got {_size(token_ids)}")
+    if not all(type(token) is int and 0 <= token < vocab_size for token in token_ids):
+        raise InvalidReplyError(f"token ids are whole numbers from 0 to {vocab_size - 1}, got {token_ids!r:.100}")
+    if choice.get("finish_reason") not in ("stop", "length"):
+        raise InvalidReplyError(f"the server ended the response: finish_reason {choice.get('finish_reason')!r:.40}")
+    return Choice(
+        token_ids=tuple(token_ids),
+        logprobs=_logprobs(choice.get("logprobs"), token_ids),
+        weight_versions=_versions(choice.get("weight_versions"), len(token_ids)),
+    )
+
+
+def _logprobs(given: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """One log-prob per token; NaN for each that is missing or not finite."""
+    content = given.get("content") if isinstance(given, Mapping) else None
+    if not content:
+        return (math.nan,) * len(token_ids)
+    if not isinstance(content, list) or [_field(each, "token_id") for each in content] != list(token_ids):
+        raise InvalidReplyError("the log-probs are not those of the response's tokens")
+    found = (_field(each, "logprob") for each in content)
+    return tuple(
+        float(value) if type(value) in (int, float) and math.isfinite(value) and value <= 0 else math.nan
+        for value in found
+    )
+
+
+def _versions(given: Any, num_tokens: int) -> tuple[tuple[str, int], ...]:
+    """The versions in the spans, which must cover all tokens."""
+    spans = given if isinstance(given, list) else []
+    covered, versions = 0, list[tuple[str, int]]()
+    for span in spans:
+        version, start, end = (_field(span, name) for name in ("version", "start", "end"))
+        if not isinstance(version, str) or start != covered or type(end) is not int or end <= covered:
+            break
+        versions.append((version, covered))
+        covered = end
+    if covered != num_tokens:
+        raise InvalidReplyError(
+            "it does not say which weights made each token: vLLM does so from version 0.32 on"
+            if not spans
+            else "its weight versions do not cover the response"
+        )
+    return tuple(versions)
+
+
+def _field(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, Mapping) else None
+
+
+def _size(token_ids: Any) -> str:
+    return str(len(token_ids)) if isinstance(token_ids, list) else "none"
