@@ -1,0 +1,1 @@
+"""The recipes and example functions that are shipped."""

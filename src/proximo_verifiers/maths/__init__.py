@@ -1,0 +1,1 @@
+"""Mathematical answers: found in a text, read by an exact grammar, and compared. `verifier.py` is the way in."""

@@ -1,0 +1,1 @@
+"""Runs untrusted programs in isolation. `runner.py` starts them; `inside/` runs within the sandbox."""

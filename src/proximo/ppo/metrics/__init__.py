@@ -1,0 +1,1 @@
+"""Metrics, curves and alarms of PPO. `declared.py` has all of them."""

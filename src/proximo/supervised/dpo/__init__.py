@@ -1,0 +1,1 @@
+"""DPO and IPO: `recipe.py` without torch, and `trainer.py`."""

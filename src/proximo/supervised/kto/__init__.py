@@ -1,0 +1,1 @@
+"""KTO: `recipe.py` without torch, and `trainer.py`."""

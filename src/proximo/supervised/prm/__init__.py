@@ -1,0 +1,1 @@
+"""The process reward model: `recipe.py` without torch, and `trainer.py`."""

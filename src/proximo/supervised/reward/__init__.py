@@ -1,0 +1,1 @@
+"""The reward model: `recipe.py` without torch, and `trainer.py`."""

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: `recipe.py` without torch, and `trainer.py`."""

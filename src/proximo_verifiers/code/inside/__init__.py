@@ -1,0 +1,1 @@
+"""What runs within the sandbox around a program: its tests, and the calls between both."""

@@ -1,0 +1,1 @@
+"""System calls of Linux that isolate a process: namespaces, Landlock, seccomp, privileges."""
