@@ -75,7 +75,7 @@ def logits(model):
 
 @pytest.mark.parametrize(
     ("asked", "noted"),
-    [("a b", "say $'a b\\n'\n"), ("a's", "say $'a\\'s\\n'\n"), ("a " * 50, "say $'...\\n'\n"), ("a b\n", "")],
+    [("a b", "write $'a b\\n'\n"), ("a's", "write $'a\\'s\\n'\n"), ("a " * 50, "write $'...\\n'\n"), ("a b\n", "")],
 )
 def test_a_prompt_that_ends_unlike_those_of_the_run_is_noted(folder, capsys, asked, noted):
     save_run(folder / "run", {1: {"policy": tiny_language_model()}})
