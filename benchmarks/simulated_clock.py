@@ -15,7 +15,7 @@ from typing import Any
 
 import proximo.rollout.asynchronous as sampling_ahead
 from proximo.records import Prompt, Response
-from proximo.rollout.fair_lock import Turns
+from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.local import LocalEngine
 
 DEADLINE_SECONDS = 600.0
@@ -92,7 +92,7 @@ class SimulatedEngine(LocalEngine):
     def prepare(self, pass_time: float, training_time: float, *, several_calls: bool) -> None:
         """Set the times, and begin anew at 0. `several_calls` run at the same time; otherwise they run one by one."""
         self.clock, self._training_time = Clock(), training_time
-        self._turns = _SlowTurns(self.clock, pass_time)
+        self._turns = _SlowLock(self.clock, pass_time)
         self._calls = nullcontext()  # ty: ignore[invalid-assignment] - `_queue` does that
         self._queue = nullcontext() if several_calls else Queue(self.clock)
         self.lengths: dict[int, list[int]] = {}
@@ -122,7 +122,7 @@ class SimulatedEngine(LocalEngine):
         return responses
 
 
-class _SlowTurns(Turns):
+class _SlowLock(FairLock):
     """Sleeps after a turn, when others may have theirs."""
 
     def __init__(self, clock: Clock, duration: float) -> None:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Holding
-from proximo.rollout.fair_lock import Turns
+from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.response_bytes import from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -38,7 +38,7 @@ class SlowServer:
         """A pass, and a load of weights, takes `seconds` more. `several_calls` sleep at the same time, as the passes
         of a server whose time does not depend on how many responses it decodes. Otherwise they run one by one.
         """
-        self._engine._turns = _SlowTurns(seconds)
+        self._engine._turns = _SlowLock(seconds)
         self._calls = nullcontext() if several_calls else threading.Lock()
 
     def load_weights(self, version: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -60,7 +60,7 @@ class SlowServer:
         self._engine.stop()
 
 
-class _SlowTurns(Turns):
+class _SlowLock(FairLock):
     """Sleeps after a turn, when others may have theirs."""
 
     def __init__(self, seconds: float) -> None:

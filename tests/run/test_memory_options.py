@@ -19,7 +19,7 @@ from proximo.errors import ConfigError
 from proximo.models.backbone import Backbone
 from proximo.ppo import from_recipe, trainer
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles import driver
+from proximo.ppo.roles import policy
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
@@ -131,7 +131,7 @@ def test_the_cache_is_released_once_a_step_between_rollout_and_updates(monkeypat
     """On a CPU, which has none, with the calls to the accelerator counted."""
     calls: list[str] = []
     monkeypatch.setattr(trainer, "check_release", lambda wanted, device: None)
-    monkeypatch.setattr(driver, "release_cache", lambda device: release_cache(torch.device("cuda")))
+    monkeypatch.setattr(policy, "release_cache", lambda device: release_cache(torch.device("cuda")))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("release"))
     config = PPOConfig(num_steps=2, prompts_per_step=2, rollout={"max_new_tokens": 3}, release_cache=True)
     made = trainer.PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)

@@ -212,6 +212,8 @@ def check_own_calls(own: Sequence[OwnCall], known: Sequence[str]) -> None:
                 f"own call {each.name}: the steps of this configuration have no call {each.at!r}; they have "
                 f"{', '.join(known)}"
             )
+        if each.does == "replace" and sum(own_call.is_instead_of(each.at) for own_call in own) > 1:
+            raise ConfigError(f"own calls: two of them replace the call {each.at}: keep one, and let others amend it")
         if problem := calling_problem(each.function) if not callable(each.function) else deferral(each.function):
             raise ConfigError(f"own call {each.name} at {each.at}: {problem}")
 

@@ -23,8 +23,8 @@ def score_concurrently(sources: Sequence[RewardSource], responses: Sequence[Resp
     the device, so they run one after another in the caller's thread. Raises the first exception of a source; the
     remaining sources end at their own limits.
 
-    On several ranks concurrent sources run on rank 0, and every rank gets all scores (on_ranks.py). Ranks meet in the
-    caller's thread only.
+    On several ranks concurrent sources run on rank 0, and every rank gets all scores (sources_on_ranks.py). Ranks meet
+    in the caller's thread only.
     """
     if len(sources) == 1:
         return [score_on_ranks(sources[0], responses)]

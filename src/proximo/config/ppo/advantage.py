@@ -50,7 +50,7 @@ class AdvantageConfig(Section):
     zero_variance_groups: Literal["keep", "exclude", "resample"] = "keep"
     """Treatment of groups in which all responses have the same `ppo.task_reward`: `exclude` removes them from the loss
     and its denominator, so that neither shaping nor the KL trains on them; `resample` also samples further prompts in
-    their place (DAPO's dynamic sampling). Not with `gae` and `return_to_go`."""
+    their place (DAPO's dynamic sampling). Not with `gae`, `return_to_go` and `greedy_baseline`."""
     resample_rounds: int = Field(4, ge=2)
     """With `resample`, most rollouts of one step, each of `prompts_per_step` prompts. What is missing after them is
     filled up with groups of zero variance, which train nothing."""

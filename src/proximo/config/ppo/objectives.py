@@ -1,6 +1,6 @@
 """The objectives of the policy loss, one section each: `ppo.policy_loss.objective`. Their formulas are in algorithms/.
 
-A new objective is a section here, in `Objective`, and a function of its kind's name in `algorithms/objectives.py`.
+A new objective is a section here, in `Objective`, and its formula in `algorithms/objectives.py`.
 """
 
 import math
@@ -25,7 +25,8 @@ class ObjectiveConfig(Section):
     clip_is_wider_than_rounding: ClassVar[bool] = True
     """Whether a token that is clipped before the first update shows more than the rounding of bf16."""
     formula_path: ClassVar[str]
-    """Where the formula is, as `module:function`: `token_losses` of algorithms/objectives.py says what it is given."""
+    """Where the formula is, as `module:function`. It is given log-probs, old log-probs and advantages, [T] each, then
+    what the flags here add, and `options`; it returns `TokenLosses` of algorithms/objectives.py."""
 
     @property
     def formula(self) -> Callable[..., Any]:

@@ -134,8 +134,8 @@ class PPOConfig(Section):
     prompts_per_step: int = Field(64, ge=1)
     """Prompts per step."""
     responses_per_prompt: int = Field(1, ge=1)
-    """Responses per prompt; they form a group for group-wise advantages. 2 by default with the objectives `dpo` and
-    `ipo`."""
+    """Responses per prompt; they form a group for group-wise advantages. 2 by default with the objectives
+    `online_dpo` and `online_ipo`."""
     samples_per_prompt: int | None = Field(None, ge=2)
     """Sample this many responses per prompt and train on the `responses_per_prompt` with the best scores, or with the
     objectives `online_dpo` and `online_ipo` on the best and the worst one; null trains on all samples. This changes the

@@ -32,8 +32,8 @@ POLICY = (
     Metric("policy/clip_fraction", Mean, "fraction").means(
         "Fraction of tokens, over all updates, whose loss was clipped. With the objectives ppo and gspo: the ratio "
         "(gspo: that of the response) left the clip range on the side where clipping stops the gradient, or dual_clip "
-        "bounds the loss. With cispo: the weight was clipped, the gradient stays. With sapo: none. With m2po: the "
-        "token was excluded."
+        "bounds the loss. With gmpo: the same, token by token. With cispo: the weight was clipped, the gradient "
+        "stays. With sapo: none. With m2po: the token was excluded."
     ),
     Metric("policy/ratio_mean", Mean, "ratio").means(
         "Mean over the tokens of all updates of policy / old policy. Equal to 1 except for noise."

@@ -1,4 +1,4 @@
-"""The configured value loss."""
+"""The value loss: an error, its clip around the old values, and the mean over the tokens of an update."""
 
 from torch import Tensor
 
