@@ -15,7 +15,7 @@ from typing import Any
 
 import proximo.rollout.asynchronous as sampling_ahead
 from proximo.records import Prompt, Response
-from proximo.rollout.fair_lock import Turns
+from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.local import LocalEngine
 
 DEADLINE_SECONDS = 600.0
@@ -122,7 +122,7 @@ class SimulatedEngine(LocalEngine):
         return responses
 
 
-class _SlowTurns(Turns):
+class _SlowTurns(FairLock):
     """Sleeps after a turn, when others may have theirs."""
 
     def __init__(self, clock: Clock, duration: float) -> None:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Holding
-from proximo.rollout.fair_lock import Turns
+from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.response_bytes import from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -60,7 +60,7 @@ class SlowServer:
         self._engine.stop()
 
 
-class _SlowTurns(Turns):
+class _SlowTurns(FairLock):
     """Sleeps after a turn, when others may have theirs."""
 
     def __init__(self, seconds: float) -> None:
