@@ -157,7 +157,7 @@ def test_a_function_with_bound_arguments_is_known_by_its_source(place, tmp_path)
     changed = trained(
         place, tmp_path / "run", {"reward": [functools.partial(other, by=2.0)], "run.save_every_steps": 1}
     )
-    with pytest.raises(RunFolderError, match="given:"):
+    with pytest.raises(RunFolderError, match="session_functions:"):
         changed.fit(quiet=True, resume="must")
 
 
