@@ -205,7 +205,7 @@ def test_a_source_is_named_and_a_changed_one_is_not_resumed(place, tmp_path) -> 
     training = trained(place, tmp_path / "run", {"reward": [Brief()], "run.save_every_steps": 1})
     training.fit(quiet=True)
     other = trained(place, tmp_path / "run", {"reward": [Twice()], "run.save_every_steps": 1})
-    with pytest.raises(RunFolderError, match="given:Twice"):
+    with pytest.raises(RunFolderError, match="session_functions:Twice"):
         other.fit(quiet=True, resume="must")
     misnamed = {"kind": "function", "name": "other", "function": Brief()}
     with pytest.raises(ConfigError, match="set name"):
