@@ -27,7 +27,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
 from proximo.rollout.engine import fingerprint
-from proximo.rollout.fair_lock import Turns
+from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.sampling import SamplingOptions, sample
 
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
@@ -56,7 +56,7 @@ class FakeVLLM:
         self.keeps_prefixes = False
         """A prefix cache that nobody resets."""
         self.counts: Counter[str] = Counter()
-        self.turns = Turns()
+        self.turns = FairLock()
         self.before_token: Callable[[int], object] = lambda position: None
         """Called before each token of a response, in the thread of its request."""
         self.is_paused = False

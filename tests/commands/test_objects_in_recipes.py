@@ -157,7 +157,7 @@ def test_a_function_with_bound_arguments_is_known_by_its_source(place, tmp_path)
     changed = trained(
         place, tmp_path / "run", {"reward": [functools.partial(other, by=2.0)], "run.save_every_steps": 1}
     )
-    with pytest.raises(RunFolderError, match="given:"):
+    with pytest.raises(RunFolderError, match="session_functions:"):
         changed.fit(quiet=True, resume="must")
 
 
@@ -205,7 +205,7 @@ def test_a_source_is_named_and_a_changed_one_is_not_resumed(place, tmp_path) -> 
     training = trained(place, tmp_path / "run", {"reward": [Brief()], "run.save_every_steps": 1})
     training.fit(quiet=True)
     other = trained(place, tmp_path / "run", {"reward": [Twice()], "run.save_every_steps": 1})
-    with pytest.raises(RunFolderError, match="given:Twice"):
+    with pytest.raises(RunFolderError, match="session_functions:Twice"):
         other.fit(quiet=True, resume="must")
     misnamed = {"kind": "function", "name": "other", "function": Brief()}
     with pytest.raises(ConfigError, match="set name"):

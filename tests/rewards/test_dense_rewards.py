@@ -216,7 +216,7 @@ def test_a_reward_model_is_read_after_every_token_in_one_pass(dense: str) -> Non
 
 def test_tokens_of_another_tokenizer_are_refused() -> None:
     model = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
-    with pytest.raises(ConfigError, match="tokenizer of its own"):
+    with pytest.raises(ConfigError, match="its own tokenizer"):
         ModelReward(model, tokenizer=tiny_tokenizer(), dense="deltas")
 
 

@@ -10,7 +10,7 @@ from proximo.errors import ProximoError, redacted
 
 FAILURE = "failure"
 """Key of the record. It is written once, so that later failures do not replace the first."""
-TOLD = "told"
+PRINTED = "printed"
 """Key that the process sets which prints the message."""
 MOST_CHARACTERS = 20_000
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from proximo.distributed.deadline_store import DeadlineStore
-from proximo.distributed.failure import FAILURE, TOLD, Failure, keep_traceback, status_of
+from proximo.distributed.failure import FAILURE, PRINTED, Failure, keep_traceback, status_of
 from proximo.distributed.ignored_signals import IgnoredSignals
 from proximo.distributed.processes import first_line, is_alive, process_table, say
 from proximo.errors import RankError
@@ -179,7 +179,7 @@ class Watch:
     def claims_message(self) -> bool:
         """Whether this rank prints how the run ends. True for the first rank that asks."""
         try:
-            return self._store.compare_set(TOLD, "", str(self.rank)) == str(self.rank).encode()
+            return self._store.compare_set(PRINTED, "", str(self.rank)) == str(self.rank).encode()
         except (dist.DistError, RuntimeError):
             return self.rank == (1 if self._store_of == "rank 0" else 0)
 

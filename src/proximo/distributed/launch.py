@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 
-from proximo.distributed.failure import FAILURE, TOLD, Failure
+from proximo.distributed.failure import FAILURE, PRINTED, Failure
 from proximo.distributed.processes import heeded_signals, is_stopped
 from proximo.distributed.rank_environment import LAUNCHED
 from proximo.errors import ConfigError
@@ -162,7 +162,7 @@ class _Store:
 
     def tell_if_nobody_did(self) -> None:
         """Print why the run failed if no rank has printed it."""
-        if self._store.compare_set(TOLD, "", "all") == b"all" and self._store.check([FAILURE]):
+        if self._store.compare_set(PRINTED, "", "all") == b"all" and self._store.check([FAILURE]):
             print(f"error: {self.reason()}", file=sys.stderr)
 
     def reason(self) -> str:

@@ -78,7 +78,7 @@ def _skipped(run: Run) -> str | None:
 
 
 def _too_fast(run: Run) -> str | None:
-    """Names the optimizer whose learning rate no model survives. A value model has an alarm of its own."""
+    """Names the optimizer with the destructive learning rate. A value model has a separate alarm."""
     found = [
         f"{section}.{key}.learning_rate is {settings['learning_rate']:g}."
         for section, trainer in (run.config or {}).items()
@@ -98,7 +98,7 @@ def rate_rule(explains: tuple[str, ...]) -> Rule:
 
 
 def no_update_rule(check: Callable[[Run], str | None] = _no_update, *, explains: Sequence[str] = ()) -> Rule:
-    """The rule for steps without an update. `check`: with the causes of a trainer. `explains`: alarms of its own."""
+    """The rule for steps without an update. `check`: with the causes of a trainer. `explains`: its own alarms."""
     return Rule(NO_UPDATE, PROBLEM, check, explains=(*explains, SKIPPED, NOT_FINITE)).worded(
         when="progress/updates does not grow in the last half of the run's steps, in all of a run of up to three "
         f"steps, or in {IDLE_STEPS} steps in a row",

@@ -79,7 +79,7 @@ class ModelReward:
             )
         if dense != "none" and tokenizer is not None:
             raise ConfigError(
-                f"the reward model {name!r} has a tokenizer of its own, so its scores after each token are not those "
+                f"the reward model {name!r} has its own tokenizer, so its scores after each token are not those "
                 f"of the policy's tokens: set dense: none instead of {dense}, or train one with the policy's tokenizer"
             )
         if tokenizer is not None:
