@@ -301,3 +301,10 @@ def test_keys_that_do_nothing_are_told(folder):
     assert ineffective_keys(load_recipe("ppo", path, whole).recipe) == [
         "data.sources.0.whole has no effect: without proportions every source is whole"
     ]
+
+
+def test_a_section_without_variants_keeps_its_defaults_whatever_its_kind() -> None:
+    """The kind of an optimizer is one of its settings; other keys do not depend on it."""
+    for optimizer in ({"kind": "adamw_8bit"}, {"betas": (0.9, 0.99)}):
+        default = PPOConfig().value_optimizer.learning_rate
+        assert PPOConfig(value_optimizer=optimizer).value_optimizer.learning_rate == default

@@ -108,7 +108,7 @@ def test_the_saved_head_loads_as_a_model_of_its_own_with_the_policy_beside_it(ad
         torch.testing.assert_close(loaded.token_scores(packed), value.token_scores(packed), rtol=0, atol=1e-5)
     assert not is_on_trunk(loaded, language)
     (tmp_path / "policy").rename(tmp_path / "moved")
-    with pytest.raises(ModelError, match="layers are those of the policy beside it"):
+    with pytest.raises(ModelError, match="layers are those of the policy of the run"):
         load(tmp_path / "value")
 
 

@@ -92,7 +92,7 @@ def test_roles_that_read_other_ids_are_refused_with_an_example():
         ModelError, match=r"not that of the value model: they differ in 1 tokens, such as '<\|tool\|>' \(None"
     ):
         check_same_vocabulary(tiny_tokenizer(), other, role="value")
-    with pytest.raises(ModelError, match=r"such as '<\|tool\|>' \(63 in this stage, None beside the model\)"):
+    with pytest.raises(ModelError, match=r"such as '<\|tool\|>' \(63 in this stage, None with the model\)"):
         check_same_vocabulary(other, tiny_tokenizer(), role="value")
     check_same_vocabulary(other, tiny_tokenizer(), role="value", added=["<|tool|>"])
 

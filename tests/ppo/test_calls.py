@@ -221,11 +221,17 @@ def length_of(*_: object) -> None:
         ({"at": "generate_greedy"}, "have no call 'generate_greedy'"),
         ({"at": "score", "does": "watch"}, "replace, amend or measure, got 'watch'"),
         ({"at": "score", "function": 3}, "it is a int"),
+        ({"at": "score", "function": lambda scored: scored}, "at score: it gets 4 values, but its signature is"),
     ],
 )
 def test_calls_that_do_not_fit_are_refused_when_the_trainer_is_made(own: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer(OwnCall(**{"function": length_of, **own}))
+
+
+def test_one_call_alone_may_take_the_place_of_another() -> None:
+    with pytest.raises(ConfigError, match="two of them replace the call score"):
+        trainer(*(OwnCall(at="score", does="replace", function=length_of) for _ in range(2)))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,11 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=length, on_step=lambda line: None), "on_step"),
     ("on_step that is none", lambda: trainer().train(PROMPTS, reward=length, on_step=3), "it is a int"),
     ("async on_step", lambda: trainer().train(PROMPTS, reward=length, on_step=told_later), "on_step.*it is async"),
-    ("async own call", lambda: trainer(own_calls=[calling(told_later)]), "own call told_later at score: it is async"),
+    (
+        "async own call",
+        lambda: trainer(own_calls=[calling(told_later)]),
+        "own call told_later at score: it gets 4 values, but it is async",
+    ),
     ("optimizer of no arguments", lambda: OwnOptimizer(make=lambda: 0), r"make\(parameters\), but its signature"),
     ("schedule of one", lambda: OwnOptimizer(make=list, schedule=lambda update: 1.0), r"schedule\(update, num_upd"),
     ("misspelt setting", lambda: PPOConfig(num_step=3), "PPOConfig: num_step is not.*did you mean num_steps"),

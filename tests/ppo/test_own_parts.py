@@ -9,6 +9,7 @@ from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.algorithms.objectives import TokenLosses
+from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.trainer import PPOTrainer
@@ -51,6 +52,14 @@ def test_an_objective_of_ones_own_trains_as_its_formula_says() -> None:
     torch.testing.assert_close(own, trained({"clip_low": 1.0, "clip_high": 1e6}), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(own, trained({"clip_low": 1e-3, "clip_high": 1e-3}), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(own, trained(UnclippedConfig(scale=-1.0)), rtol=1e-5, atol=1e-6)
+
+
+def test_an_objective_of_ones_own_stays_where_other_options_are_implied() -> None:
+    loss = PolicyLossConfig(objective=UnclippedConfig(scale=3.0))
+    config = PPOConfig(policy_loss=loss, rollout={"staleness": 1})
+    assert config.policy_loss.objective == UnclippedConfig(scale=3.0)
+    assert config.policy_loss.behaviour_weight is not None
+    assert config.model_dump()["policy_loss"]["objective"] == {"kind": "unclipped", "scale": 3.0}
 
 
 def test_a_section_of_another_base_is_no_objective() -> None:

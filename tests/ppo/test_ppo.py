@@ -225,8 +225,8 @@ def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own_in_float
 
 def test_behaviour_weights_let_a_step_learn_from_responses_of_the_policy_before_the_last_step() -> None:
     """The weight is policy / sampler, and the ratio starts at 1: without the weights such a step is refused."""
-    for weigh, stops in (("truncated", False), ("none", True)):
-        made = trainer(policy_loss={"behaviour_weight": {"kind": weigh, "cap": 50.0}})
+    for weighing, stops in (({"kind": "truncated", "cap": 50.0}, False), (None, True)):
+        made = trainer(policy_loss={"behaviour_weight": weighing})
         stale = made.generate(PROMPTS)
         scores = count_a(None, [r.text for r in stale], None)
         made.step(PROMPTS, stale, scores)

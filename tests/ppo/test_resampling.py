@@ -10,6 +10,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
+from proximo.ppo.calls import OwnCall
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Scored
@@ -47,13 +48,11 @@ class Grader:
 def taught(outcome_of: PPOTrainer, grader: Grader) -> list[list[Scored]]:
     """The responses that each step was made of."""
     steps: list[list[Scored]] = []
-    step = outcome_of._step
 
-    def kept(**given: Any) -> Any:
-        steps.append(list(given["scored"]))
-        return step(**given)
+    def keep(made: Any, scored: Sequence[Scored], *inputs: Any) -> None:
+        steps.append(list(scored))
 
-    outcome_of._step = kept
+    outcome_of.own_calls = (OwnCall(at="experience", does="measure", function=keep),)
     outcome_of.train(TEXTS, reward=grader)
     return steps
 

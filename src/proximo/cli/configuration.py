@@ -64,9 +64,22 @@ def json_schema(kind: str | None = None) -> dict[str, Any]:
     from pydantic.json_schema import models_json_schema
 
     if kind is not None:
-        return recipe_kind(kind).schema.model_json_schema()
+        return _with_names(recipe_kind(kind).schema.model_json_schema())
     references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
-    return {"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema}
+    return _with_names({"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema})
+
+
+def _with_names(node: Any) -> Any:
+    """The same schema, in which a name alone is also a section of that kind. Items of lists have no such short form."""
+    if isinstance(node, list):
+        return [_with_names(value) for value in node]
+    if not isinstance(node, dict):
+        return node
+    named = {key: value if key == "items" else _with_names(value) for key, value in node.items()}
+    if "discriminator" not in node or "oneOf" not in node:
+        return named
+    union = {key: named.pop(key) for key in ("oneOf", "discriminator")}
+    return {"anyOf": [union, {"enum": list(node["discriminator"]["mapping"])}], **named}
 
 
 def _with_addresses(node: Any) -> Any:

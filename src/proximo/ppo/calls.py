@@ -15,7 +15,7 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.rewards.token_rewards import is_list
 from proximo.run.memory import memory_advice
 from proximo.run.user_code import user_errors_named
-from proximo_verifiers.callables import calling_problem, deferral
+from proximo_verifiers.callables import calling_problem
 
 Value = TypeVar("Value")
 LOG = logging.getLogger("proximo.ppo")
@@ -46,6 +46,7 @@ class TracedCall:
     """Calls, and inputs of the step, whose results it was given."""
     beside: tuple[str, ...] = ()
     """Further roles whose models it needs at once."""
+    num_inputs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +146,7 @@ class Calls:
     def _traced(self, name: str, role: str | None, inputs: Sequence[Any]) -> TracedCall:
         reads = dict.fromkeys(origin for value in inputs for origin in self._origins(value))
         beside = tuple(self._roles[id(value)] for value in inputs if id(value) in self._roles)
-        return TracedCall(name=name, role=role, reads=tuple(reads), beside=beside)
+        return TracedCall(name=name, role=role, reads=tuple(reads), beside=beside, num_inputs=len(inputs))
 
     def _origins(self, value: Any) -> list[str]:
         """The calls and inputs that a value comes from, whole or in its parts."""
@@ -192,10 +193,10 @@ def _fields(value: Any) -> list[Any]:
     return [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else []
 
 
-def check_own_calls(own: Sequence[OwnCall], known: Sequence[str]) -> None:
+def check_own_calls(own: Sequence[OwnCall], known: Mapping[str, int]) -> None:
     """Raises ConfigError for a call of yours that is none, at a call that no step makes, or with a wrong signature.
 
-    `known`: the calls of this configuration's steps.
+    `known`: call of this configuration's steps -> number of its inputs.
     """
     if isinstance(own, OwnCall) or not is_list(own):
         raise ConfigError(f"own_calls must be a list of OwnCall, got {type(own).__name__}: put it in a list")
@@ -214,8 +215,9 @@ def check_own_calls(own: Sequence[OwnCall], known: Sequence[str]) -> None:
             )
         if each.does == "replace" and sum(own_call.is_instead_of(each.at) for own_call in own) > 1:
             raise ConfigError(f"own calls: two of them replace the call {each.at}: keep one, and let others amend it")
-        if problem := calling_problem(each.function) if not callable(each.function) else deferral(each.function):
-            raise ConfigError(f"own call {each.name} at {each.at}: {problem}")
+        given = [None] * (known[each.at] + (each.does != "replace"))
+        if problem := calling_problem(each.function, given):
+            raise ConfigError(f"own call {each.name} at {each.at}: it gets {len(given)} values, but {problem}")
 
 
 def _numbers(own: OwnCall, found: Any) -> dict[str, float]:
@@ -229,6 +231,7 @@ def _numbers(own: OwnCall, found: Any) -> dict[str, float]:
     for name, number in found.items():
         if re.fullmatch(COMPONENT, str(name)) is None:
             raise ConfigError(f"own call {own.name}: a name is letters, digits, '_', '.' and '-', got {name!r}")
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if isinstance(number, bool | str) or not hasattr(number, "__float__"):
             raise ConfigError(f"own call {own.name}: {name} must be a number, got {type(number).__name__}")
-    return {name: float(number) for name, number in found.items() if math.isfinite(number)}
+    numbers = {name: float(number) for name, number in found.items()}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}

@@ -177,11 +177,11 @@ def trace_step(
     return call.trace
 
 
-def call_names(config: PPOConfig, *, shares_trunk: bool) -> list[str]:
-    """All calls that steps of this configuration may make, in order."""
+def possible_calls(config: PPOConfig, *, shares_trunk: bool) -> dict[str, int]:
+    """All calls that steps of this configuration may make, in order, with the number of their inputs."""
     traces = [
         trace_step(config, reuses_sampled_logprobs=reuses, shares_trunk=shares_trunk, steps_done=steps_done)
         for reuses in (True, False)
         for steps_done in (0, config.critic_warmup_steps)
     ]
-    return list(dict.fromkeys(call.name for trace in traces for call in trace))
+    return {call.name: call.num_inputs for trace in traces for call in trace}

@@ -53,7 +53,7 @@ from proximo.ppo.kl_coefficient import first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.in_notebook import open_progress
-from proximo.ppo.step import call_names, ppo_step
+from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
@@ -142,7 +142,7 @@ class PPOTrainer:
             optimizers=optimizers,
             devices=devices,
         )
-        check_own_calls(own_calls, call_names(self.config, shares_trunk=self.roles.shares_trunk))
+        check_own_calls(own_calls, possible_calls(self.config, shares_trunk=self.roles.shares_trunk))
         self.own_calls = tuple(own_calls)
         self.kl_controller = kl_controller
         self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))

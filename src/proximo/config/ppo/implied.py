@@ -38,4 +38,6 @@ def _value(section: Any, key: str) -> Any:
 
 
 def _given(section: Mapping[str, Any] | Section) -> dict[str, Any]:
-    return section.model_dump(exclude_unset=True) if isinstance(section, Section) else dict(section)
+    if isinstance(section, Section):
+        return {name: getattr(section, name) for name in section.model_fields_set}
+    return dict(section)

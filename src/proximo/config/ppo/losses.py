@@ -68,7 +68,7 @@ class TruncatedWeightConfig(BehaviourWeightConfig):
 
     is_masked: ClassVar[bool] = False
 
-    kind: Literal["truncated"]
+    kind: Literal["truncated"] = "truncated"
     """A weight outside `floor` to `cap` is set to the bound (arXiv:1802.01561)."""
 
 
@@ -77,7 +77,7 @@ class MaskedWeightConfig(BehaviourWeightConfig):
 
     is_masked: ClassVar[bool] = True
 
-    kind: Literal["masked"]
+    kind: Literal["masked"] = "masked"
     """A weight outside `floor` to `cap` is set to 0 (IcePop)."""
 
 
@@ -96,7 +96,7 @@ class ResponseMeanConfig(Section):
 
     weighs_tokens: ClassVar[bool] = False
 
-    kind: Literal["response_mean"]
+    kind: Literal["response_mean"] = "response_mean"
     """Each response counts alike."""
 
 
@@ -105,7 +105,7 @@ class ConstantDivisorConfig(Section):
 
     weighs_tokens: ClassVar[bool] = False
 
-    kind: Literal["constant"]
+    kind: Literal["constant"] = "constant"
     """The weight of a token does not depend on lengths (Dr. GRPO)."""
     divisor: float | None = Field(None, gt=0)
     """Tokens per response; null means rollout.max_new_tokens."""
@@ -150,7 +150,7 @@ class SquaredErrorConfig(Section):
 class HuberConfig(Section):
     """Half the squared error, linear beyond an error of `delta`."""
 
-    kind: Literal["huber"]
+    kind: Literal["huber"] = "huber"
     """An outlier pulls no harder than an error of `delta`."""
     delta: float = Field(10.0, gt=0)
     """The error beyond which the loss is linear, in units of the score."""
@@ -161,14 +161,14 @@ class SmoothL1Config(Section):
 
     delta: ClassVar[float | None] = 1.0
 
-    kind: Literal["smooth_l1"]
+    kind: Literal["smooth_l1"] = "smooth_l1"
     """As torch's smooth L1 loss."""
 
 
 class ExponentialScaleConfig(Section):
     """The scale of the returns, which forgets old ones."""
 
-    kind: Literal["exponential"]
+    kind: Literal["exponential"] = "exponential"
     """A moving mean and variance."""
     decay: float = Field(0.99, ge=0, lt=1)
     """Weight of earlier returns after each further step; AReaL uses 0.99995."""
@@ -177,7 +177,7 @@ class ExponentialScaleConfig(Section):
 class CumulativeScaleConfig(Section):
     """The scale of all returns of the run."""
 
-    kind: Literal["cumulative"]
+    kind: Literal["cumulative"] = "cumulative"
     """All returns have the same weight."""
 
 

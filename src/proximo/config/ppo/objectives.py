@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import section_for
@@ -65,7 +65,7 @@ class GSPOConfig(ObjectiveConfig):
     reads_responses: ClassVar[bool] = True
     clip_is_wider_than_rounding: ClassVar[bool] = False
 
-    kind: Literal["gspo"]
+    kind: Literal["gspo"] = "gspo"
     """The ratio of a response is the geometric mean of those of its tokens."""
     clip_low: float = Field(3e-4, gt=0, le=1)
     """Lower clip of the ratio at 1 - clip_low; 1 means no bound."""
@@ -81,7 +81,7 @@ class GMPOConfig(ObjectiveConfig):
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:gmpo"
     reads_responses: ClassVar[bool] = True
 
-    kind: Literal["gmpo"]
+    kind: Literal["gmpo"] = "gmpo"
     """Each ratio is clipped by itself before the mean."""
     clip_low: float = Field(1 - math.exp(-0.4), gt=0, le=1)
     """Lower clip of the ratio at 1 - clip_low; the default is a log-ratio of -0.4. 1 means no bound."""
@@ -93,7 +93,7 @@ class CISPOConfig(ObjectiveConfig):
     """The clipped ratio as a weight of the log-prob, so that every token keeps its gradient (arXiv:2506.13585)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:cispo"
-    kind: Literal["cispo"]
+    kind: Literal["cispo"] = "cispo"
     """The clip bounds how much a token counts, and never silences it."""
     clip_low: float = Field(1.0, gt=0, le=1)
     """Lower clip of the weight at 1 - clip_low; 1 means no bound, as in the paper."""
@@ -105,7 +105,7 @@ class SAPOConfig(ObjectiveConfig):
     """A soft gate instead of the clip (arXiv:2511.20347)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:sapo"
-    kind: Literal["sapo"]
+    kind: Literal["sapo"] = "sapo"
     """The further the ratio is from 1, the less the token counts."""
     gate_positive: float = Field(1.0, gt=0)
     """Steepness of the gate for positive advantages."""
@@ -117,7 +117,7 @@ class M2POConfig(ObjectiveConfig):
     """No clip, but the tokens furthest from the old policy are left out (arXiv:2510.01161)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:m2po"
-    kind: Literal["m2po"]
+    kind: Literal["m2po"] = "m2po"
     """Which tokens are left out is decided for each minibatch, with one more pass of the policy."""
     max_second_moment: float = Field(0.04, gt=0)
     """Leave out the tokens with the largest squared log-ratio until the mean square of the others is at most this."""
@@ -143,7 +143,7 @@ class OnlineDPOConfig(PairObjectiveConfig):
     """The loss of DPO on the better and the worse of two responses to each prompt (docs/online-dpo.md)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.direct_preference:dpo_loss"
-    kind: Literal["online_dpo"]
+    kind: Literal["online_dpo"] = "online_dpo"
     """The sigmoid of the margin."""
 
 
@@ -151,7 +151,7 @@ class OnlineIPOConfig(PairObjectiveConfig):
     """The loss of IPO on the better and the worse of two responses to each prompt (docs/online-dpo.md)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.direct_preference:ipo_loss"
-    kind: Literal["online_ipo"]
+    kind: Literal["online_ipo"] = "online_ipo"
     """The squared distance of the margin from its target."""
 
 
@@ -160,17 +160,19 @@ def _or_own(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     return value if isinstance(value, ObjectiveConfig) else validate(value)
 
 
-Objective = Annotated[
-    PPOObjectiveConfig
-    | GSPOConfig
-    | GMPOConfig
-    | CISPOConfig
-    | SAPOConfig
-    | M2POConfig
-    | OnlineDPOConfig
-    | OnlineIPOConfig,
-    Field(discriminator="kind"),
-    WrapValidator(_or_own),
+Objective = SerializeAsAny[
+    Annotated[
+        PPOObjectiveConfig
+        | GSPOConfig
+        | GMPOConfig
+        | CISPOConfig
+        | SAPOConfig
+        | M2POConfig
+        | OnlineDPOConfig
+        | OnlineIPOConfig,
+        Field(discriminator="kind"),
+        WrapValidator(_or_own),
+    ]
 ]
 """All objectives, the default first."""
 

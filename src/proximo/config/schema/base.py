@@ -37,13 +37,16 @@ def _frozen(section: "Section", name: str) -> ConfigError:
     )
 
 
-def _completed(given: Any, default: "Section") -> Any:
+def _completed(given: Any, default: "Section", has_kinds: bool) -> Any:
     """A subsection as it was given, with what it leaves out from the default of its field."""
-    kind = getattr(default, "kind", None)
-    if not isinstance(given, dict) or given.get("kind", kind) != kind:
+    if not isinstance(given, dict):
         return given
     known = default.model_dump(exclude_unset=True)
-    return {**known, **given} if kind is None else {**known, "kind": kind, **given}
+    if has_kinds:
+        known["kind"] = getattr(default, "kind", None)
+        if given.get("kind", known["kind"]) != known["kind"]:
+            return given
+    return {**known, **given}
 
 
 class Section(BaseModel, metaclass=_SectionMeta):
@@ -72,16 +75,19 @@ class Section(BaseModel, metaclass=_SectionMeta):
         """
         if not isinstance(data, dict):
             return data
-        defaults = {
-            name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Section)
-        }
-        kept = {name: _completed(data[name], default) for name, default in defaults.items() if name in data}
+        fields = {name: field for name, field in cls.model_fields.items() if name in data}
         named = {
-            name: {"kind": value}
-            for name, value in data.items()
-            if isinstance(value, str) and name in cls.model_fields and has_kinds(cls.model_fields[name].annotation)
+            name: {"kind": data[name]}
+            for name, field in fields.items()
+            if isinstance(data[name], str) and has_kinds(field.annotation)
         }
-        return {**data, **kept, **named}
+        data = {**data, **named}
+        kept = {
+            name: _completed(data[name], field.default, has_kinds(field.annotation))
+            for name, field in fields.items()
+            if isinstance(field.default, Section)
+        }
+        return {**data, **kept}
 
     @model_validator(mode="before")
     @classmethod

@@ -57,10 +57,10 @@ def section_for(annotation: Any, value: Any) -> type[BaseModel] | None:
 
 
 def has_kinds(annotation: Any) -> bool:
-    """Whether the type is a union of sections, or one of them and null, that `kind` selects."""
+    """Whether the type is a union of sections, or also null, of which `kind` selects one."""
     sections = sections_of(annotation)
     others = [each for each in alternatives(annotation) if each not in (*sections, NoneType)]
-    return bool(sections) and not others and all(kinds_of(section) for section in sections)
+    return len(sections) > 1 and not others and all(kinds_of(section) for section in sections)
 
 
 def kinds_of(section: type[BaseModel]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from proximo.config.schema.fields import (
     annotation_at,
     child_of,
+    has_kinds,
     is_list,
     is_nullable,
     kinds_of,
@@ -81,7 +82,7 @@ def _with_value(node: Any, done: tuple[str, ...], override: Override, target: _T
     piece = override.path[len(done)]
     if isinstance(node, list) or (node is None and is_list(target.annotation(done)) and piece.isdecimal()):
         return _with_item(node or [], done, override, target)
-    if isinstance(node, str) and section_for(target.annotation(done), node):
+    if isinstance(node, str) and has_kinds(target.annotation(done)):
         node = {"kind": node}
     if node is not None and not isinstance(node, dict):
         raise ConfigError(f"override {override.text!r}: {'.'.join(done)} is {node!r}, which has no keys below it")

@@ -162,7 +162,8 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
             kind, kinds = child_of(error["input"], "kind"), _expected_kinds(path, source)
             meant = suggested_value(kind, kinds.split(", "))
             hint = "" if meant is None else f"; did you mean {meant}?"
-            return f"{name}.kind must be one of {kinds}, got {show(kind)}{hint}"
+            null = ", or null" if is_nullable(annotation_at(source.schema, source.tree, path)) else ""
+            return f"{name}.kind must be one of {kinds}{null}, got {show(kind)}{hint}"
     expected = list(dict.fromkeys(_expected(error, path, source) for error in errors))
     if is_nullable(annotation_at(source.schema, source.tree, path)) and error["input"] is not None:
         expected.append("null")
