@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from proximo.algorithms.controllers import KLController, adaptive_kl
-from proximo.config.ppo.options import KLConfig
+from proximo.config.ppo.kl import KLConfig
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_responses, sequence_kl
