@@ -199,7 +199,7 @@ class Watched(PPOTrainer):
             rollout={"max_new_tokens": LARGEST + 4, "max_num_seqs": PROMPTS_PER_STEP, "staleness": case.bound},
             policy_optimizer={"learning_rate": LEARNING_RATE},
             value_optimizer={"learning_rate": LEARNING_RATE},
-            policy_loss={"behaviour_weight": case.weight},
+            policy_loss={"behaviour_weight": None if case.weight == "none" else case.weight},
         )
         super().__init__(copy.deepcopy(first_model(seed)), tokenizer(), config=config, seed=seed, engine=engine)
         # Before the end of the step pushes weights.
