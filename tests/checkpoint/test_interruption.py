@@ -130,10 +130,13 @@ def test_a_forked_child_dies_of_the_signal_as_it_would_otherwise(tmp_path):
     code = "import os, signal, time\nfrom proximo.checkpoint.interruption import Interruption\n"
     code += "begun, begin = os.pipe()\n"
     code += "with Interruption() as i:\n    child = os.fork()\n"
-    code += "    if not child: os.write(begin, b'x'), time.sleep(1000), os._exit(0)\n"
+    code += "    if not child: os.write(begin, b'x')\n"
+    # Short sleeps: a signal just before a sleep does not end it, and Python runs its handler only behind it.
+    code += "    while not child: time.sleep(0.01)\n"
     code += "    os.read(begun, 1), os.kill(child, signal.SIGTERM)\n"
     code += "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), i.requested)\n"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LATEST_SECONDS)
     assert done.stdout == f"{-signal.SIGTERM} False\n"
 
 
