@@ -280,24 +280,23 @@ def flip_one_bit(what: str) -> str:
     trainer = PPOTrainer(
         LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(**options), devices=DevicesConfig(**WHOLE)
     )
-    handlers, wrong = trainer.roles.value.values, current().rank == 1
+    values_of, wrong = trainer.roles.value.values, current().rank == 1
     average, reference = trainer.roles.average, trainer.roles.reference
     move = average.move
 
-    def after_updates(*, policy: Any) -> Any:
-        moved = move(policy=policy)
+    def after_updates(policy: Any) -> None:
+        move(policy)
         if wrong and what not in {"a value", "a weight"}:
             moment = next(iter(trainer.learners["value"].optimizer.state.values())).get("exp_avg")
             models = {"the average": average, "the reference": reference}
             flipped = moment if what == "a moment" else next(models[what].model.model.parameters()).data
             flipped.view(torch.int32)[0, 0] ^= 1
-        return moved
 
     def values(responses: Any) -> Any:
-        (found,) = handlers(responses)
+        found = values_of(responses)
         if wrong:
             found.view(torch.int32)[0] ^= 1
-        return (found,)
+        return found
 
     average.move = after_updates
     if what == "a value":
