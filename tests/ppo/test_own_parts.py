@@ -10,7 +10,7 @@ from torch import Tensor
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.algorithms.objectives import TokenLosses
 from proximo.config.ppo.losses import PolicyLossConfig
-from proximo.config.ppo.objectives import ObjectiveConfig
+from proximo.config.ppo.objectives import CISPOConfig, GSPOConfig, M2POConfig, ObjectiveConfig, SAPOConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.trainer import PPOTrainer
 
@@ -60,6 +60,13 @@ def test_an_objective_of_ones_own_stays_where_other_options_are_implied() -> Non
     assert config.policy_loss.objective == UnclippedConfig(scale=3.0)
     assert config.policy_loss.behaviour_weight is not None
     assert config.model_dump()["policy_loss"]["objective"] == {"kind": "unclipped", "scale": 3.0}
+
+
+def test_the_defaults_of_the_objectives_are_those_of_their_papers() -> None:
+    assert GSPOConfig().options == {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None}
+    assert SAPOConfig().options == {"gate_positive": 1.0, "gate_negative": 1.05}
+    assert CISPOConfig().options == {"clip_low": 1.0, "clip_high": 0.2}
+    assert M2POConfig().second_moment_limit == 0.04
 
 
 def test_a_section_of_another_base_is_no_objective() -> None:
