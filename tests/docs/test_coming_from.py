@@ -54,8 +54,6 @@ OUR_WORDS = {
 DENIALS = ("not here", "no counterpart")
 """How a row begins that has nothing for an option."""
 
-by_system = pytest.mark.parametrize("page", SYSTEMS, ids=lambda page: page.stem)
-
 
 def rows(text: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(theirs, here, rows of the parity page) of every row of the tables, without the heads."""
@@ -112,36 +110,46 @@ def public(path: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("stem", "heading", "names"), SECTIONS, ids=[stem + heading for stem, heading, _ in SECTIONS])
-def test_no_option_of_the_other_system_is_missing(stem: str, heading: str, names: str) -> None:
-    text = section((COMING_FROM / f"{stem}.md").read_text(), heading)
-    said = {word for theirs, *_ in rows(text) for word in CODE.findall(theirs)}
-    assert sorted(set(names.split()) - said) == []
+def test_no_option_of_the_other_system_is_missing() -> None:
+    faults = []
+    for stem, heading, names in SECTIONS:
+        text = section((COMING_FROM / f"{stem}.md").read_text(), heading)
+        said = {word for theirs, *_ in rows(text) for word in CODE.findall(theirs)}
+        faults += [(stem, heading, name) for name in sorted(set(names.split()) - said)]
+    assert not faults
 
 
-@by_system
-def test_what_stands_beside_an_option_exists_here(page: Path) -> None:
-    known = list(rows(page.read_text()))
-    assert known
-    for theirs, here, _ in known:
-        assert here, theirs
-        assert [word for word in CODE.findall(here) if not exists_here(word)] == [], theirs
+def all_rows() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """(page, theirs, here, rows of the parity page)."""
+    for page in SYSTEMS:
+        found = list(rows(page.read_text()))
+        assert found, page
+        yield from ((page.stem, *row) for row in found)
 
 
-@by_system
-def test_an_option_without_a_name_here_has_a_reason(page: Path) -> None:
-    for theirs, here, _ in rows(page.read_text()):
-        assert CODE.search(here) or len(here.split()) >= 2 or here in ("planned", "always"), theirs
+def test_what_stands_beside_an_option_exists_here() -> None:
+    assert not [(page, theirs) for page, theirs, here, _ in all_rows() if not here]
+    named = [(page, theirs, word) for page, theirs, here, _ in all_rows() for word in CODE.findall(here)]
+    assert not [each for each in named if not exists_here(each[-1])]
 
 
-@by_system
-def test_a_row_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not(page: Path) -> None:
+def test_an_option_without_a_name_here_has_a_reason() -> None:
+    bare = [each for each in all_rows() if not CODE.search(each[2])]
+    assert not [each for each in bare if len(each[2].split()) < 2 and each[2] not in ("planned", "always")]
+
+
+def test_a_row_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not() -> None:
     """What is planned there is planned here, and what is there is neither planned nor missing here."""
     known = {row.id for row in PARITY}
-    for theirs, here, ids in rows(page.read_text()):
-        assert set(ids) <= known, theirs
-        assert ("planned" in here) == bool(PLANNED.intersection(ids)), theirs
-        assert not (ids and here.startswith(DENIALS)), theirs
+    faults = []
+    for page, theirs, here, ids in all_rows():
+        if not set(ids) <= known:
+            faults.append((page, theirs, "no such row"))
+        if ("planned" in here) != bool(PLANNED.intersection(ids)):
+            faults.append((page, theirs, "planned here or there"))
+        if ids and here.startswith(DENIALS):
+            faults.append((page, theirs, "denied, although the parity page has it"))
+    assert not faults
 
 
 def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_its_page() -> None:
@@ -155,7 +163,7 @@ def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_i
             assert re.search(rf"\b{recipe.name}\b", page.read_text()), recipe.name
 
 
-@by_system
+@pytest.mark.parametrize("page", SYSTEMS, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_copy_a_preset_and_pass_a_dry_run(page: Path, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line) for block in blocks(page, "sh") for line in block.text.splitlines()]
