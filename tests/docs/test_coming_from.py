@@ -55,13 +55,12 @@ DENIALS = ("not here", "no counterpart")
 """How a row begins that has nothing for an option."""
 
 
-def rows(text: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(theirs, here, rows of the parity page) of every row of the tables, without the heads."""
-    for line in FENCE.sub("", text).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| ") and cells[1] != "here":
-            assert len(cells) == 3, line
-            yield cells[0], cells[1], () if cells[2] == "-" else tuple(cells[2].split(", "))
+ROW = re.compile(r"^- (?!\*\*)(.+?): (.+)$", re.MULTILINE)
+
+
+def rows(text: str) -> list[tuple[str, str]]:
+    """(theirs, here) of every line of the lists. A line in bold is about a difference of the systems."""
+    return [(match[1], match[2]) for match in ROW.finditer(FENCE.sub("", text))]
 
 
 def section(text: str, heading: str) -> str:
@@ -110,26 +109,30 @@ def public(path: str) -> Any:
     return found
 
 
-def test_no_option_of_the_other_system_is_missing() -> None:
-    faults = []
-    for stem, heading, names in SECTIONS:
-        text = section((COMING_FROM / f"{stem}.md").read_text(), heading)
-        said = {word for theirs, *_ in rows(text) for word in CODE.findall(theirs)}
-        faults += [(stem, heading, name) for name in sorted(set(names.split()) - said)]
-    assert not faults
-
-
-def all_rows() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-    """(page, theirs, here, rows of the parity page)."""
+def all_rows() -> Iterator[tuple[str, str, str]]:
+    """(page, theirs, here)."""
     for page in SYSTEMS:
-        found = list(rows(page.read_text()))
+        found = rows(page.read_text())
         assert found, page
         yield from ((page.stem, *row) for row in found)
 
 
+def wanted() -> Iterator[tuple[str, str, str, set[str], str]]:
+    """(page, heading, name, its rows of the parity page, what is said of it here); nothing where it is missing."""
+    for stem, heading, names in SECTIONS:
+        said = rows(section((COMING_FROM / f"{stem}.md").read_text(), heading))
+        for each in names.split():
+            name, _, ids = each.partition(":")
+            here = "\n".join(here for theirs, here in said if name in CODE.findall(theirs))
+            yield stem, heading, name, set(filter(None, ids.split(","))), here
+
+
+def test_no_option_of_the_other_system_is_missing() -> None:
+    assert not [(stem, heading, name) for stem, heading, name, _, here in wanted() if not here]
+
+
 def test_what_stands_beside_an_option_exists_here() -> None:
-    assert not [(page, theirs) for page, theirs, here, _ in all_rows() if not here]
-    named = [(page, theirs, word) for page, theirs, here, _ in all_rows() for word in CODE.findall(here)]
+    named = [(page, theirs, word) for page, theirs, here in all_rows() for word in CODE.findall(here)]
     assert not [each for each in named if not exists_here(each[-1])]
 
 
@@ -138,18 +141,22 @@ def test_an_option_without_a_name_here_has_a_reason() -> None:
     assert not [each for each in bare if len(each[2].split()) < 2 and each[2] not in ("planned", "always")]
 
 
-def test_a_row_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not() -> None:
+def test_a_line_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not() -> None:
     """What is planned there is planned here, and what is there is neither planned nor missing here."""
     known = {row.id for row in PARITY}
-    faults = []
-    for page, theirs, here, ids in all_rows():
-        if not set(ids) <= known:
-            faults.append((page, theirs, "no such row"))
-        if ("planned" in here) != bool(PLANNED.intersection(ids)):
-            faults.append((page, theirs, "planned here or there"))
-        if ids and here.startswith(DENIALS):
-            faults.append((page, theirs, "denied, although the parity page has it"))
+    faults, planned = [], set()
+    for stem, _, name, ids, here in wanted():
+        if not ids <= known:
+            faults.append((stem, name, "no such row"))
+        if ("planned" in here) < bool(PLANNED & ids):
+            faults.append((stem, name, "planned there, and not here"))
+        if ids and any(line.startswith(DENIALS) for line in here.split("\n")):
+            faults.append((stem, name, "denied, although the parity page has it"))
+        if PLANNED & ids:
+            planned |= {(stem, line) for line in here.split("\n") if "planned" in line}
+    promised = {(page, here) for page, _, here in all_rows() if "planned" in here}
     assert not faults
+    assert promised <= planned
 
 
 def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_its_page() -> None:
