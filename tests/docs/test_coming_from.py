@@ -1,6 +1,7 @@
 """The pages docs/coming-from: no option of the other system is missing, and what stands beside each exists here."""
 
 import inspect
+import pydoc
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import CODE, COMING_FROM, FENCE, blocks, defined_names, find_path, links, named_path
+from pages import CODE, COMING_FROM, FENCE, blocks, links
 from pydantic import TypeAdapter, ValidationError
 from test_docs import METRIC, SETTING, fields_at
 from test_parity_page import PLANNED
@@ -79,9 +80,8 @@ def exists_here(word: str) -> bool:
         return any(not value or takes(each, yaml.safe_load(value[0])) for each in types)
     if METRIC.fullmatch(word):
         return catalogue().find(word) is not None
-    if named := named_path(word):
-        file = find_path(named[0])
-        return file is not None and (named[1] is None or named[1] in defined_names(file))
+    if word.startswith("proximo."):
+        return pydoc.locate(word) is not None
     if word.startswith(("proximo ", "--")):
         return True  # commands and options of all pages are checked in test_docs.py
     if match := re.fullmatch(r"([\w.]+)\((\w+)=\)", word):

@@ -1,5 +1,6 @@
 """What the pages say exists: links, files, functions, tests, settings, metrics, commands."""
 
+import pydoc
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -50,16 +51,9 @@ def test_files_functions_and_tests_that_are_named_exist() -> None:
     assert not faults
 
 
-def test_module_paths_that_are_named_exist() -> None:
-    faults = []
-    for page, word in words():
-        if re.fullmatch(r"proximo(\.\w+)+", word):
-            parts = word.split(".")
-            whole = find_path("/".join(parts[1:]) or ".") or find_path("/".join(parts[1:]) + ".py")
-            module = find_path("/".join(parts[1:-1]) + ".py")
-            if whole is None and (module is None or parts[-1] not in defined_names(module)):
-                faults.append(f"{page.name}: {word}")
-    assert not faults
+def test_names_to_import_exist() -> None:
+    named = [(page.name, word) for page, word in words() if re.fullmatch(r"proximo(_\w+)?(\.\w+)+", word)]
+    assert not [(page, word) for page, word in named if pydoc.locate(word) is None]
 
 
 def test_settings_that_are_named_are_in_some_recipe() -> None:
