@@ -49,8 +49,9 @@ proximo config schema ppo                    # JSON schema, for an editor
 - The run folder keeps the recipe with its overrides as comments (`config.yaml`) and all effective values
   (`config.resolved.json`). The latter is also a recipe: `proximo ppo runs/x/config.resolved.json --resume`.
 
-Below, the brackets after a key hold its type and its default. A key that may be null is null by default if no other
-default is given; a section without a default is optional. Where a section has kinds, `kind: NAME` selects one.
+Below, the brackets after a key hold its type and its default. Of a few values the first is the default. A key that may
+be null is null by default if no other default is given; a section without a default is optional. Where a section has
+kinds, `kind: NAME` selects one.
 """
 
 
@@ -124,8 +125,18 @@ def _places(places: list[str]) -> str:
 
 
 def _line(name: str, field: FieldInfo) -> str:
-    kind = "; ".join(filter(None, [_type(field), _default(field)]))
+    values = _values(field)
+    kind = ", ".join(f"`{_value(value)}`" for value in values) if values else _type(field)
+    kind = "; ".join(filter(None, [kind, _default(field) if not values or field.is_required() else ""]))
     return f"- `{name}` ({kind}): {_plain(field.description)}"
+
+
+def _values(field: FieldInfo) -> list[Any]:
+    """The values of a key that has a few, the default first; empty for any other key."""
+    (kind, *others) = alternatives(field.annotation)
+    if others or not (kind is bool or get_origin(kind) is Literal):
+        return []
+    return sorted([False, True] if kind is bool else get_args(kind), key=lambda value: value != field.default)
 
 
 def _plain(docstring: str | None) -> str:
@@ -155,7 +166,7 @@ def _name(kind: Any) -> str:
         return _kinds((kind,)) if has_kinds(kind) else " or ".join(map(_link, sections))
     match get_origin(kind):
         case None:
-            return {int: "integer", float: "number", str: "text", bool: "true or false"}.get(kind, "any")
+            return {int: "integer", float: "number", str: "text"}.get(kind, "any")
         case origin if origin is Literal:
             return ", ".join(f"`{value}`" for value in get_args(kind))
         case origin if origin is dict:
@@ -200,7 +211,11 @@ def _default(field: FieldInfo) -> str:
             return "empty"
         case tuple():
             return f"`[{', '.join(map(show, value))}]`"
-    return f"`{value if isinstance(value, str) and (not value or value.strip()) else show(value)}`"
+    return f"`{_value(value)}`"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) and (not value or value.strip()) else show(value)
 
 
 if __name__ == "__main__":
