@@ -242,8 +242,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 INTRODUCTION = """\
 # Invalid combinations of settings
 
-Invalid combinations of settings are errors before anything is loaded. The reasons below are the messages of
-the validators for changes to a small recipe. `tests/docs/refusals.py` generates this page, and a test compares the two.
+These settings are refused before anything is loaded. Each line has settings and the error message that they get in an
+otherwise valid recipe of `proximo ppo`, or of the command that begins the line.
 """
 
 
@@ -294,11 +294,11 @@ def page() -> str:
     """docs/refused.md."""
     rows, lines = refusals(), [INTRODUCTION]
     for section in dict.fromkeys(row.section for row in rows):
-        lines += [f"## {section}\n", "| command | settings | reason |", "|---|---|---|"]
+        lines.append(f"## {section}\n")
         for row in rows:
             if row.section == section:
-                settings = "<br>".join(f"`{change}`" for change in split_changes(row.changes))
-                lines.append(f"| {row.kind} | {settings} | {' '.join(row.reasons).replace('|', chr(92) + '|')} |")
+                command = "" if row.kind == "ppo" else f"{row.kind}: "
+                lines.append(f"- {command}`{row.changes}`: {' '.join(row.reasons)}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
