@@ -20,7 +20,7 @@ model: {path: policy}
 value: {init_from: reward}
 data:
   sources:
-    - {function: "proximo.data.reviews.review_rows:prompt_rows", kwargs: {num_rows: 32, seed: 2}}
+    - {function: "proximo.recipes.reviews.review_rows:prompt_rows", kwargs: {num_rows: 32, seed: 2}}
   held_out_rows: 4
   max_prompt_tokens: 40
 reward:
