@@ -31,10 +31,10 @@ SHORT_DIGITS = {
     "evaluation_sources": [{"function": "sorting:problems", "kwargs": {"num_rows": 128, "seed": 2, "digits": 3}}],
 }
 EASY_COUNTDOWN = {
-    "sources": [{"function": "proximo.data.countdown:rows", "kwargs": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
+    "sources": [{"function": "proximo.recipes.countdown:rows", "kwargs": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
     "evaluation_sources": [
         {
-            "function": "proximo.data.countdown:rows",
+            "function": "proximo.recipes.countdown:rows",
             "kwargs": {"num_rows": 128, "seed": 2, "split": "held_out", "signs": "+"},
         }
     ],

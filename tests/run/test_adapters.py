@@ -24,7 +24,7 @@ from proximo.run.reporting import journal
 from proximo.supervised.sft.recipe import SFTRecipe
 
 LORA = {"rank": 2, "alpha": 4.0}
-FUNCTION = FunctionRewardConfig(kind="function", function="proximo.data.reviews.gold:gold_reward")
+FUNCTION = FunctionRewardConfig(kind="function", function="proximo.recipes.reviews.gold:gold_reward")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from proximo.data.formats.prompt_response import Exchange, assistant_turn
-from proximo.data.templates.chat import Learned, render_conversation
+from proximo.data.templates.chat import Learned, end_of_turn_ids, render_conversation
 from proximo.data.tokenise import Encoded, Rendered, Segment, TextEncoder
 from proximo.errors import DataError
 from proximo.records import Prompt
@@ -65,6 +65,7 @@ def render_for(
 
 def check_rendering(encoder: TextEncoder, prompts: Iterable[Prompt]) -> None:
     """Raises what `render_for` would raise for the first of these prompts that it cannot render, without tokens."""
+    end_of_turn_ids(encoder)  # tries a template that may loop in a child process first
     for prompt in prompts:
         render(encoder, _asked_again(encoder, prompt, "a"))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.data.rendering import render_for
-from proximo.data.templates.renderer import RenderingError, TemplateLimitError
+from proximo.data.templates.limits import RenderingError, TemplateLimitError
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.errors import ConfigError

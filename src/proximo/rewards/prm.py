@@ -15,7 +15,7 @@ from proximo.data.stepwise.steps import (
     encode_steps,
     split_steps,
 )
-from proximo.data.templates.renderer import RenderingError, TemplateLimitError
+from proximo.data.templates.limits import RenderingError, TemplateLimitError
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError
 from proximo.models.scalar import ScalarModel, step_separator_of

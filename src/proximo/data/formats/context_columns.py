@@ -15,8 +15,16 @@ MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 """Columns of media, which no prompt can contain."""
 CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
 """Columns that add context."""
-_OURS = ("messages", "tools", "add_generation_prompt")
-"""Variables of a template that `chat_template_kwargs` may not set."""
+_OURS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "chat_template",
+    "conversations",
+    "continue_final_message",
+    "return_assistant_tokens_mask",
+)
+"""Variables that `chat_template_kwargs` may not set: those of the row, and parameters of transformers' rendering."""
 
 
 def in_context(row: Row, exchange: Exchange) -> Exchange:
@@ -83,6 +91,6 @@ def _variables(row: Row) -> dict[str, Any]:
     taken = [name for name in _OURS if name in value]
     if taken:
         raise DataError(
-            f"{row.origin}: column 'chat_template_kwargs' must not set {', '.join(taken)}, which the row itself gives"
+            f"{row.origin}: column 'chat_template_kwargs' must not set {', '.join(taken)}, which is set for every row"
         )
     return dict(value)

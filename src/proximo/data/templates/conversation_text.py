@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from proximo.data.templates.renderer import RENDERER
+from proximo.data.templates.limits import TemplateLimitError, limited
 from proximo.data.templates.tool_forms import FORMS, CallForm, call_form, writes_results
 from proximo.records import Message
 
@@ -38,8 +38,24 @@ def conversation_text(
 def _rendered(
     source: str, tokens: str, messages: list[dict[str, Any]], variables: Mapping[str, Any], *, open_reply: bool
 ) -> str:
-    context = {"tools": None, "documents": None, **json.loads(tokens), **variables}
-    return RENDERER.render(source, {**context, "messages": messages, "add_generation_prompt": open_reply})
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes a second
+
+    given: dict[str, Any] = {**json.loads(tokens), **variables, "add_generation_prompt": open_reply}
+    try:
+        with limited():
+            (text,), _ = render_jinja_template(conversations=[messages], chat_template=source, **given)
+    except (TemplateLimitError, TemplateSyntaxError):
+        raise
+    except Exception as error:  # any error of a template is its answer
+        raise TemplateError(str(error) or type(error).__name__) from error
+    return text
+
+
+def check_template(source: str) -> None:
+    """Raises TemplateSyntaxError for a text that is not a template. Renders nothing."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render_jinja_template(conversations=[], chat_template=source)
 
 
 @lru_cache(maxsize=64)

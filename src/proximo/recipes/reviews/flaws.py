@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from proximo.data.reviews.drafts import Draft, new_sentence, plain_thing
-from proximo.data.reviews.grammar import PARTS, SLOTS, SentenceRole, opinion_of, read_sentence, write_sentence
-from proximo.data.reviews.words import KINDS
+from proximo.recipes.reviews.drafts import Draft, new_sentence, plain_thing
+from proximo.recipes.reviews.grammar import PARTS, SLOTS, SentenceRole, opinion_of, read_sentence, write_sentence
+from proximo.recipes.reviews.words import KINDS
 
 Flaw = Callable[[Random, Draft], Draft]
 """Puts one flaw into a draft; returns it unchanged if the flaw does not apply."""

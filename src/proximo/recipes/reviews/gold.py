@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from proximo.data.reviews.grammar import PARTS, read_sentence, split_sentences, well_formed
-from proximo.data.reviews.words import KINDS, Kind
 from proximo.errors import DataError
+from proximo.recipes.reviews.grammar import PARTS, read_sentence, split_sentences, well_formed
+from proximo.recipes.reviews.words import KINDS, Kind
 
 SHORTEST = 3
 LONGEST = 4

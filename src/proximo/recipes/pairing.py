@@ -1,4 +1,4 @@
-"""Preference pairs made from a labelled set, as a function source: `proximo.data.pairing:label_pairs`."""
+"""Preference pairs made from a labelled set, as a function source: `proximo.recipes.pairing:label_pairs`."""
 
 from collections.abc import Iterator, Sequence
 from math import lcm

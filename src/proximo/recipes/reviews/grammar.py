@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from proximo.data.reviews.words import (
+from proximo.recipes.reviews.words import (
     ADVERBS,
     BAD,
     DISLIKED,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proximo.data.pairing import label_pairs
 from proximo.errors import DataError
+from proximo.recipes.pairing import label_pairs
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import accumulate
 from random import Random
 
-from proximo.data.reviews.grammar import (
+from proximo.recipes.reviews.grammar import (
     FRAMES,
     OPINION_SLOTS,
     SLOTS,
@@ -20,7 +20,7 @@ from proximo.data.reviews.grammar import (
     words_in,
     write_sentence,
 )
-from proximo.data.reviews.words import BAD, DISLIKED, GOOD, LIKED, Kind
+from proximo.recipes.reviews.words import BAD, DISLIKED, GOOD, LIKED, Kind
 
 OWN_WORD_SHARE = 0.35
 """How often an opinion word is specific to the kind of thing."""

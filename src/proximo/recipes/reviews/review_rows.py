@@ -10,12 +10,12 @@ from functools import cache
 from operator import itemgetter
 from random import Random
 
-from proximo.data.reviews import flaws
-from proximo.data.reviews.drafts import Draft, Thing, clean_draft
-from proximo.data.reviews.flaws import Flaw
-from proximo.data.reviews.gold import gold_score
-from proximo.data.reviews.words import KINDS, PROMPTS
 from proximo.errors import ConfigError
+from proximo.recipes.reviews import flaws
+from proximo.recipes.reviews.drafts import Draft, Thing, clean_draft
+from proximo.recipes.reviews.flaws import Flaw
+from proximo.recipes.reviews.gold import gold_score
+from proximo.recipes.reviews.words import KINDS, PROMPTS
 
 Row = dict[str, str]
 

@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 
-from proximo.data.reviews import flaws
-from proximo.data.reviews.drafts import _pick, clean_draft
-from proximo.data.reviews.gold import COMPONENTS, gold_components, gold_score, thing_of
-from proximo.data.reviews.review_rows import (
+from proximo.errors import ConfigError
+from proximo.recipes.reviews import flaws
+from proximo.recipes.reviews.drafts import _pick, clean_draft
+from proximo.recipes.reviews.gold import COMPONENTS, gold_components, gold_score, thing_of
+from proximo.recipes.reviews.review_rows import (
     FORM_FLAWS,
     NO_REVIEWS,
     SMALLEST_GAP,
@@ -23,8 +24,7 @@ from proximo.data.reviews.review_rows import (
     sft_rows,
     things,
 )
-from proximo.data.reviews.words import KINDS, PROMPTS
-from proximo.errors import ConfigError
+from proximo.recipes.reviews.words import KINDS, PROMPTS
 
 PROMPT = PROMPTS[0]
 
@@ -122,7 +122,7 @@ def test_a_word_is_picked_as_the_standard_library_picks_it():
 
 
 def test_rows_do_not_depend_on_how_python_hashes_strings():
-    script = "from proximo.data.reviews.review_rows import *; print(sft_rows(40, 0), preference_rows(40, 0))"
+    script = "from proximo.recipes.reviews.review_rows import *; print(sft_rows(40, 0), preference_rows(40, 0))"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from proximo.data.reviews.gold import COMPONENTS, gold_components, gold_reward, gold_score, thing_of
-from proximo.data.reviews.grammar import FRAMES, SLOTS, read_clause, read_sentence, slots_of, well_formed
-from proximo.data.reviews.words import BAD, GOOD, KINDS, PROMPTS
 from proximo.errors import DataError
+from proximo.recipes.reviews.gold import COMPONENTS, gold_components, gold_reward, gold_score, thing_of
+from proximo.recipes.reviews.grammar import FRAMES, SLOTS, read_clause, read_sentence, slots_of, well_formed
+from proximo.recipes.reviews.words import BAD, GOOD, KINDS, PROMPTS
 from proximo.rewards.calling.binding import import_function
 
 KETTLE = "Review of the blue kettle:\n"
@@ -179,7 +179,7 @@ def test_prompts_that_name_no_thing_or_two_are_refused_with_what_was_wanted():
 
 
 def test_the_reward_function_gives_the_score_and_its_components():
-    function = import_function("proximo.data.reviews.gold:gold_reward")
+    function = import_function("proximo.recipes.reviews.gold:gold_reward")
     assert function is gold_reward
     scored = function([KETTLE, KETTLE], [BEST, ""], [{}, {}])
     assert scored == [{"score": 1.0, **FLAWLESS}, {"score": 0.0, **gold_components(KETTLE, "")}]
