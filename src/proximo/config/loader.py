@@ -4,20 +4,17 @@ Relative paths in a recipe are relative to the working directory, not to the fil
 expanded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from proximo.config.recipe import Recipe
 from proximo.config.rewards.kinds import RewardSection, RewardSourceConfig
 from proximo.config.schema.base import Section
 from proximo.config.schema.overrides import apply_overrides, parse_override
-from proximo.config.schema.positioned_yaml import Document, parse_document
-from proximo.config.schema.scalars import plain_scalar
+from proximo.config.schema.positioned_yaml import Document, as_yaml, parse_document
 from proximo.config.schema.validation_messages import Source, explain, message_of
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
@@ -113,18 +110,3 @@ def _file_text(path: Path) -> str:
 def resolved_yaml(recipe: Section) -> str:
     """The resolved recipe as YAML, which can be loaded as a recipe."""
     return as_yaml(recipe.model_dump(mode="json"))
-
-
-def as_yaml(tree: Mapping[str, Any]) -> str:
-    """Plain values as YAML that is read back as the same values. Raises yaml.YAMLError for other objects."""
-    return yaml.dump(dict(tree), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Quotes strings that YAML 1.2 would read as another type, in addition to those of YAML 1.1."""
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        tag = super().resolve(kind, value, implicit)
-        if kind is yaml.ScalarNode and implicit[0] and tag == self.DEFAULT_SCALAR_TAG:
-            return tag if isinstance(plain_scalar(value), str) else "a scalar that is no text"
-        return tag
