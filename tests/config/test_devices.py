@@ -2,9 +2,9 @@
 
 import pytest
 
+from proximo.config.devices import devices_problem
 from proximo.config.ineffective_keys import ineffective_keys
 from proximo.config.loader import load_recipe
-from proximo.config.placed_roles import devices_problem
 from proximo.errors import ConfigError
 from recipe_files import DPO, KTO, PIPELINE, PPO, SFT, write_recipe
 

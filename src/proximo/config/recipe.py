@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from proximo.config.devices import ROLES, DevicesConfig
-from proximo.config.placed_roles import PlacedRole, devices_problem
+from proximo.config.devices import ROLES, DevicesConfig, PlacedRole, devices_problem
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.run import (
     WHOLE_WEIGHTS_TRAIN,

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from proximo.config.push import PushConfig
 from proximo.config.schema.base import Section
-from proximo.config.sinks import SinkConfig
+from proximo.config.sinks import PushConfig, SinkConfig
 
 
 def _is_device(name: str) -> str:
