@@ -193,20 +193,21 @@ def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
     """
     name = typed[-1].lower().replace("-", "_")
-    known = dict.fromkeys(_in_place_of(typed, path) for path in _all_paths(schema))
-    beside = {path[-1]: path for path in known if path[:-1] == typed[:-1] and path != typed}
-    longer = [other for other in beside if len(name) > 2 and other.startswith(name)]
-    if near := get_close_matches(name, beside, n=1, cutoff=0.7) or longer:
-        return (".".join(beside[near[0]]),)
+    others = dict.fromkeys(_in_place_of(typed, path) for path in _all_paths(schema))
     ends: dict[str, list[Path]] = {}
-    for path in known:
+    for path in others.keys() - {typed}:
         for end in {path[-1], "_".join(path[-2:])}:
-            if path != typed and annotation_at(schema, tree, path) is not None:
-                ends.setdefault(end, []).append(path)
-    near = get_close_matches(name, ends, n=1, cutoff=0.75)
-    ranks = {path: (_num_shared(typed, path), -len(path)) for path in (ends[near[0]] if near else ())}
-    best = [".".join(path) for path, rank in ranks.items() if rank == max(ranks.values())]
-    return tuple(best[:MAX_SUGGESTIONS])
+            ends.setdefault(end, []).append(path)
+    beside = {path[-1]: [path] for path in others if path[:-1] == typed[:-1] and path != typed}
+    longer = [other for other in beside if len(name) > 2 and other.startswith(name)]
+    near = [beside[other] for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)]
+    near += [ends[end] for end in get_close_matches(name, ends, cutoff=0.75)]
+    for paths in near:
+        known = [path for path in paths if annotation_at(schema, tree, path) is not None]
+        ranks = {path: (_num_shared(typed, path), -len(path)) for path in known}
+        if best := [".".join(path) for path in others if path in ranks and ranks[path] == max(ranks.values())]:
+            return tuple(best[:MAX_SUGGESTIONS])
+    return ()
 
 
 @cache
