@@ -142,6 +142,11 @@ NOTES = [
             "devices.reduce_gradients has no effect: no model that trains is sharded",
         ],
     ),
+    (
+        "dpo",
+        ["devices.reference.device=cuda:1"],
+        ["devices.reference.device has no effect: only PPO has models on several devices of one process"],
+    ),
     ("pipeline", ["devices.policy.shard=grads"], []),
     (
         "pipeline",

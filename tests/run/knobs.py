@@ -691,7 +691,7 @@ SHOWN_ELSEWHERE = {
     ),
     **{
         (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
-        for section in (run.RoleModelConfig, run.RoleScalarModelConfig, rewards.ModelRewardConfig)
+        for section in (devices.PlacedRoleDevicesConfig, rewards.ModelRewardConfig)
     },
     # Of vLLM servers.
     **{

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
+from proximo.config.run import Device, ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
 from proximo.config.schema.base import Section
 
 Shard = Literal["replicate", "grads", "full"]
@@ -19,6 +19,13 @@ class RoleDevicesConfig(Section):
     """Null means `devices.shard`."""
     offload: Literal["none", "idle", "always"] | None = None
     """Null means `devices.offload`."""
+
+
+class PlacedRoleDevicesConfig(RoleDevicesConfig):
+    """How the model of a role lies on the ranks, or, in a run of one process, on which device."""
+
+    device: Device | None = None
+    """Null means `run.device`. For one process with several devices; each of several ranks has one device."""
 
 
 class DevicesConfig(Section):
@@ -42,11 +49,11 @@ class DevicesConfig(Section):
     steps on the host. `always` needs a sharded model."""
     timeout_seconds: float = Field(600.0, gt=0)
     """How long a rank waits for the others before the run ends with the name of the one that is missing."""
-    policy: RoleDevicesConfig = RoleDevicesConfig()
+    policy: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The policy of PPO."""
-    reference: RoleDevicesConfig = RoleDevicesConfig()
+    reference: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The reference of PPO, DPO or KTO."""
-    value: RoleDevicesConfig = RoleDevicesConfig()
+    value: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The critic of PPO."""
     reward: RoleDevicesConfig = RoleDevicesConfig()
     """The reward models of PPO."""
@@ -142,6 +149,12 @@ def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
             )
     if num_ranks == 1:
         return
+    for role in ("policy", "reference", "value"):
+        if (device := getattr(devices, role).device) is not None:
+            yield (
+                f"{at}.{role}.device is {device}, but each of {num_ranks} ranks has one device, the CUDA device of its "
+                "number or the CPU, for all its models: remove it, or run on one rank"
+            )
     if devices.shard_size is not None and num_ranks % devices.shard_size:
         fitting = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
         yield (
@@ -208,6 +221,8 @@ def unused_devices_keys(recipe: Placing, shared: DevicesConfig) -> Iterator[tupl
         yield from ((name, "num is 1") for name in ("shard", "shard_size", "reduce_gradients") if name in given)
         return
     used = {each.role for each in placed}
+    if "model" in used and devices.reference.device is not None:
+        yield "reference.device", "only PPO has models on several devices of one process"
     yield from ((name, "the run has no such model") for name in ROLES if name in given and name not in used)
     sharded = [each for each in placed if devices.shard_of(each.role) != "replicate"]
     if "shard_size" in given and not sharded:

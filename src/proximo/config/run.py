@@ -177,13 +177,6 @@ class ModelConfig(Section):
         return self
 
 
-class RoleModelConfig(ModelConfig):
-    """A language model of a PPO run, which may be on a device of its own."""
-
-    device: Device | None = None
-    """Where this model is; null means `run.device`."""
-
-
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
@@ -244,13 +237,6 @@ class ScalarModelConfig(Section):
                 f"init_from: trunk puts a head on the policy's own layers: set model.{given[0]} instead of "
                 f"value.{given[0]}"
             )
-
-
-class RoleScalarModelConfig(ScalarModelConfig):
-    """The value model of a PPO run, which may be on a device of its own."""
-
-    device: Device | None = None
-    """Where this model is; null means `run.device`. What runs on the policy's own weights is where the policy is."""
 
 
 class OptimizerConfig(Section):
