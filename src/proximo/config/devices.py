@@ -40,7 +40,8 @@ class DevicesConfig(Section):
     parameters are gathered layer by layer, which takes the least memory."""
     shard_size: int | None = Field(None, ge=1)
     """Number of consecutive ranks that share one copy of a sharded model; null: all. With the ranks of one machine, the
-    copies are replicated over machines, and gathers stay inside a machine (hybrid sharding)."""
+    copies are replicated over machines, and gathers stay inside a machine (hybrid sharding). For several machines with
+    a slow network."""
     reduce_gradients: Literal["update", "microbatch"] = "update"
     """When gradients of sharded models are added up over the ranks: once per update, for which each rank keeps whole
     gradients between micro-batches; or after each micro-batch, with less memory and more traffic."""
@@ -48,7 +49,8 @@ class DevicesConfig(Section):
     """Keep models in the memory of the host: `idle`, while no call uses them; `always`, with the optimizer, which then
     steps on the host. `always` needs a sharded model."""
     timeout_seconds: float = Field(600.0, gt=0)
-    """How long a rank waits for the others before the run ends with the name of the one that is missing."""
+    """How long a rank waits for the others before the run ends with the name of the one that is missing. For slow file
+    systems, from which the ranks load at different speeds."""
     policy: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The policy of PPO."""
     reference: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
@@ -58,7 +60,7 @@ class DevicesConfig(Section):
     reward: RoleDevicesConfig = RoleDevicesConfig()
     """The reward models of PPO."""
     average: RoleDevicesConfig = RoleDevicesConfig()
-    """The moving average of the policy in PPO."""
+    """The moving average of the policy in PPO. It can lie on the host between its uses."""
     model: RoleDevicesConfig = RoleDevicesConfig()
     """The trained model of SFT, reward training, DPO and KTO."""
 

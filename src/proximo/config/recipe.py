@@ -26,7 +26,7 @@ class Recipe(Section):
     run: RunConfig
     """Run folder, device, seed, checkpoints and logging."""
     devices: DevicesConfig = DevicesConfig()
-    """The ranks of the run, and how its models lie on them."""
+    """The ranks of the run, and how its models lie on them. For runs on several devices or machines."""
 
     @model_validator(mode="after")
     def _lies_on_ranks(self) -> Self:
