@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, devices, engine, push, run, sinks
+from proximo.config import data, devices, engine, run, sinks
 from proximo.config.ppo import losses, objectives
 from proximo.config.ppo import options as ppo
 from proximo.config.rewards import maths as rewards_maths
@@ -575,15 +575,8 @@ KNOBS = [
 ]
 
 SINKS = {
-    sinks.WandbSinkConfig: "test_weights_and_biases_is_told_the_id_of_the_run",
-    sinks.TrackioSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
-    sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
+    sinks.TrackerSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
-}
-SAMPLED = {
-    sinks.WandbSinkConfig: "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
-    sinks.TrackioSinkConfig: "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
-    sinks.MLflowSinkConfig: "test_mlflow_gets_held_out_ones_as_tables_and_those_of_training_as_a_file_of_each_step",
 }
 PUSHES = {
     "name": "test_the_last_model_is_pushed_once_and_privately",
@@ -686,8 +679,11 @@ SHOWN_ELSEWHERE = {
         for name in rewards_remote.RemoteRewardConfig.model_fields
     },
     **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
-    **{(s, "samples"): ("run/test_sample_sinks.py", test) for s, test in SAMPLED.items()},
-    **{(push.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
+    (sinks.TrackerSinkConfig, "samples"): (
+        "run/test_sample_sinks.py",
+        "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
+    ),
+    **{(sinks.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
     (run.RunConfig, "push"): ("run/test_pushes.py", "test_the_last_model_is_pushed_once_and_privately"),
     (run.RunConfig, "folder"): (
         "run/test_loop.py",
@@ -695,7 +691,7 @@ SHOWN_ELSEWHERE = {
     ),
     **{
         (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
-        for section in (run.RoleModelConfig, run.RoleScalarModelConfig, rewards.ModelRewardConfig)
+        for section in (devices.PlacedRoleDevicesConfig, rewards.ModelRewardConfig)
     },
     # Of vLLM servers.
     **{

@@ -89,7 +89,7 @@ def parse_bytes(text: str) -> int:
 
 def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
     """Raises ConfigError if the recipe cannot run on that many ranks."""
-    from proximo.config.placed_roles import devices_problem
+    from proximo.config.devices import devices_problem
 
     num_ranks = devices or recipe.devices.num or 1
     if problem := devices_problem(recipe, num_ranks):

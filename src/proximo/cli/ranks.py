@@ -31,7 +31,7 @@ def num_ranks(recipe: "Recipe") -> int:
 
 def check_ranks(recipe: "Recipe", place: Place | None) -> None:
     """Raises ConfigError if the recipe cannot run on the ranks that were started, or that it asks for."""
-    from proximo.config.placed_roles import devices_problem
+    from proximo.config.devices import devices_problem
 
     wanted, size = num_ranks(recipe), num_ranks(recipe) if place is None else place.size
     if place is not None and size != wanted and any(stage.devices.num for _, stage in recipe.given_stages()):

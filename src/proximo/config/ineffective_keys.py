@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from proximo.config.data import DataConfig
-from proximo.config.devices import DevicesConfig
-from proximo.config.placed_roles import unused_devices_keys
+from proximo.config.devices import DevicesConfig, unused_devices_keys
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import RoleModelConfig
+from proximo.config.run import ModelConfig
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.load_report import LoadReport
@@ -73,8 +73,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     current().once(lambda: check_engine(recipe.engine), what="the check of the engine")
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
-    policy_device = device_spec.on(recipe.model.device)
-    _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.value.device))
+    policy_device = device_spec.on(recipe.devices.policy.device)
+    _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model
     reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
@@ -111,7 +111,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reward = WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    compared = device_spec if reference_config is None else device_spec.on(reference_config.device)
+    compared = device_spec.on(recipe.devices.reference.device)
     reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
     readers = {**scorers, "policy": policy, "reference": reference, "value": value}
@@ -149,7 +149,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     )
 
 
-def _tokenizer_of_all(recipe: PPORecipe, reference_config: RoleModelConfig | None) -> PreTrainedTokenizerBase:
+def _tokenizer_of_all(recipe: PPORecipe, reference_config: ModelConfig | None) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises ModelError where a role reads or writes other tokens."""
     policy_config = recipe.model
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
-from proximo.config.placed_roles import PlacedRole
 from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
@@ -24,9 +24,9 @@ from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import (
     RANDOM_BASE,
+    ModelConfig,
     OptimizerConfig,
-    RoleModelConfig,
-    RoleScalarModelConfig,
+    ScalarModelConfig,
     TokenizerConfig,
 )
 from proximo.config.schema.base import Section
@@ -46,15 +46,15 @@ class PPORecipe(TrainerRecipe):
     )
     reward_settings: ClassVar[tuple[str, ...]] = ("reward", "gold")
 
-    model: RoleModelConfig
+    model: ModelConfig
     """The policy: the model to train. Without `reference`, a frozen copy of it is the reference, or its base with
     LoRA."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
-    reference: RoleModelConfig | None = None
+    reference: ModelConfig | None = None
     """Another reference than a copy of the policy, such as a teacher (docs/distillation.md); it must have the policy's
     vocabulary."""
-    value: RoleScalarModelConfig = RoleScalarModelConfig()
+    value: ScalarModelConfig = ScalarModelConfig()
     """The critic; unused if `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
@@ -170,17 +170,18 @@ class PPORecipe(TrainerRecipe):
     @model_validator(mode="after")
     def _each_role_in_its_place(self) -> Self:
         scorers = {f"reward.{i}": each for i, each in enumerate(self.reward) if isinstance(each, ModelRewardConfig)}
-        shared = {name: scorer.device for name, scorer in scorers.items() if scorer.share_base}
+        shared = {name: (scorer.device, name) for name, scorer in scorers.items() if scorer.share_base}
         if self._shares_weights(self.value):
-            shared["value"] = self.value.device
-        for name, device in shared.items():
+            shared["value"] = self.devices.value.device, "devices.value"
+        if self.reference is None:
+            shared["the reference"] = self.devices.reference.device, "devices.reference"
+        for name, (device, key) in shared.items():
             if device is not None:
                 raise ValueError(
-                    f"{name} runs on the policy's own weights, so it is where the policy is: remove {name}.device"
+                    f"{name} is made from the policy's own weights, so it is where the policy is: remove {key}.device"
                 )
-        compared = self.model, self.reference or self.model
-        places = [self.run.device if model.device is None else model.device for model in compared]
-        if self.ppo.kl.estimator == "full" and places[0] != places[1]:
+        places = [self.devices.policy.device or self.run.device, self.devices.reference.device or self.run.device]
+        if self.reference is not None and self.ppo.kl.estimator == "full" and places[0] != places[1]:
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
                 f"{places[0]} and {places[1]}: put both on one device, or use k1"
@@ -295,7 +296,7 @@ class PPORecipe(TrainerRecipe):
             )
         return tuple(roles)
 
-    def _shares_weights(self, value: RoleScalarModelConfig) -> bool:
+    def _shares_weights(self, value: ScalarModelConfig) -> bool:
         """Whether the critic runs on the policy's weights: as a head on its trunk, or as an adapter on its base."""
         if value.init_from == "policy":
             return value.lora is not None and self.model.lora is not None

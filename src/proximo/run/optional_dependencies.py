@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from proximo.config.recipe import Recipe
 from proximo.config.run import RunConfig
-from proximo.config.sinks import MLflowSinkConfig, SinkConfig
+from proximo.config.sinks import SinkConfig
 from proximo.errors import MissingExtraError
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
@@ -35,8 +35,7 @@ def _problem(sink: SinkConfig) -> str | None:
         return None
     if find_spec(PACKAGES[sink.kind]) is None:
         return "whose package is not installed"
-    if isinstance(sink, MLflowSinkConfig) and find_spec("sqlalchemy") is None:
-        address = sink.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not address.startswith(SERVERS):
-            return "of which only mlflow-skinny is installed, which writes to a tracking server alone"
+    to_server = os.environ.get("MLFLOW_TRACKING_URI", "").startswith(SERVERS)
+    if sink.kind == "mlflow" and not to_server and find_spec("sqlalchemy") is None:
+        return "of which only mlflow-skinny is installed, which writes to a tracking server alone"
     return None

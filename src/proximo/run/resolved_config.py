@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint.run_folder import RESOLVED_CONFIG
+from proximo.config.loader import read_saved
 from proximo.config.recipe import TrainerRecipe
-from proximo.config.saved import read_saved
 from proximo.errors import RunFolderError
 from proximo.trainer_kinds import TrainerKind, recognise, trainer_kinds
 

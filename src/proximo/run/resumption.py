@@ -7,8 +7,8 @@ from typing import Any
 from proximo.checkpoint.fingerprints import Fingerprints, Permission, check_fingerprints, relocatable, relocated
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
+from proximo.config.loader import read_saved
 from proximo.config.recipe import TrainerRecipe
-from proximo.config.saved import read_saved
 from proximo.run.options import RunOptions
 
 MAY_CHANGE = (

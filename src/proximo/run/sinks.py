@@ -10,19 +10,11 @@ from typing import Any
 
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
-from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
+from proximo.config.sinks import FunctionSinkConfig, SinkConfig
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.message_text import count_of
 from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
-from proximo.metrics.trackers import (
-    MLflowSink,
-    TrackedRun,
-    TrackioSink,
-    WandbSink,
-    mlflow_problem,
-    trackio_problem,
-    wandb_problem,
-)
+from proximo.metrics.trackers import TRACKERS, TrackedRun
 from proximo.rewards.calling.binding import import_function
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem
@@ -181,15 +173,9 @@ def open_sinks(
 
 
 def _opener(config: SinkConfig) -> OpenSink:
-    match config:
-        case WandbSinkConfig():
-            return lambda run: WandbSink(run, project=config.project, entity=config.entity, mode=config.mode)
-        case MLflowSinkConfig():
-            return lambda run: MLflowSink(run, experiment=config.experiment, tracking_uri=config.tracking_uri)
-        case TrackioSinkConfig():
-            return lambda run: TrackioSink(run, project=config.project, space_id=config.space_id)
-        case FunctionSinkConfig():
-            return _user_sink(config)
+    if isinstance(config, FunctionSinkConfig):
+        return _user_sink(config)
+    return lambda run: TRACKERS[config.kind](run, project=config.project)
 
 
 def check_sinks(run: RunConfig) -> None:
@@ -200,17 +186,11 @@ def check_sinks(run: RunConfig) -> None:
 
 
 def _sink_problem(sink: SinkConfig) -> str | None:
-    match sink:
-        case WandbSinkConfig():
-            return wandb_problem(sink.mode)
-        case MLflowSinkConfig():
-            return mlflow_problem(sink.tracking_uri)
-        case TrackioSinkConfig():
-            return trackio_problem(sink.space_id)
-        case FunctionSinkConfig():
-            problem = calling_problem(import_function(sink.function), [None], sink.kwargs)
-            given = "".join(f", {key}=..." for key in sink.kwargs)
-            return problem and f"{sink.function} is called as function(run{given}), but {problem}"
+    if not isinstance(sink, FunctionSinkConfig):
+        return TRACKERS[sink.kind].problem()
+    problem = calling_problem(import_function(sink.function), [None], sink.kwargs)
+    given = "".join(f", {key}=..." for key in sink.kwargs)
+    return problem and f"{sink.function} is called as function(run{given}), but {problem}"
 
 
 def _user_sink(config: FunctionSinkConfig) -> OpenSink:

@@ -27,7 +27,7 @@ def build_value(
 
     None if the advantage estimator needs no critic. Raises ModelError if it cannot be built.
     """
-    config, device_spec = recipe.value, device_spec.on(recipe.value.device)
+    config, device_spec = recipe.value, device_spec.on(recipe.devices.value.device)
     if not recipe.ppo.uses_critic:
         return None
     if config.init_from == "trunk":

@@ -20,7 +20,7 @@ from proximo.checkpoint import atomic
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import PUSHES
 from proximo.checkpoint.store import CheckpointStore
-from proximo.config.push import PushConfig
+from proximo.config.sinks import PushConfig
 from proximo.errors import redacted
 from proximo.models.pretrained.sharded_folders import holds_shards
 from proximo.run.model_card import write_card
