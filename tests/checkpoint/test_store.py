@@ -8,8 +8,7 @@ import pytest
 from checkpoint_faults import FaultyDisk, is_whole, save
 
 from proximo.algorithms.score_transforms import RunningMoments
-from proximo.checkpoint.manifest import FORMAT, DamagedError, read_manifest
-from proximo.checkpoint.reading import as_record
+from proximo.checkpoint.reading import FORMAT, DamagedError, as_record, read_manifest
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import CheckpointError
 
@@ -220,8 +219,8 @@ def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_pa
     store = CheckpointStore(tmp_path)
     save(store, disk, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("proximo.checkpoint.manifest.FORMAT", number)
-        patch.setattr("proximo.checkpoint.manifest.installed_version", lambda package: "7.5")
+        patch.setattr("proximo.checkpoint.reading.FORMAT", number)
+        patch.setattr("proximo.checkpoint.reading.installed_version", lambda package: "7.5")
         save(store, disk, 2)
     for read in (store.load, store.latest):
         with pytest.raises(CheckpointError, match=rf"cannot be read: .*format {number}, .* saved it \(7\.5\)$"):

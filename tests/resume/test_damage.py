@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from proximo.checkpoint.manifest import MANIFEST, STATE, read_manifest
+from proximo.checkpoint.reading import MANIFEST, STATE, read_manifest
 from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main
 from proximo.errors import CheckpointError
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from run_outcomes import assert_same_outcome, outcome
 from tiny_runs import changed, make_inputs, recipe_of, run
 

@@ -13,8 +13,7 @@ from test_loop import Counting, start
 from proximo.errors import GuardError, TrainingError
 from proximo.kernels import kernels_of
 from proximo.metrics.values import Mean
-from proximo.run import loop
-from proximo.run.reporting import journal
+from proximo.run import journal, loop
 from proximo.run.task import Record
 from tiny_runs import changed, make_inputs, recipe_of, run
 

@@ -19,9 +19,9 @@ from proximo.kernels import kernels_of
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
 from proximo.ppo.recipe import PPORecipe
+from proximo.run import journal
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from proximo.run.task import Record
 from proximo.supervised.sft.recipe import SFTRecipe
 

@@ -20,9 +20,9 @@ from proximo.models.backbone import Backbone
 from proximo.ppo import from_recipe, trainer
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles import policy
+from proximo.run import journal
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from proximo.supervised.dpo import trainer as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
 from proximo.supervised.kto import trainer as kto

@@ -13,10 +13,10 @@ from proximo.cli import main
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
-from proximo.run.hub import upload as hub
+from proximo.run import journal
+from proximo.run import pushes as hub
 from proximo.run.model_card import CARD, write_final_cards
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from run_outcomes import read_lines
 from tiny_runs import LLAMA, LORA, changed, make_inputs, recipe_of, run
 

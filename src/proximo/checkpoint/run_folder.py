@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.manifest import MANIFEST
-from proximo.checkpoint.reading import saved_steps
+from proximo.checkpoint.reading import MANIFEST, saved_steps
 from proximo.errors import RunFolderError
 
 Resume = Literal["never", "must", "auto"]
@@ -231,6 +230,17 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
             f"the run in {folder} cannot be moved aside: the permissions of {folder.resolve().parent} refuse it; give "
             "another folder"
         )
+
+
+def check_new_folder(out: Path) -> None:
+    """Raises RunFolderError if no folder can be made at `out`, for a command that writes one."""
+    if out.exists():
+        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
+        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunFolderError(f"the folder {out} cannot be written: the permissions of {above} refuse it")
 
 
 def _makes_room(folder: Path, *, overwrite: bool) -> bool:

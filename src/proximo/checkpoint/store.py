@@ -8,42 +8,41 @@ save deletes.
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.manifest import (
-    MANIFEST,
-    STATE,
-    DamagedError,
-    FileEntry,
-    OtherFormatError,
-    describe_folder,
-    read_manifest,
-)
 from proximo.checkpoint.ranks import (
-    Background,
     Captured,
     RankWriter,
     Writer,
     captured,
     check_all_seen,
     check_names,
+    in_background,
     written_by_ranks,
 )
 from proximo.checkpoint.reading import (
+    MANIFEST,
+    STATE,
     STEP_NAME,
     Checkpoint,
+    DamagedError,
+    FileEntry,
+    OtherFormatError,
+    describe_folder,
     encode_state,
     folder_of,
     left_by_failed_save,
     open_checkpoint,
+    read_manifest,
     saved_steps,
 )
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError, disk_refused
+from proximo.errors import CheckpointError, RankError, disk_refused
 
 LATEST = "latest"
 BEST = "best"
@@ -64,7 +63,7 @@ class CheckpointStore:
         self.folder = folder
         self._keep_last = keep_last
         self._sign = 1.0 if best == "highest" else -1.0
-        self._pending: Background | None = None
+        self._pending: tuple[str, Future[None]] | None = None
 
     def save(
         self,
@@ -107,7 +106,7 @@ class CheckpointStore:
             self._publish(step, temporary, metric, files, keeps_all)
 
         work = partial(written_by_ranks, temporary, shared, publish, step=step)
-        self._pending = Background(work, what=what)
+        self._pending = what, in_background(work, name=what)
         return None
 
     def finish(self, *, timeout_seconds: float | None = None) -> None:
@@ -115,9 +114,16 @@ class CheckpointStore:
 
         `timeout_seconds`: None takes that of the ranks.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.finish(timeout_seconds=timeout_seconds or current().timeout_seconds)
+        if self._pending is None:
+            return
+        (what, pending), self._pending = self._pending, None
+        seconds = timeout_seconds or current().timeout_seconds
+        if not wait([pending], timeout=min(seconds, 1e8)).done:
+            raise RankError(
+                f"{what} has not ended within {seconds:g} s: the disk is too slow for it, or a rank does not answer. "
+                "devices.timeout_seconds is how long to wait"
+            )
+        pending.result()
 
     def tidy(self) -> None:
         """Delete checkpoints beyond `keep_last`, and what a crash left unfinished. Each save ends with it.
