@@ -70,46 +70,22 @@ class RunFolder:
         self.replaced = replaced
         """The folder to which an earlier run was moved; None if there was none."""
         self._marker = marker
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = self.path / CHECKPOINTS
         """The folder for a CheckpointStore."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def metrics(self) -> Path:
+        self.metrics = self.path / METRICS
         """JSON lines, one for each step."""
-        return self.path / METRICS
-
-    @property
-    def samples(self) -> Path:
+        self.samples = self.path / SAMPLES
         """JSON lines, one for each sample that is kept for reading."""
-        return self.path / SAMPLES
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = self.path / TENSORBOARD
         """The folder of TensorBoard's event files."""
-        return self.path / TENSORBOARD
-
-    @property
-    def trackers(self) -> Path:
+        self.trackers = self.path / TRACKERS
         """The folder for the state of the sinks of experiment trackers."""
-        return self.path / TRACKERS
-
-    @property
-    def report(self) -> Path:
+        self.report = self.path / REPORT
         """The report of the run, one self-contained page."""
-        return self.path / REPORT
-
-    @property
-    def outcome(self) -> Path:
+        self.outcome = self.path / OUTCOME
         """How the run ended; absent while it is running."""
-        return self.path / OUTCOME
-
-    @property
-    def log(self) -> Path:
+        self.log = self.path / LOG
         """The plain lines that the run printed."""
-        return self.path / LOG
 
     def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
         """Write the recipe as given (`text`), and every effective setting."""

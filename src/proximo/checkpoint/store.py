@@ -148,7 +148,7 @@ class CheckpointStore:
         """The checkpoint of a step, by default that of `latest`, with every file's hash compared.
 
         parts: names of the writers whose files are hashed; None means all. Other files must have the right size.
-        Raises CheckpointError that names the damaged file and the other checkpoints.
+        Raises CheckpointError that names the damaged file.
         """
         wanted = self._latest_step() if step is None else step
         if wanted is None:
@@ -164,10 +164,9 @@ class CheckpointStore:
             try:
                 read_manifest(self._folder_of(step))
             except DamagedError as damage:
-                others = ", ".join(self._folder_of(other).name for other in self.steps() if other != step)
                 raise CheckpointError(
-                    f"the best checkpoint is unknown: {damage}. Remove {self._folder_of(step)} to choose "
-                    f"among the others ({others or 'none'}), or name one of them with --checkpoint"
+                    f"the best checkpoint is unknown: {damage}. Remove {self._folder_of(step)} to choose among the "
+                    "others, or name one of them with --checkpoint"
                 ) from damage
         step = self._best_step()
         return None if step is None else self._read(step, parts=())
@@ -258,7 +257,7 @@ class CheckpointStore:
         name = STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
         if name is None:
             raise CheckpointError(
-                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._advice(None)}"
+                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._way_on}"
             )
         return int(name[1])
 
@@ -290,17 +289,15 @@ class CheckpointStore:
             raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
             raise CheckpointError(
-                f"the checkpoint of step {step} is not complete: {damage}. {self._advice(step)}"
+                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on}"
             ) from damage
 
-    def _advice(self, damaged: int | None) -> str:
-        """Advice to resume from, or read, another checkpoint; lists the newest first."""
-        others = ", ".join(self._folder_of(step).name for step in self.steps()[::-1] if step != damaged)
-        if not others:
-            return "There is no other checkpoint: the run can only start again, with --overwrite"
+    @property
+    def _way_on(self) -> str:
+        """Advice for a damaged checkpoint."""
         return (
-            f"The others are {others}: write one of these names into {self.folder / LATEST} to resume from it, or give "
-            "it as --checkpoint to a command that reads the run"
+            f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
+            "--checkpoint to a command that reads the run"
         )
 
 
@@ -317,10 +314,6 @@ class SaveSchedule:
         every_minutes: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"every_steps must be at least 1, or None; got {every_steps}")
-        if every_minutes is not None and every_minutes <= 0:
-            raise ValueError(f"every_minutes must be above 0, or None; got {every_minutes}")
         self._every_steps = every_steps
         self._every_minutes = every_minutes
         self._clock = clock
