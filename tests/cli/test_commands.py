@@ -320,7 +320,7 @@ def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
 def test_a_trainer_is_started_with_the_recipe_and_options_and_gives_the_exit_status(
     folder, started, arguments, options, monkeypatch
 ):
-    monkeypatch.setattr("proximo.run.folders.check_run", lambda *_, **__: None)
+    monkeypatch.setattr("proximo.run.preflight.check_run", lambda *_, **__: None)
     path = write_recipe(folder, PPO)
     assert main(["ppo", path, "run.seed=3", *arguments]) == 143
     ((recipe, given),) = started

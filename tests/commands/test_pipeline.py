@@ -17,8 +17,8 @@ from proximo.models.packing import pack
 from proximo.models.sharing.shared_base import base_alone
 from proximo.plan.profiling import make_plans
 from proximo.ppo.recipe import PPORecipe
+from proximo.run import journal
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 
 REVIEWS = "proximo.recipes.reviews.review_rows"
 TINY = {

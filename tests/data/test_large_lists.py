@@ -104,7 +104,7 @@ def test_a_run_on_data_that_lie_on_disk_has_the_same_bits(kind, tmp_path, monkey
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder / "report.html")
 
 
 @pytest.mark.usefixtures("small")

@@ -28,8 +28,7 @@ from launched import (
 )
 
 from distributed.ranks import SOON_SECONDS, Ranks
-from proximo.distributed.deadline_store import DeadlineStore
-from proximo.distributed.heartbeats import Position, Watch
+from proximo.distributed.heartbeats import DeadlineStore, Position, Watch
 from proximo.distributed.process_group import ProcessGroupWorld
 from proximo.distributed.world import World
 from proximo.errors import RankError, TrainingError

@@ -37,7 +37,7 @@ def assert_fresh(two: Ranks, before: list[int]) -> None:
     assert not set(first) & set(before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_rank_that_dies_is_named_with_its_signal_and_the_next_call_has_fresh_ranks(
     number: signal.Signals, two: Ranks
 ) -> None:

@@ -27,10 +27,10 @@ from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 PROMPTS = ["ab", "cde", "f", "gh"]

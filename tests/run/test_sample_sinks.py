@@ -50,7 +50,7 @@ def open_album(run: TrackedRun) -> Album:
 def empty_album(monkeypatch: pytest.MonkeyPatch) -> None:
     Album.told = []
     # It takes longer than the run.
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder)
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_weights_and_biases_itself_takes_the_table_and_the_report(
         (folder / "report.html").write_text("the page")
         return folder / "report.html"
 
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", written)
+    monkeypatch.setattr("proximo.run.journal.write_report", written)
     monkeypatch.setenv("WANDB_MODE", "offline")
     sinks = [{"kind": "wandb", "samples": True}]
     assert run("ppo", changed(recipe, {"run.sinks": sinks}), START) == 0

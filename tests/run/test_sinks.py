@@ -14,8 +14,8 @@ import pytest
 from proximo.config.run import RunConfig
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.metrics.trackers import MLflowSink, TrackedRun
-from proximo.run.optional_dependencies import check_extras, check_extras_of
 from proximo.run.options import RunOptions
+from proximo.run.preflight import check_extras, check_extras_of
 from proximo.trainer_kinds import recipe_kind
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
@@ -67,7 +67,7 @@ def open_nothing(run: TrackedRun) -> object:
 def empty_book(monkeypatch: pytest.MonkeyPatch) -> None:
     Book.opened, Book.lines, Book.closed, Book.fails_at, Book.dies_at = [], [], 0, (), None
     # It takes longer than the run.
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder)
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: 
 def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_loaded(
     kind: str, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
+    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"run.sinks.0 is of kind {kind}.*pip install 'proximo\[{kind}\]'"):
         run("sft", changed(recipe, {"run.sinks": [{"kind": kind}]}), START)
     assert not Path(recipe["run"]["folder"]).exists()
@@ -183,7 +183,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_lo
 def test_every_trainer_misses_a_package_before_anything_is_loaded(
     kind: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
+    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
     given = changed(recipe_of(kind, inputs), {"run.sinks": [{"kind": "wandb"}]})
     with pytest.raises(MissingExtraError, match="run.sinks.0 is of kind wandb"):
         check_extras_of(recipe_kind(kind).schema.model_validate(given))
@@ -203,9 +203,7 @@ def test_every_trainer_misses_a_package_before_anything_is_loaded(
 def test_the_small_package_of_mlflow_is_taken_for_servers_alone(
     address: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "proximo.run.optional_dependencies.find_spec", lambda name: None if name == "sqlalchemy" else object()
-    )
+    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None if name == "sqlalchemy" else object())
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if address is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)

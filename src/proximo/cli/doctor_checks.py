@@ -9,7 +9,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from proximo.checkpoint.versions import installed_version
+from proximo.checkpoint.environment import installed_version
 from proximo.message_text import address
 
 GIB = 2**30

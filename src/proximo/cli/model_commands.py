@@ -246,8 +246,8 @@ def export(
     """
     check_run_folder(run)
     _refuse_other_folder(run)
-    from proximo.run.folders import check_new_folder
-    from proximo.run.hub.checks import check_push_name
+    from proximo.checkpoint.run_folder import check_new_folder
+    from proximo.run.preflight import check_push_name
 
     check_push_name(push, private=private)
     check_new_folder(out)

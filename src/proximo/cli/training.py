@@ -121,7 +121,7 @@ def _command(kind: str) -> Callable[..., int]:
 
 def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
     """Write the outcome of each run whose rank 0 was killed."""
-    from proximo.run.reporting.lost_run import write_outcome_of_lost
+    from proximo.run.journal import write_outcome_of_lost
 
     for _, stage in recipe.given_stages():
         write_outcome_of_lost(Path(stage.run.folder), by=by, reason=reason)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.http_client import is_loopback
-from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import read_secret
 
 MIN_TOKEN_CHARACTERS = 16
 """The shortest token accepted for an address that other machines can reach."""

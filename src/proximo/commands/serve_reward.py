@@ -25,9 +25,8 @@ from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.checkpoint_lookup import verify_models
-from proximo.run.environment_secrets import read_secret
 from proximo.run.make.reward_sources import build_source_without_model
-from proximo.run.preflight import reward_inputs
+from proximo.run.preflight import read_secret, reward_inputs
 
 TOKENS_PER_MICROBATCH = 8192
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

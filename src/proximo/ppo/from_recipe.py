@@ -55,7 +55,7 @@ from proximo.run.make.models import (
 )
 from proximo.run.make.sharding import shard_model
 from proximo.run.memory import check_release
-from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.resumption import inputs_fingerprint
 
 
 def build_task(recipe: PPORecipe) -> PPOTask:

@@ -19,7 +19,7 @@ from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_r
 from proximo.models.sharing.shared_base import base_alone
 from proximo.run.make.models import build_language_model, build_reference
 from proximo.run.make.sharding import shard_model
-from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.resumption import inputs_fingerprint
 from proximo.supervised.building import Start
 from proximo.supervised.recipes import ReferenceRecipe
 

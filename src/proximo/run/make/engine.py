@@ -31,7 +31,7 @@ from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.environment import interpreter
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
-from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import read_secret
 
 IN_MEMORY = Path("/dev/shm")
 CHECK_SECONDS = 60.0

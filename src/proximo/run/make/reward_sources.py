@@ -16,7 +16,7 @@ from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource, source_problem
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import read_secret
 from proximo_verifiers.grader import num_cores
 
 

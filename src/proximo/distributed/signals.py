@@ -1,4 +1,4 @@
-"""Handles SIGTERM, SIGINT and similar signals during training: end the step, save, and exit.
+"""The signals that end a run. Rank 0 ends the step, saves and exits (`Interruption`); the other ranks ignore them.
 
 with Interruption() as interruption:
     for step in ...:
@@ -19,7 +19,41 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from proximo.distributed.processes import heeded_signals
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a run after its step. SIGHUP comes from a terminal that was closed."""
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Further such signals: job scripts let their scheduler send one before the time limit."""
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """The signals that end a run after its step, without those that this process handles otherwise.
+
+    A parent may have ignored one, as `nohup` does with SIGHUP, and a program may have its own handler for SIGUSR1 or 2.
+    """
+    stops = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return stops + [number for number in USER_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+
+
+def ignore_signals() -> None:
+    """On a rank above 0: ignore the signals that end a run, since rank 0 ends it. A scheduler sends them to all ranks.
+
+    Forked children do not ignore them.
+    """
+    process = os.getpid()
+
+    def ignore(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != process:
+            _die_of(number)
+
+    for number in heeded_signals():
+        signal.signal(number, ignore)
+        signal.siginterrupt(number, False)  # system calls of libraries continue
+
+
+def _die_of(number: int) -> None:
+    """End this process by the signal, as without a handler."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 class Interruption:
@@ -37,7 +71,6 @@ class Interruption:
         *,
         grace_seconds: float = 25.0,
         repeat_seconds: float = 0.0,
-        on_request: Callable[[], None] | None = None,
         before_leaving: Callable[[int], None] | None = None,
         keeps_process: bool = False,
     ) -> None:
@@ -45,13 +78,10 @@ class Interruption:
 
         `keeps_process`: SIGINT comes from a person whose program continues afterwards, as in a notebook.
 
-        `on_request` is called at the first signal, in its handler.
-
         `before_leaving` is called with the exit status before the process ends at once.
         """
         self._grace_seconds = grace_seconds
         self._repeat_seconds = repeat_seconds
-        self._on_request = on_request
         self._before_leaving = before_leaving
         self._keeps_process = keeps_process
         self._came_at = 0.0
@@ -94,9 +124,8 @@ class Interruption:
         self._signalled.put(False)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked child, which must die of it as it would without us
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if os.getpid() != self._process:  # a forked child
+            _die_of(number)
             return
         if self._signal is not None:
             if time.monotonic() - self._came_at < self._repeat_seconds:
@@ -106,8 +135,6 @@ class Interruption:
             self._leave("a second signal: leaving at once; the last checkpoint is complete")
         self._signal = number
         self._came_at = time.monotonic()
-        if self._on_request is not None:
-            self._on_request()
         if self._keeps_process and number == signal.SIGINT:
             _say("interrupted: ending this step, then saving. A second interrupt gives the step up")
             return

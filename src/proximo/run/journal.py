@@ -1,18 +1,23 @@
-"""The journal of a run: what it writes to its folder and shows on the console. Only rank 0 writes one."""
+"""The journal of a run: what it writes to its folder and shows on the console. Only rank 0 writes one.
 
+If rank 0 was killed, its launcher or another rank writes the outcome (`write_outcome_of_lost`).
+"""
+
+import logging
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from proximo.checkpoint.logs import cut_back
-from proximo.checkpoint.run_folder import EndState, RunFolder
+from proximo.checkpoint.run_folder import EndState, RunFolder, open_abandoned
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import RunConfig
-from proximo.errors import ProximoError
+from proximo.errors import ProximoError, redacted
 from proximo.message_text import count_of
 from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
 from proximo.metrics.report.page import write_report
@@ -20,12 +25,10 @@ from proximo.metrics.report.run_facts import PUSH_FAILURES
 from proximo.metrics.report.views import run_alarms, without_update
 from proximo.metrics.run_files import read_run
 from proximo.metrics.values import Sum
-from proximo.run.hub.pushes import Pushes
-from proximo.run.logs import Logs
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
-from proximo.run.reporting.progress_messages import progress_messages, progress_warnings
-from proximo.run.sinks import GuardedSink
+from proximo.run.pushes import Pushes
+from proximo.run.sinks import GuardedSink, Logs
 from proximo.run.task import Record
 
 
@@ -232,3 +235,68 @@ def _reason(error: Exception) -> str:
     """One line. Proximo's own errors explain themselves; others are prefixed with their type."""
     words = " ".join(str(error).split())
     return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")
+
+
+def write_outcome_of_lost(folder: Path, *, by: str, reason: str) -> None:
+    """Write outcome, report and the last lines of the log of a run that a process `by` (`process 4711 on node1`) led.
+
+    Does nothing if that process began no run in the folder, the run has an outcome, or the disk refuses.
+    """
+    opened = open_abandoned(folder, by=by)
+    if opened is None:
+        return
+    reason = " ".join(redacted(reason).split())
+    with opened, suppress(OSError):
+        opened.write_outcome("failed", total_steps=read_run(opened.path).total_steps or 0, reason=reason)
+        page = write_report(opened.path)
+        with opened.log.open("a", encoding="utf-8") as log:
+            log.write(f"{reason}\nfailed, report in {folder / page.name}\n")
+
+
+@contextmanager
+def progress_warnings(progress: ProgressView) -> Generator[None]:
+    """Inside, the progress view shows Python warnings, which would otherwise be printed over it."""
+
+    def show(  # noqa: PLR0917  (the signature is Python's)
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del category, filename, lineno, file, line
+        progress.warn(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
+
+
+class _Notes(logging.Handler):
+    """Turns log records into lines or phases of the progress view."""
+
+    def __init__(self, progress: ProgressView) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show = self._progress.phase if getattr(record, "phase", False) else self._progress.note
+        show(record.getMessage())
+
+
+@contextmanager
+def progress_messages(progress: ProgressView) -> Generator[None]:
+    """Inside, log messages (for example what the run waits for) go to the progress view and to log.txt."""
+    notes = _Notes(progress)
+    logs = [logging.getLogger(package) for package in ("proximo", "proximo_verifiers")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.addHandler(notes)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+            log.removeHandler(notes)
