@@ -8,7 +8,7 @@ from proximo.data.reviews.gold import COMPONENTS, gold_components, gold_reward, 
 from proximo.data.reviews.grammar import FRAMES, SLOTS, read_clause, read_sentence, slots_of, well_formed
 from proximo.data.reviews.words import BAD, GOOD, KINDS, PROMPTS
 from proximo.errors import DataError
-from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function_binding import import_function
 
 KETTLE = "Review of the blue kettle:\n"
 OPENING = "I bought the kettle last week."

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from pool_clock import PoolClock
-from proximo.rewards.texts.json_schema import JSONSchemaVerifier
-from proximo.rewards.texts.length import LengthVerifier
-from proximo.rewards.texts.pattern import PatternVerifier
-from proximo.rewards.texts.repetition import RepetitionVerifier
-from proximo.rewards.texts.think_answer import ThinkAnswerVerifier
+from proximo.rewards.json_schema import JSONSchemaVerifier
+from proximo.rewards.text_verifiers import LengthVerifier, PatternVerifier, RepetitionVerifier, ThinkAnswerVerifier
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.maths.countdown import CountdownVerifier
 from proximo_verifiers.maths.verifier import MathsVerifier
@@ -43,7 +40,7 @@ MATHS = {
     "incorrect_score": -1.0,
     "no_answer_score": -1.0,
 }
-VERIFIER = {"verifier": "proximo.rewards.texts.pattern:PatternVerifier", "options": {"pattern": "42"}}
+VERIFIER = {"verifier": "proximo.rewards.text_verifiers:PatternVerifier", "options": {"pattern": "42"}}
 VERIFIERS = [
     CountdownVerifier(**COUNTDOWN),
     MathsVerifier(**MATHS),
@@ -83,7 +80,7 @@ def test_a_verifier_without_a_grade_for_time_outs_has_no_parts_in_it() -> None:
 
 def test_the_clock_of_a_verifier_is_that_of_the_whole_grade() -> None:
     verifier = {"verifier": "example_verifiers:Letters", "options": {"by_clock": True}}
-    serve, about, _ = verifier_service("proximo.rewards.texts.think_answer:ThinkAnswerVerifier", {"verifier": verifier})
+    serve, about, _ = verifier_service("proximo.rewards.text_verifiers:ThinkAnswerVerifier", {"verifier": verifier})
     asked = {"text": "b", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
     assert serve({"grade": asked})["by_clock"] is True
     assert about["by_clock"] is False
@@ -91,7 +88,7 @@ def test_the_clock_of_a_verifier_is_that_of_the_whole_grade() -> None:
 
 def test_a_verifier_that_does_not_apply_leaves_no_score() -> None:
     verifier = {"verifier": "example_verifiers:LettersAlone", "options": {}}
-    serve, _, _ = verifier_service("proximo.rewards.texts.think_answer:ThinkAnswerVerifier", {"verifier": verifier})
+    serve, _, _ = verifier_service("proximo.rewards.text_verifiers:ThinkAnswerVerifier", {"verifier": verifier})
     asked = {"text": "b1", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
     assert serve({"grade": asked})["state"] == "not_applicable"
 

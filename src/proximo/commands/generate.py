@@ -25,7 +25,7 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.ppo.inputs.parts import as_source
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function_binding import import_function
 from proximo.rewards.source import CheckingSource, RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.engines_on_ranks import push_to

@@ -23,7 +23,7 @@ from proximo.metrics.trackers import (
     trackio_problem,
     wandb_problem,
 )
-from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function_binding import import_function
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem
 

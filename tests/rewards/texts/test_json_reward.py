@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from proximo.errors import ConfigError
-from proximo.rewards.texts.json_reading import MAX_INTEGER_DIGITS, BadJSONError, nesting, read_json
-from proximo.rewards.texts.json_schema import JSONSchemaVerifier
+from proximo.rewards.json_schema import MAX_INTEGER_DIGITS, BadJSONError, JSONSchemaVerifier, nesting, read_json
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 CITY: dict[str, Any] = {

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from proximo.rewards.texts.length import LengthVerifier
-from proximo.rewards.texts.repetition import RepetitionVerifier, longest_run, repeated_share
+from proximo.rewards.text_verifiers import LengthVerifier, RepetitionVerifier, longest_run, repeated_share
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proximo.errors import ConfigError
-from proximo.rewards.texts.pattern import PatternVerifier
+from proximo.rewards.text_verifiers import PatternVerifier
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.texts.think_answer import ThinkAnswerVerifier, read_form
+from proximo.rewards.text_verifiers import ThinkAnswerVerifier, read_form
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 GOOD = "<think>two and two</think>\n<answer>4</answer>"
-FORTY_TWO = {"verifier": "proximo.rewards.texts.pattern:PatternVerifier", "options": {"pattern": "42"}}
+FORTY_TWO = {"verifier": "proximo.rewards.text_verifiers:PatternVerifier", "options": {"pattern": "42"}}
 AREAL = {"verifier": FORTY_TWO, "min_score": -1.0}
 
 

@@ -10,9 +10,8 @@ from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardC
 from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.rewards.calling.binding import import_function
-from proximo.rewards.function import FunctionReward
-from proximo.rewards.function_process import ProcessFunctionReward
+from proximo.rewards.function import FunctionReward, ProcessFunctionReward
+from proximo.rewards.function_binding import import_function
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource, source_problem
 from proximo.rewards.verifier_reward import VerifierReward
