@@ -12,7 +12,7 @@ from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.config.rewards.text_rules import pattern_problem, schema_problem
 from proximo.metrics.definitions import COMPONENT
 
-VERIFIERS = "proximo.rewards.texts"
+VERIFIERS = "proximo.rewards.text_verifiers"
 
 
 class QuickRewardConfig(VerifierRewardConfig):
@@ -25,7 +25,7 @@ class QuickRewardConfig(VerifierRewardConfig):
 class PatternRewardConfig(QuickRewardConfig):
     """Scores matches of a regular expression. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.pattern:PatternVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:PatternVerifier"
 
     kind: Literal["pattern"]
     """Counts the matches of a regular expression."""
@@ -71,7 +71,7 @@ class PatternRewardConfig(QuickRewardConfig):
 class JSONSchemaRewardConfig(QuickRewardConfig):
     """Scores whether a response is JSON that satisfies a schema. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.json_schema:JSONSchemaVerifier"
+    implementation: ClassVar[str] = "proximo.rewards.json_schema:JSONSchemaVerifier"
 
     kind: Literal["json_schema"]
     """1 for JSON that satisfies the schema, else 0. Needs the extra json-schema."""
@@ -97,7 +97,7 @@ class JSONSchemaRewardConfig(QuickRewardConfig):
 class LengthRewardConfig(QuickRewardConfig):
     """Scores how far the length of a response is from a range. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.length:LengthVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:LengthVerifier"
 
     kind: Literal["length"]
     """1 within the range, both ends included; outside, the score falls linearly to 0 over `slack` units. For responses
@@ -125,7 +125,7 @@ class LengthRewardConfig(QuickRewardConfig):
 class RepetitionRewardConfig(QuickRewardConfig):
     """Penalises repetition within a response. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.repetition:RepetitionVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:RepetitionVerifier"
 
     kind: Literal["repetition"]
     """Minus the fraction of n-grams that occurred earlier in the response: from 0 down to nearly -1."""
@@ -165,7 +165,7 @@ def _scores_of(verifier: VerifierConfig) -> tuple[float, float]:
 class ThinkAnswerRewardConfig(VerifierRewardConfig):
     """Scores the form `<think>…</think><answer>…</answer>`, alone or with a verifier. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.think_answer:ThinkAnswerVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:ThinkAnswerVerifier"
 
     kind: Literal["think_answer"]
     """1 for a response of that form, else `min_score`. With `verifier`, 1 for a correct answer in any form; the form
