@@ -17,9 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Holding
-from proximo.rollout.fair_lock import FairLock
-from proximo.rollout.local import LocalEngine
-from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.local import FairLock, LocalEngine
+from proximo.rollout.rank_transfers import from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 

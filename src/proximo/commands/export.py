@@ -22,7 +22,7 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
-from proximo.rollout.stop_token_ids import name_endings
+from proximo.rollout.stopping import name_endings
 from proximo.run.checkpoint_lookup import find_model, find_run
 from proximo.run.folders import check_new_folder
 from proximo.run.hub.checks import check_push_name

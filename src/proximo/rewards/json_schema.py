@@ -11,6 +11,10 @@ from proximo.errors import ConfigError
 from proximo_verifiers.code.extraction import fenced_blocks
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
+MAX_INTEGER_DIGITS = 300
+"""Below the largest float (1.8e308), so that comparing an integer with a float cannot fail."""
+STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+
 
 class JSONSchemaVerifier(Verifier):
     """Scores 1 for JSON that satisfies the schema, else 0.
@@ -97,11 +101,6 @@ def _canonical(value: Any) -> str:
 
 def _grade(*, parsed: bool, reason: str) -> Grade:
     return Grade(score=0.0, state=ScoreState.MODEL_FAULT, reason=reason, components={"parsed": float(parsed)})
-
-
-MAX_INTEGER_DIGITS = 300
-"""Below the largest float (1.8e308), so that comparing an integer with a float cannot fail."""
-STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 class BadJSONError(ValueError):

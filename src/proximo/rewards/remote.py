@@ -40,6 +40,7 @@ CHECK_SECONDS = 60.0
 REFUSES_THIS_CHECK = (401, 403, 413)
 """Statuses with which a service refuses one check. Any other refusal means that it checks no rows at all."""
 Result = TypeVar("Result")
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,9 +272,6 @@ def _jitter(batch: int, attempt: int) -> float:
     Depends on batch and attempt alone, so that runs are reproducible.
     """
     return 0.5 + zlib.crc32(f"{batch}:{attempt}".encode()) / 2**33
-
-
-Reply = TypeVar("Reply")
 
 
 class Requests:

@@ -17,6 +17,8 @@ from proximo.errors import ConfigError
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 Unit = Literal["tokens", "words", "characters"]
+TAGS = re.compile(r"</?(?:think|answer)>")
+WELL_FORMED = ["<think>", "</think>", "<answer>", "</answer>"]
 
 
 class LengthVerifier(Verifier):
@@ -160,10 +162,6 @@ def longest_run(units: Sequence[str], longest_block: int) -> int:
             equal = equal + 1 if units[i] == units[i - period] else 0
             longest = max(longest, equal // period + 1)
     return longest
-
-
-TAGS = re.compile(r"</?(?:think|answer)>")
-WELL_FORMED = ["<think>", "</think>", "<answer>", "</answer>"]
 
 
 class ThinkAnswerVerifier(Verifier):

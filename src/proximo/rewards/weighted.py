@@ -32,6 +32,9 @@ from proximo.rewards.token_rewards import is_list, weighted_sum
 Part = RewardSource | RewardFunction
 Reward = Part | Sequence[Part | tuple[float, Part]]
 """The reward of a program: a function, a source, or several. Sources without a weight have weight 1."""
+MAX_CONCURRENT = 8
+"""Largest number of sources scored in threads at a time, in addition to one in the caller's thread."""
+_Answer = tuple[int, list[Scored] | None, BaseException | None]
 
 
 def as_pairs(reward: Any) -> list[tuple[float, Any]]:
@@ -162,12 +165,6 @@ def _wanted(pair: Any) -> str:
 
 def _severity(state: ScoreState) -> int:
     return list(ScoreState).index(state)
-
-
-MAX_CONCURRENT = 8
-"""Largest number of sources scored in threads at a time, in addition to one in the caller's thread."""
-
-_Answer = tuple[int, list[Scored] | None, BaseException | None]
 
 
 def score_concurrently(sources: Sequence[RewardSource], responses: Sequence[Response]) -> list[list[Scored]]:

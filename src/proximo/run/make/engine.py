@@ -25,11 +25,10 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import is_quantised
 from proximo.rollout.engine import Engine
-from proximo.rollout.first_rank_engine import FirstRankEngine
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.ranks_engine import FirstRankEngine
+from proximo.rollout.stopping import ending_ids
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
-from proximo.rollout.vllm.environment import interpreter
-from proximo.rollout.vllm.process import ServerProcess, ServerSpec
+from proximo.rollout.vllm.process import ServerProcess, ServerSpec, interpreter
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.run.environment_secrets import read_secret
 
