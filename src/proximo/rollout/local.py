@@ -246,7 +246,7 @@ def check_request(
 
 
 class FairLock:
-    """A fair lock for two threads. The waiting thread gets it next, while a plain lock may always return to its last holder."""
+    """A fair lock for two threads. The waiting one gets it next; a plain lock may always return to its last holder."""
 
     def __init__(self) -> None:
         self._next = threading.Lock()
