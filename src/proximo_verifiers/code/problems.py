@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from proximo_verifiers.code.ast_names import names_of, parsed
-from proximo_verifiers.code.parsed_asserts import ParsedAssert, comparisons_of
+from proximo_verifiers.code.parsed_asserts import ParsedAssert, comparisons_of, names_of, parsed
 from proximo_verifiers.errors import DataError
 
 Form = Literal["asserts", "check", "stdio", "input_output"]

@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 from proximo_verifiers.code.calls import run_calls, run_comparisons
 from proximo_verifiers.code.extraction import Which, program_of
-from proximo_verifiers.code.harness_source import PRELOAD
 from proximo_verifiers.code.problems import (
     DEFAULT_TESTS,
     Calls,
@@ -20,7 +19,7 @@ from proximo_verifiers.code.problems import (
 )
 from proximo_verifiers.code.result import Fault, Findings, printable
 from proximo_verifiers.code.stdio import run_inputs
-from proximo_verifiers.code.test_runner import rehearsed, run_suite
+from proximo_verifiers.code.test_runner import PRELOAD, rehearsed, run_suite
 from proximo_verifiers.errors import ConfigError, DataError, check_choices
 from proximo_verifiers.sandbox.jobs import MIB, Limits, Runner
 from proximo_verifiers.sandbox.runner import Sandbox

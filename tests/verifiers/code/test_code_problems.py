@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proximo_verifiers.code.ast_names import Names, names_of
+from proximo_verifiers.code.parsed_asserts import Names, names_of
 from proximo_verifiers.code.problems import (
     DEFAULT_TESTS,
     Calls,

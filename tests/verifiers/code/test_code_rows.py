@@ -3,7 +3,7 @@
 import pytest
 
 from graded_programs import graded, open_sandbox
-from proximo_verifiers.code.harness_source import PRELOAD
+from proximo_verifiers.code.test_runner import PRELOAD
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import DataError, SandboxError
 from proximo_verifiers.sandbox.runner import Sandbox

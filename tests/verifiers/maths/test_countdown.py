@@ -10,8 +10,7 @@ import pytest
 from maths_verifiers import countdown_verifier
 
 from proximo_verifiers.errors import DataError
-from proximo_verifiers.maths.countdown import CountdownVerifier
-from proximo_verifiers.maths.expressions import MalformedError, read_expression
+from proximo_verifiers.maths.countdown import CountdownVerifier, MalformedError, read_expression
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 from real_data import real_data
 
