@@ -4,13 +4,15 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from proximo.config.rewards.text_rules import schema_problem
 from proximo.errors import ConfigError
 from proximo_verifiers.code.extraction import fenced_blocks
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
+MAX_BYTES = 65536
+MAX_NESTING = 32
 MAX_INTEGER_DIGITS = 300
 """Below the largest float (1.8e308), so that comparing an integer with a float cannot fail."""
 STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -19,29 +21,19 @@ STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 class JSONSchemaVerifier(Verifier):
     """Scores 1 for JSON that satisfies the schema, else 0.
 
-    The JSON is the last fenced block, or the whole response; `read_json` refuses some. The schema
+    The JSON is the last fenced block, or the whole response if it has none; `read_json` refuses some. The schema
     follows draft 2020-12 unless `$schema` names another. It may refer to its own parts only, and nothing is fetched. As
     in the standard, `format` is not validated.
     """
 
-    def __init__(
-        self,
-        *,
-        json_schema: Mapping[str, Any],
-        reads: Literal["last_block", "response"] = "last_block",
-        max_bytes: int = 65536,
-        max_nesting: int = 32,
-    ) -> None:
+    def __init__(self, *, json_schema: Mapping[str, Any]) -> None:
         """Raises ConfigError for an invalid schema, or if the package jsonschema is missing."""
         self.validator = make_validator(json_schema)
-        self.reads = reads
-        self.max_bytes = max_bytes
-        self.max_nesting = max_nesting
 
     def grade(self, answer: Answer) -> Grade:
         """The grade, with the component `parsed`: 1 if the JSON could be parsed. Otherwise the answer is at fault."""
         try:
-            value = read_json(self._document(answer.text), max_bytes=self.max_bytes, max_nesting=self.max_nesting)
+            value = read_json(_document(answer.text))
         except BadJSONError as error:
             return _grade(parsed=False, reason=str(error))
         try:
@@ -57,13 +49,10 @@ class JSONSchemaVerifier(Verifier):
         """The grade of an answer during which the worker was killed."""
         return _grade(parsed=False, reason="checking it took too long")
 
-    def _document(self, text: str) -> str:
-        if self.reads == "response":
-            return text
-        blocks = [block for block in fenced_blocks(text) if block.closed]
-        if not blocks:
-            raise BadJSONError("no fenced block")
-        return blocks[-1].text
+
+def _document(text: str) -> str:
+    blocks = [block for block in fenced_blocks(text) if block.closed]
+    return blocks[-1].text if blocks else text
 
 
 def make_validator(schema: Mapping[str, Any]) -> Any:
@@ -107,18 +96,18 @@ class BadJSONError(ValueError):
     """The text is not acceptable JSON; the message says why."""
 
 
-def read_json(text: str, *, max_bytes: int, max_nesting: int) -> Any:
+def read_json(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises BadJSONError for invalid JSON, and for more than `max_bytes` of UTF-8, nesting deeper than `max_nesting`,
+    Raises BadJSONError for invalid JSON, and for more than MAX_BYTES of UTF-8, nesting deeper than MAX_NESTING,
     duplicate keys in an object, NaN and infinities (also as 1e999), and integers of more than MAX_INTEGER_DIGITS
     digits.
     """
     size = len(text.encode("utf-8", "surrogatepass"))
-    if size > max_bytes:
-        raise BadJSONError(f"{size} bytes of JSON, more than {max_bytes}")
-    if nesting(text) > max_nesting:
-        raise BadJSONError(f"JSON nested more than {max_nesting} deep")
+    if size > MAX_BYTES:
+        raise BadJSONError(f"{size} bytes of JSON, more than {MAX_BYTES}")
+    if nesting(text) > MAX_NESTING:
+        raise BadJSONError(f"JSON nested more than {MAX_NESTING} deep")
     try:
         return json.loads(
             text,

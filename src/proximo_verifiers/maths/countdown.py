@@ -18,6 +18,8 @@ from proximo_verifiers.errors import DataError, check_choices
 from proximo_verifiers.maths.extraction import FINDERS
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
+COLUMNS = ("nums", "target")
+"""Columns of a row: the list of whole numbers, and the whole number to make."""
 MAX_CHARACTERS = 500
 """Largest length of an expression."""
 MAX_EQUATION_CHARACTERS = 1000
@@ -204,8 +206,6 @@ class CountdownVerifier:
         self,
         *,
         answer_from: Sequence[str] = ("tags", "boxed", "last_line"),
-        numbers_column: str = "nums",
-        target_column: str = "target",
         number_usage: str = "exactly_once",
         operators: Sequence[str] = ("+", "-", "*", "/"),
         correct_score: float = 1.0,
@@ -221,7 +221,6 @@ class CountdownVerifier:
         check_choices("number_usage cannot be", [number_usage], ("exactly_once", "at_most_once"))
         check_choices("operators cannot have", operators, ("+", "-", "*", "/"))
         self._answer_from = tuple(answer_from)
-        self._columns = (numbers_column, target_column)
         self._exactly = number_usage == "exactly_once"
         self._operators = frozenset(operators)
         self._scores = {"correct": correct_score, "incorrect": incorrect_score, "no_answer": no_answer_score}
@@ -259,7 +258,7 @@ class CountdownVerifier:
         """Does nothing: there is no process to end."""
 
     def _problem(self, metadata: Mapping[str, Any]) -> tuple[list[int], int]:
-        numbers, target = (metadata.get(column) for column in self._columns)
+        numbers, target = (metadata.get(column) for column in COLUMNS)
         if (
             not isinstance(numbers, Sequence)
             or isinstance(numbers, str)
@@ -267,13 +266,11 @@ class CountdownVerifier:
             or not all(map(_is_integer, numbers))
         ):
             raise DataError(
-                f"countdown needs a list of whole numbers in the column {self._columns[0]!r} of each row; "
-                f"got {numbers!r:.80}. numbers_column names the column"
+                f"countdown needs a list of whole numbers in the column {COLUMNS[0]!r} of each row; got {numbers!r:.80}"
             )
         if not _is_integer(target):
             raise DataError(
-                f"countdown needs a whole number in the column {self._columns[1]!r} of each row; got {target!r:.80}. "
-                "target_column names the column"
+                f"countdown needs a whole number in the column {COLUMNS[1]!r} of each row; got {target!r:.80}"
             )
         return list(numbers), target
 

@@ -1,4 +1,4 @@
-"""Words in answers: units after a value, letters of choices, and numbers and sets such as `two thirds`, `no solution`."""
+"""Words in answers: units after a value, letters of choices, numbers and sets such as `two thirds` or `no solution`."""
 
 import re
 

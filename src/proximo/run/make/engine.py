@@ -109,7 +109,6 @@ class EngineServers:
         for process, server in zip(self._processes, self.servers, strict=False):
             process.wait_until_ready(server, seconds=self.config.start_seconds)
         options = VLLMOptions(
-            attempts=self.config.attempts,
             transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
             max_logprob_error=self.config.max_logprob_error,
@@ -128,7 +127,6 @@ class EngineServers:
         limits = ServerLimits(
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
-            push_seconds=self.config.push_seconds,
             start_seconds=self.config.start_seconds,
         )
         self.servers.append(server := VLLMServer(url, token=token, limits=limits, **options))
