@@ -615,7 +615,7 @@ GRADED = {
 }
 """What all graded kinds share; none of it changes a healthy run."""
 CODE = {
-    "test_every_field_of_the_section_is_an_option_of_the_verifier": ("form",),
+    "test_the_defaults_of_verifier_and_section_are_the_same": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
     "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
 }
