@@ -251,16 +251,6 @@ RECIPES = (
     ),
     _override("expression that is none", "reward=[{kind: pattern, pattern: 'a('}]", "reward.0.pattern", "missing )"),
     _override(
-        "whole response that matches twice",
-        "reward=[{kind: pattern, pattern: a, match: full, max_matches: 2}]",
-        "max_matches needs match: search",
-    ),
-    _override(
-        "pattern that outlives its worker",
-        "reward=[{kind: pattern, pattern: a, match_seconds: 10}]",
-        "match_seconds (10) must be below answer_seconds (10)",
-    ),
-    _override(
         "schema that is none",
         "reward=[{kind: json_schema, json_schema: {type: objct}}]",
         "reward.0.json_schema",
@@ -277,11 +267,6 @@ RECIPES = (
         "lengths the wrong way round",
         "reward=[{kind: length, shortest: 3, longest: 2}]",
         "shortest (3) must not exceed longest (2)",
-    ),
-    _override(
-        "format bonus without a verifier",
-        "reward=[{kind: think_answer, format_bonus: 0.1}]",
-        "need a verifier: set verifier",
     ),
     _override(
         "workers of a verifier within a form",

@@ -20,8 +20,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
-from proximo.rollout.stop_token_ids import ending_ids
-from proximo.rollout.stopping import StopRules
+from proximo.rollout.stopping import StopRules, ending_ids
 
 ASK = {"role": "user", "content": "is it?"}
 YES, NO = ({"role": "assistant", "content": text} for text in ("yes", "no"))

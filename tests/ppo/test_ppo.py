@@ -24,7 +24,7 @@ from proximo.ppo.kl_coefficient import adapted_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Passes, Response, Scored
 from proximo.rewards.function import FunctionReward
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.stopping import ending_ids
 from records_made import prompt
 
 PROMPTS = ["ab", "cde", "f", "gh"]

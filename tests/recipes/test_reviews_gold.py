@@ -8,7 +8,7 @@ from proximo.errors import DataError
 from proximo.recipes.reviews.gold import COMPONENTS, gold_components, gold_reward, gold_score, thing_of
 from proximo.recipes.reviews.grammar import FRAMES, SLOTS, read_clause, read_sentence, slots_of, well_formed
 from proximo.recipes.reviews.words import BAD, GOOD, KINDS, PROMPTS
-from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function_binding import import_function
 
 KETTLE = "Review of the blue kettle:\n"
 OPENING = "I bought the kettle last week."

@@ -605,30 +605,19 @@ GRADED = {
         "rewards/test_verifier_reward.py",
         "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
     ),
-    "attempts": (
-        "rewards/test_verifier_reward.py",
-        "test_a_fault_that_the_verifier_itself_sees_is_tried_again_and_not_remembered",
-    ),
-    "worker_memory_mib": (
-        "rewards/test_verifier_reward.py",
-        "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
-    ),
 }
 """What all graded kinds share; none of it changes a healthy run."""
 CODE = {
-    "test_every_field_of_the_section_is_an_option_of_the_verifier": ("form",),
+    "test_the_defaults_of_verifier_and_section_are_the_same": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
     "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
 }
 CODE_GRADES = {
-    "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
-    "test_code_is_put_before_the_program": ("before_column",),
-    "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),
-    "test_an_answer_without_a_program_has_a_score_of_its_own": ("no_program_score", "allow_unfenced"),
+    "test_an_answer_without_a_program_has_a_score_of_its_own": ("allow_unfenced",),
     "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_per_test"),
     "test_memory_is_limited_as_asked": ("memory_mib",),
     "test_a_tolerance_is_for_outputs_and_returned_values": ("float_tolerance",),
-    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial", "correct_score", "incorrect_score"),
+    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial",),
 }
 SHOWN_ELSEWHERE = {
     # The tiny models of these runs write no programs.
@@ -651,6 +640,21 @@ SHOWN_ELSEWHERE = {
         "test_programs_and_tests_import_the_packages_that_are_named",
     ),
     **{(rewards.VerifierRewardConfig, name): test for name, test in GRADED.items()},
+    (rewards.CustomVerifierRewardConfig, "worker_memory_mib"): (
+        "rewards/test_verifier_reward.py",
+        "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
+    ),
+    **{
+        (rewards.AnswerScores, name): (
+            "verifiers/code/test_code_grades.py",
+            "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice",
+        )
+        for name in ("correct", "incorrect")
+    },
+    (rewards.AnswerScores, "no_answer"): (
+        "verifiers/code/test_code_grades.py",
+        "test_an_answer_without_a_program_has_a_score_of_its_own",
+    ),
     # Responses of two steps are rare here.
     (rewards.PRMRewardConfig, "aggregate"): (
         "rewards/test_process_reward.py",
@@ -825,10 +829,6 @@ SHOWN_ELSEWHERE = {
     (rewards_maths.MathsRewardConfig, "symbolic"): (
         "verifiers/maths/test_maths_verifier.py",
         "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
-    ),
-    (rewards_maths.MathsRewardConfig, "symbolic_cpu_seconds"): (
-        "verifiers/maths/test_math_verify.py",
-        "test_math_verify_is_stopped_after_its_processor_time",
     ),
     **{
         (rewards_maths.CountdownRewardConfig, name): (

@@ -163,7 +163,7 @@ def _sandbox() -> Finding:
 
 
 def _vllm() -> Finding:
-    from proximo.rollout.vllm.environment import environment_folder
+    from proximo.rollout.vllm.process import environment_folder
 
     folder = environment_folder(None)
     if (folder / "bin" / "python").is_file():

@@ -23,7 +23,7 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
-from proximo.rollout.stop_token_ids import name_endings
+from proximo.rollout.stopping import name_endings
 from proximo.run.checkpoint_lookup import find_model, find_run
 from proximo.run.model_card import SCALAR_ROLES, write_card
 from proximo.run.preflight import check_push_name

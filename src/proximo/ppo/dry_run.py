@@ -20,7 +20,7 @@ from proximo.data.rows import Row
 from proximo.errors import DataError, as_own_errors
 from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
-from proximo.rewards.calling.binding import BoundFunction, bound_import
+from proximo.rewards.function_binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import reward_inputs
 from proximo_verifiers import errors as verifiers

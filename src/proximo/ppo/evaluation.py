@@ -16,10 +16,9 @@ from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.records import Prompt, Scored
-from proximo.rewards.source import NoReward, RewardSource
-from proximo.rewards.statistics import statistics_of
+from proximo.rewards.source import NoReward, RewardSource, statistics_of
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import sampling_with
+from proximo.rollout.ranks_engine import sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.user_code import checked_scores
 

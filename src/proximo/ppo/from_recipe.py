@@ -35,8 +35,7 @@ from proximo.ppo.task import PPOTask, make_difficulty_filter
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
-from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
-from proximo.rewards.sources_on_ranks import build_on_first
+from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource, build_on_first
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.make.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache

@@ -20,9 +20,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
-from proximo.rewards.source import ClosableSource, NoReward, RewardSource
-from proximo.rewards.sources_on_ranks import score_on_ranks
-from proximo.rewards.statistics import statistics_of
+from proximo.rewards.source import ClosableSource, NoReward, RewardSource, score_on_ranks, statistics_of
 from proximo.run.checkpointing import update_counts
 from proximo.run.make.conversion import schedule_notes
 from proximo.run.make.engine import EngineServers

@@ -57,8 +57,7 @@ from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Prompt, Response, Scored
-from proximo.rewards.sources_on_ranks import scored_once
-from proximo.rewards.statistics import statistics_of
+from proximo.rewards.source import scored_once, statistics_of
 from proximo.rewards.weighted import Reward
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine

@@ -17,7 +17,7 @@ from proximo.models.pretrained.saving import load_weights, save_pretrained, whol
 from proximo.models.pretrained.sharded_folders import SHARDS, assemble, holds_shards, save_configs, saved_tensors
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import load_head, save_head, whole_head, write_head
-from proximo.rollout.stop_token_ids import name_endings
+from proximo.rollout.stopping import name_endings
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel

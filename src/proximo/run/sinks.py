@@ -22,7 +22,7 @@ from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
 from proximo.metrics.tensorboard_sink import TensorBoardSink
 from proximo.metrics.trackers import TRACKERS, TrackedRun
 from proximo.metrics.values import Last, Sum
-from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function_binding import import_function
 from proximo.run.task import Record
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem

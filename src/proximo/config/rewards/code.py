@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.sources import VerifierRewardConfig
+from proximo.config.rewards.sources import WORKER_MEMORY_MIB, AnswerRewardConfig
 from proximo.metrics.definitions import COMPONENT
 from proximo_verifiers.sandbox.guarantees import check_names
 
@@ -12,7 +12,7 @@ LEAST_WALL_PER_CPU = 2.0
 """Wall-clock seconds allowed for each CPU second; the same constant as that of the verifier."""
 
 
-class CodeRewardConfig(VerifierRewardConfig):
+class CodeRewardConfig(AnswerRewardConfig):
     """Scores programs by the tests that they pass in a sandbox."""
 
     implementation: ClassVar[str] = "proximo_verifiers.code.verifier:CodeVerifier"
@@ -30,18 +30,6 @@ class CodeRewardConfig(VerifierRewardConfig):
     """What tests a row has. `asserts`: statements that call a function (MBPP). `check`: a function `check(candidate)`
     (HumanEval). `stdio`: inputs and outputs in two columns. `input_output`: both in one column of JSON, with `fn_name`
     where a function is to be called (APPS, TACO). docs/code.md, "Forms"."""
-    tests_columns: list[str] = Field(default_factory=list)
-    """Columns with the tests; empty for those of the form: `test_list`, `test`, `inputs` and `outputs`, or
-    `input_output`."""
-    setup_columns: list[str] = Field(default_factory=lambda: ["test_setup_code", "test_imports"])
-    """Columns with set-up code of the tests, which runs after the program and before the first test. A column that a
-    row lacks is skipped."""
-    before_column: str | None = None
-    """Column with code that is prepended to the program."""
-    entry_point_column: str = "entry_point"
-    """Column with the name of the requested function, for `form: check` and `program: completion`."""
-    prompt_column: str | None = None
-    """Column with the code that a completion continues; null for the prompt itself."""
     program: Literal["last_block", "first_block", "all_blocks", "response", "completion"] = "last_block"
     """Which part of a response is the program: a fenced block, all of them joined, the whole response, or the prompt's
     code followed by the response."""
@@ -53,23 +41,17 @@ class CodeRewardConfig(VerifierRewardConfig):
     """Seconds that a program may be idle for all tests of a row together. A program is idle while it neither computes
     nor waits for a processor, for example in a sleep."""
     limit_per_test: bool = False
-    """`cpu_seconds` count per test: as an exact limit where the program runs once per input, else as one limit
-    multiplied by the number of tests."""
+    """`cpu_seconds` count per test, as the limits of programming contests do: as an exact limit where the program runs
+    once per input, else as one limit multiplied by the number of tests."""
     memory_mib: int = Field(512, ge=160)
-    """Memory of a program in MiB, including the interpreter's. At most `worker_memory_mib`, which programs inherit from
-    the worker."""
+    """Memory of a program in MiB, including the interpreter's; programs with packages such as numpy may need more."""
     float_tolerance: float | None = Field(None, gt=0)
     """Largest absolute or relative difference between a number in the output, or in a returned value, and the expected
-    number; null demands equality. Tests written in Python do their own comparison."""
+    number, for problems whose results are rounded; null demands equality. Tests written in Python do their own
+    comparison."""
     partial: bool = False
-    """The score grows from `incorrect_score` to `correct_score` with the share of tests that pass. Without it every
-    test must pass for `correct_score`."""
-    correct_score: float = 1.0
-    """Score of a program that passes every test."""
-    incorrect_score: float = 0.0
-    """Score of a program that fails a test."""
-    no_program_score: float = 0.0
-    """Score of a response without a program."""
+    """The score grows from `scores.incorrect` to `scores.correct` with the share of tests that pass, for a policy that
+    solves nothing at first. Without it every test must pass."""
     packages: list[str] = Field(default_factory=list)
     """Installed packages that programs and tests may import beside the standard library, by import name (`numpy`); what
     they require is included. A package that is not installed, or cannot be imported in the sandbox, stops the run
@@ -83,19 +65,14 @@ class CodeRewardConfig(VerifierRewardConfig):
         check_names(value, ())
         return value
 
-    @model_validator(mode="after")
-    def _columns_of_the_form(self) -> Self:
-        wanted = {"stdio": 2, "input_output": 1}.get(self.form)
-        if self.tests_columns and wanted is not None and len(self.tests_columns) != wanted:
-            raise ValueError(
-                f"form {self.form} needs {wanted} tests_columns, got {len(self.tests_columns)}: name all of them, or "
-                "none to use the form's default columns"
-            )
-        return self
-
     def verifier_options(self) -> dict[str, Any]:
         """The options, with `answer_seconds`, which the limits of a program must fit into."""
         return {**super().verifier_options(), "answer_seconds": self.answer_seconds}
+
+    @property
+    def memory_of_a_worker_mib(self) -> int:
+        """That of other workers, or what a program may take, since programs inherit the limit of the worker."""
+        return max(WORKER_MEMORY_MIB, self.memory_mib)
 
     @property
     def shortest_answer_seconds(self) -> float:
@@ -110,23 +87,5 @@ class CodeRewardConfig(VerifierRewardConfig):
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, four times cpu_seconds "
                 f"({self.cpu_seconds:g}) plus twice idle_seconds ({self.idle_seconds:g}), because a program that the "
                 "machine kept waiting is run twice: raise answer_seconds, or lower the other two"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _memory_of_the_worker(self) -> Self:
-        if self.worker_memory_mib is not None and self.memory_mib > self.worker_memory_mib:
-            raise ValueError(
-                f"memory_mib ({self.memory_mib}) must be at most worker_memory_mib ({self.worker_memory_mib}), which "
-                "programs inherit: raise worker_memory_mib, or set it to null"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _scores_in_order(self) -> Self:
-        if not max(self.incorrect_score, self.no_program_score) < self.correct_score:
-            raise ValueError(
-                f"correct_score ({self.correct_score:g}) must be above incorrect_score ({self.incorrect_score:g}) and "
-                f"no_program_score ({self.no_program_score:g})"
             )
         return self

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.rewards.sources import VerifierRewardConfig
+from proximo.config.rewards.sources import AnswerRewardConfig
 from proximo.metrics.definitions import COMPONENT
 
 AnswerPlace = Literal["boxed", "tags", "hash", "phrase", "label", "number", "pattern", "response"]
 Operator = Literal["+", "-", "*", "/"]
 
 
-class MathsRewardConfig(VerifierRewardConfig):
+class MathsRewardConfig(AnswerRewardConfig):
     """Compares the answer in a response with the reference answer of its row. docs/maths.md."""
 
     implementation: ClassVar[str] = "proximo_verifiers.maths.verifier:MathsVerifier"
@@ -26,27 +26,18 @@ class MathsRewardConfig(VerifierRewardConfig):
     """Places to look for the answer, in order; the first place that has one is used. `boxed`: \\boxed{}; `tags`:
     <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A: ...`; `number`: the
     last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
-    answers_column: str | None = "answers"
-    """Column with a list of further reference answers; an answer that equals any reference is correct. A row may lack
-    the column; null reads it in no row."""
     multiple_answers: Literal["last", "first", "agree"] = "last"
-    """Which of several answers in one place is used. `agree`: all must be equal, else the response has no answer."""
+    """Which of several answers in one place is used. `first`: for a base model that goes on to further questions.
+    `agree`: all must be equal, else the response has no answer."""
     pattern: str | None = None
     """Regular expression for `answer_from: [pattern]`; the answer is its first group, or the whole match without
-    groups. A match that takes longer than `answer_seconds` gets the response `incorrect_score`."""
+    groups. A match that takes longer than `answer_seconds` scores as an incorrect one."""
     relative_tolerance: float | None = Field(None, gt=0, lt=1)
-    """Largest relative difference between a real number and the reference; null demands the exact value."""
+    """Largest relative difference between a real number and the reference, for references that are measured or
+    rounded; null demands the exact value."""
     symbolic: Literal["auto", "always", "never"] = "auto"
     """Whether math-verify compares answers that the exact grammar cannot parse. `auto`: if the extra `maths` is
     installed; `always`: the extra must be installed."""
-    symbolic_cpu_seconds: float = Field(0.8, gt=0)
-    """CPU seconds of math-verify for one answer; an answer that needs more is incorrect."""
-    correct_score: float = 1.0
-    """Score of a correct answer."""
-    incorrect_score: float = 0.0
-    """Score of an incorrect answer."""
-    no_answer_score: float = 0.0
-    """Score of a response without an answer."""
 
     def caveats(self) -> tuple[str, ...]:
         if self.symbolic != "auto" or find_spec("math_verify") is not None:
@@ -67,13 +58,8 @@ class MathsRewardConfig(VerifierRewardConfig):
                 raise ValueError(f"pattern is not a regular expression: {error}") from error
         return self
 
-    @model_validator(mode="after")
-    def _scores_in_order(self) -> Self:
-        _check_order(self)
-        return self
 
-
-class CountdownRewardConfig(VerifierRewardConfig):
+class CountdownRewardConfig(AnswerRewardConfig):
     """Scores countdown problems: an expression of the given numbers must equal the target. docs/maths.md."""
 
     implementation: ClassVar[str] = "proximo_verifiers.maths.countdown:CountdownVerifier"
@@ -87,30 +73,7 @@ class CountdownRewardConfig(VerifierRewardConfig):
     )
     """Places to look for the expression, in order; the last expression in the first place that has one is used. `tags`:
     <answer>...</answer>; `boxed`: \\boxed{}; `last_line`: the last line; `response`: the whole response."""
-    numbers_column: str = "nums"
-    """Column of the row with the list of whole numbers."""
-    target_column: str = "target"
-    """Column of the row with the whole number to make."""
     number_usage: Literal["exactly_once", "at_most_once"] = "exactly_once"
-    """How often each given number must be used."""
+    """How often each given number must be used; `at_most_once` in the rules of the television game."""
     operators: tuple[Operator, ...] = Field(("+", "-", "*", "/"), min_length=1)
     """Allowed operators."""
-    correct_score: float = 1.0
-    """Score of an expression that equals the target."""
-    incorrect_score: float = 0.0
-    """Score of any other expression; a small positive score rewards the form."""
-    no_answer_score: float = 0.0
-    """Score of a response without an expression."""
-
-    @model_validator(mode="after")
-    def _scores_in_order(self) -> Self:
-        _check_order(self)
-        return self
-
-
-def _check_order(section: MathsRewardConfig | CountdownRewardConfig) -> None:
-    if not max(section.incorrect_score, section.no_answer_score) < section.correct_score:
-        raise ValueError(
-            f"correct_score ({section.correct_score:g}) must be above incorrect_score ({section.incorrect_score:g}) "
-            f"and no_answer_score ({section.no_answer_score:g})"
-        )

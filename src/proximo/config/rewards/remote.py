@@ -28,10 +28,6 @@ class RemoteRewardConfig(Section):
     """Wall-clock limit of one request, after which it is sent again."""
     step_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of all responses of a step. A response without a result by then has no score."""
-    attempts: int = Field(5, ge=1)
-    """Number of times a request without a usable reply is sent before its responses have no score."""
-    initial_backoff_seconds: float = Field(0.5, ge=0)
-    """Pause before the second attempt. Each later pause is twice as long, up to 30 seconds."""
     weight: float = 1.0
     """Weight of this source in the sum."""
 

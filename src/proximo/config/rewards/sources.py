@@ -9,6 +9,8 @@ from proximo.config.run import Device
 from proximo.config.schema.base import Section
 from proximo.metrics.definitions import COMPONENT
 
+WORKER_MEMORY_MIB = 4096
+
 
 class VerifierRewardConfig(Section):
     """The keys that all sources with a verifier in worker processes share."""
@@ -29,10 +31,11 @@ class VerifierRewardConfig(Section):
     of its own. If that times out too, the answer is at fault and gets the verifier's score for a time-out."""
     step_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of all answers of a step. An answer that is not graded by then has no score."""
-    attempts: int = Field(3, ge=1)
-    """Number of times an answer is tried whose worker died or whose verifier failed, before it has no score."""
-    worker_memory_mib: int | None = Field(4096, ge=128)
-    """Address space in MiB of a worker, and of each process that it starts; null for no limit."""
+
+    @property
+    def memory_of_a_worker_mib(self) -> int | None:
+        """Address space of a worker, and of each process that it starts; None for no limit."""
+        return WORKER_MEMORY_MIB
 
     def verifier_path(self) -> str:
         """The import path of the verifier, `package.module:Class`."""
@@ -46,6 +49,38 @@ class VerifierRewardConfig(Section):
         """The keyword arguments of the verifier as plain values: the keys that are specific to this kind."""
         shared = {*VerifierRewardConfig.model_fields, "kind", "name"}
         return self.model_dump(mode="json", exclude=shared)
+
+
+class AnswerScores(Section):
+    """The scores of a verifier that tells correct answers from incorrect ones."""
+
+    correct: float = 1.0
+    """Score of a correct answer."""
+    incorrect: float = 0.0
+    """Score of an incorrect answer. A small positive one rewards the form of an answer."""
+    no_answer: float = 0.0
+    """Score of a response without an answer; for programs, of one without a program. A lower one than `incorrect`
+    teaches the form first."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not max(self.incorrect, self.no_answer) < self.correct:
+            raise ValueError(
+                f"correct ({self.correct:g}) must be above incorrect ({self.incorrect:g}) and no_answer "
+                f"({self.no_answer:g})"
+            )
+        return self
+
+
+class AnswerRewardConfig(VerifierRewardConfig):
+    """Base of verifiers that tell correct answers from incorrect ones."""
+
+    scores: AnswerScores = Field(default_factory=AnswerScores)
+    """What correct, incorrect and missing answers score."""
+
+    def verifier_options(self) -> dict[str, Any]:
+        options = super().verifier_options()
+        return options | {f"{name}_score": score for name, score in options.pop("scores").items()}
 
 
 class ModelRewardConfig(Section):
@@ -137,6 +172,13 @@ class CustomVerifierRewardConfig(VerifierRewardConfig):
     """`package.module:Class` with a method `grade`; each worker makes one."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
+    worker_memory_mib: int | None = Field(WORKER_MEMORY_MIB, ge=128)
+    """Address space in MiB of a worker, and of each process that it starts; null for no limit, as a verifier may need
+    that loads a model."""
+
+    @property
+    def memory_of_a_worker_mib(self) -> int | None:
+        return self.worker_memory_mib
 
     def verifier_path(self) -> str:
         return self.verifier_class

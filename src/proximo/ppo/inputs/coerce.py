@@ -22,7 +22,7 @@ from proximo.models.sharing.trunk import refuse_half_shared
 from proximo.ppo.inputs.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.token_rewards import is_list, scored_by_token
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.stopping import ending_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -29,9 +29,9 @@ from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.asynchronous import SamplingPlan
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import on_ranks
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.ranks_engine import on_ranks
+from proximo.rollout.stopping import ending_ids
 from proximo.run.make.sharding import shard_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -47,7 +47,7 @@ from proximo.ppo.update.reports import AT_REST, Report, TrunkReports, UpdateLog,
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import push_to, sampling_with
+from proximo.rollout.ranks_engine import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.memory import release_cache
 

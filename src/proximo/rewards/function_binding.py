@@ -1,25 +1,33 @@
 """Binds the parameters of a user's reward function to its inputs by name, and calls it.
 
-Imports no torch: a worker process and a dry run bind functions too.
+An async function runs in an event loop that lives as long as the function. `function_service` serves a function in a
+worker process. Imports no torch: a worker process and a dry run bind functions too.
 """
 
+import asyncio
 import functools
 import importlib
 import inspect
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature
 from typing import Any
 
 from proximo.errors import ConfigError, DataError
 from proximo.metrics.definitions import COMPONENT
-from proximo.rewards.calling.event_loop import EventLoop
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import deferral
+from proximo_verifiers.workers.services import ReadyService, find_callable
 
 PAGE = "docs/rewards.md"
+FUNCTION_SERVICE = "proximo.rewards.function_binding:function_service"
+CLOSE_SECONDS = 5.0
+"""How long the end of the thread of an event loop is waited for."""
 OF_A_BATCH = ("prompts", "responses", "completions", "completion_ids", "metadata")
 """Names of parameters besides the columns of the rows. Each is a list with one entry for each response."""
 OF_A_RESPONSE = ("finish", "token_ids")
@@ -240,3 +248,67 @@ def _set_by_partial(function: Any) -> set[str]:
 def _completion(prompt: Any, response: str) -> Any:
     """The response in TRL's form: a list with the assistant's message where the prompt is a conversation."""
     return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
+
+
+class EventLoop:
+    """Runs awaitables in one loop, in a thread of its own, which begins with the first of them.
+
+    A client that an async function opens belongs to the loop that it was opened in, so the loop stays the same from
+    batch to batch. Several threads may wait at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._end: asyncio.Future[None] | None = None
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """The result of the awaitable. Raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._started()).result()
+
+    def close(self) -> None:
+        """Cancels what still runs, and ends the thread. A later awaitable begins another one."""
+        with self._lock:
+            loop, thread, end = self._loop, self._thread, self._end
+            self._loop = self._thread = self._end = None
+        if loop is None or thread is None or end is None:
+            return
+        loop.call_soon_threadsafe(end.set_result, None)
+        thread.join(CLOSE_SECONDS)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._end = self._loop.create_future()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop, self._end), daemon=True, name="async-reward"
+                )
+                self._thread.start()
+            return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop, end: "asyncio.Future[None]") -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        while not end.done():
+            # Such an exception of a task reaches the waiting caller, and the loop too, which continues for others.
+            with suppress(SystemExit, KeyboardInterrupt):
+                runner.get_loop().run_until_complete(end)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def function_service(path: str, options: Mapping[str, Any]) -> ReadyService:
+    """A reward function. The ready value is what it wants of the columns of a row."""
+    bound = BoundFunction(find_callable(path), options, name=repr(path))
+
+    def serve(request: Mapping[str, Any]) -> Any:
+        results = bound(**request["call"], columns=request["columns"])
+        if hasattr(results, "tolist"):  # numpy arrays and tensors
+            results = results.tolist()
+        return json.loads(json.dumps(results, default=lambda value: value.tolist()))
+
+    return serve, asdict(bound.wanted), bound.close
