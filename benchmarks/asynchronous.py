@@ -42,7 +42,7 @@ from slow_server import SlowEngine
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.calls import OwnCall
@@ -195,7 +195,7 @@ class Watched(PPOTrainer):
             num_steps=num_steps,
             prompts_per_step=PROMPTS_PER_STEP,
             epochs_per_step=1,
-            kl={"apply_to": "none"},
+            kl="none",
             rollout={"max_new_tokens": LARGEST + 4, "max_num_seqs": PROMPTS_PER_STEP, "staleness": case.bound},
             policy_optimizer={"learning_rate": LEARNING_RATE},
             value_optimizer={"learning_rate": LEARNING_RATE},

@@ -165,7 +165,7 @@ def trainer(case: Case, seed: int) -> PPOTrainer:
         prompts_per_step=192 // group,
         responses_per_prompt=group,
         epochs_per_step=1,
-        kl={"apply_to": "none"},
+        kl="none",
         rollout={"max_new_tokens": LENGTHS[case.task], "max_num_seqs": 192},
         advantage={"estimator": case.advantage} | ({"gae_lambda": 1.0} if case.advantage == "gae" else {}),
         policy_optimizer=optimizer,

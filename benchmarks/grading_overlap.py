@@ -58,7 +58,7 @@ def step_seconds(early: bool, *, seconds: float, num_steps: int) -> tuple[float,
     policy = LanguageModel(LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=256, **shape)))
     source = VerifierReward("grading_overlap:Sleeper", name="sleeper", num_workers=2, options={"seconds": seconds})
     options = {"max_new_tokens": 48, "stop_token_ids": (6, 7, 8), "max_rows": 16}
-    config = PPOConfig(num_steps=num_steps, prompts_per_step=64, rollout=options, kl={"apply_to": "none"})
+    config = PPOConfig(num_steps=num_steps, prompts_per_step=64, rollout=options, kl="none")
     trainer = PPOTrainer(policy, tiny_tokenizer(), reward=source if early else Late(source), config=config)
     try:
         history = trainer.train([f"{'abcdefgh'[n % 8]}{'ijklmnop'[n // 8]}" for n in range(64)])[1:]

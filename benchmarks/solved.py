@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.algorithms.score_transforms import RunningMoments
+from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer
@@ -28,11 +28,11 @@ LETTERS = "abcdef"
 LENGTH = 4
 RULES: dict[str, dict[str, Any]] = {"learn from every step": {"least_spread": None}, "least_spread 0.01": {}}
 KINDS: dict[str, dict[str, Any]] = {
-    "no KL": {"kl": {"apply_to": "none"}},
+    "no KL": {"kl": "none"},
     "KL in the reward": {"kl": {"coefficient": 0.02}},
-    "scores a hundredth as large": {"kl": {"apply_to": "none"}, "score": {"scale": 0.01}},
-    "running scores": {"kl": {"apply_to": "none"}, "score": {"normalise": "standardise"}},
-    "a shared trunk": {"kl": {"apply_to": "none"}},
+    "scores a hundredth as large": {"kl": "none", "score": {"scale": 0.01}},
+    "running scores": {"kl": "none", "score": {"normalise": "standardise"}},
+    "a shared trunk": {"kl": "none"},
 }
 
 

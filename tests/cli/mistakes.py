@@ -93,7 +93,7 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is not supported", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
-    _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator or ppo.advantage.estimator?"),
+    _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator or ppo.advantage.kind?"),
     _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
     _override("rewards that weigh nothing", "reward.0.weight=0", "every reward source has weight 0"),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
@@ -138,7 +138,7 @@ RECIPES = (
     ),
     _override(
         "a reference to compare with that is not there",
-        "ppo={evaluate_reference: true, kl: {apply_to: none}}",
+        "ppo={evaluate_reference: true, kl: none}",
         "evaluate_reference needs a fixed reference",
     ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
@@ -152,13 +152,11 @@ RECIPES = (
     _override(
         "warm-up to the end", "ppo.critic_warmup_steps=10", "leaves no steps for the policy", "below num_steps (10)"
     ),
-    _override(
-        "KL form with another gradient", "ppo.kl={apply_to: loss, estimator: k3}", "k3 in the loss", "weighted_k3"
-    ),
+    _override("KL form with another gradient", "ppo.kl={kind: loss, estimator: k3}", "k3 in the loss", "weighted_k3"),
     _override("average that is not kept", "ppo.evaluate_average=true", "evaluate_average needs average_decay"),
     _override(
         "moving a reference that is not there",
-        "ppo.kl={apply_to: none, reference_every_steps: 2}",
+        "ppo.kl={kind: none, reference_every_steps: 2}",
         "kl.reference_every_steps needs a reference",
     ),
     _recipe(
@@ -199,7 +197,7 @@ RECIPES = (
         "no file none.txt",
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
-    _override("bootstrap of scored answers", "ppo.truncation_value=bootstrap", "score.score_truncated: false"),
+    _override("bootstrap of scored answers", "ppo.truncation=bootstrap", "score.score_truncated: false"),
     _override(
         "KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "never changes", "set it above 0"
     ),

@@ -245,7 +245,7 @@ ONE_BASE = [
             "policy",
             "owner/model (Hub: nothing here has that name), LoRA of rank 4 on all-linear",
         ),
-        (["ppo.kl.apply_to=none"], "reference", "none"),
+        (["ppo.kl=none"], "reference", "none"),
         (["reference.path=owner/other"], "reference", "owner/other (Hub: nothing here has that name), frozen"),
         ([], "value", "backbone of the policy, fresh head"),
         (["value.init_from=reward"], "value", "backbone and head of the reward model"),
@@ -295,7 +295,7 @@ def test_a_dry_run_of_kto_says_what_is_read(folder, capsys, point, text):
 
 
 def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
-    overrides = ["ppo.advantage.estimator=group_centred", "ppo.responses_per_prompt=2", "ppo.advantage.gae_lambda=0.5"]
+    overrides = ["ppo.advantage.kind=group_centred", "ppo.responses_per_prompt=2", "ppo.advantage.gae_lambda=0.5"]
     assert main(["ppo", write_recipe(folder, PPO), *overrides, "--quiet"]) == 143
     assert (
         capsys.readouterr().err

@@ -62,9 +62,9 @@ def test_every_estimator_takes_them(estimator: str, score: dict) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"truncation_value": "mask"},
+        {"truncation": "mask"},
         {"score": {"whiten_rewards": "zero_mean"}},
-        {"score": {"score_truncated": False}, "truncation_value": "bootstrap"},
+        {"score": {"score_truncated": False}, "truncation": "bootstrap"},
         {"value_loss": {"normalise": "exponential"}},
         {"advantage": {"length_adaptive": 0.05}},
         {"kl": {"estimator": "full"}},
@@ -121,7 +121,7 @@ ANSWER = [7, 8, 2]
 
 def weights_after(answers: list[list[int]]) -> tuple[torch.Tensor, dict[str, float]]:
     """The policy after one step in which each answer scores 1; advantages are as they come, so that they compare."""
-    plain = {"advantage": {"estimator": "gae", "standardise": False}, "epochs_per_step": 1, "minibatch_responses": 1}
+    plain = {"advantage": {"kind": "gae", "standardise": False}, "epochs_per_step": 1, "minibatch_responses": 1}
     config = PPOConfig(prompts_per_step=len(answers), policy_optimizer={"learning_rate": 1e-2}, **plain)  # type: ignore[arg-type]
     trainer = PPOTrainer(tiny_language_model(num_hidden_layers=1), tiny_tokenizer(), config=config)
     line = trainer.step(["ab"] * len(answers), answers, [1.0] * len(answers))

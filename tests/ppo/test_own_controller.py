@@ -76,7 +76,7 @@ def test_while_the_critic_warms_up_it_waits() -> None:
 
 @pytest.mark.parametrize(
     ("kl", "words"),
-    [({"apply_to": "none"}, "needs a KL"), ({"target": 6.0}, "remove these"), ({"coefficient": 0.3}, "remove")],
+    [("none", "needs a KL"), ({"target": 6.0}, "remove these"), ({"coefficient": 0.3}, "remove")],
 )
 def test_two_that_keep_the_coefficient_or_none_to_keep_are_refused(kl: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -6,13 +6,13 @@ from statistics import fmean, pstdev
 
 import pytest
 import torch
+from proximo.ppo.scores import ConstantRewardSteps, check_constant_rewards
 
-from proximo.algorithms.return_spread import ReturnSpread
-from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.advantages import ReturnSpread
+from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores
-from proximo.ppo.scores import ConstantRewardSteps, check_constant_rewards
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
@@ -46,7 +46,7 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
         values=torch.zeros(len(old) + len(batch)),
     )
     base = {
-        "kl": {"apply_to": "reward" if reference else "none"},
+        "kl": {"kind": "reward" if reference else "none"},
         "advantage": {"standardise": False, "gae_lambda": 1.0},
     }
     return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
@@ -154,7 +154,7 @@ def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing
     plain = [ended(1.0), ended(-0.5, num_tokens=2)]
     with_tool = scored(1.0, of=response([7, 7, 7, 9], mask=[True, True, True, False]))
     others = [with_tool, plain[1], FAULTY, cut(50.0)]
-    options = {"score": {"whiten_rewards": mode}, "truncation_value": "mask"}
+    options = {"score": {"whiten_rewards": mode}, "truncation": "mask"}
     alone, among = made(plain, **options), made(others, **options)
     mask = torch.tensor([True] * 3 + [False] + [True] * 2 + [False] * 6)
     assert among.mask.equal(mask)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ppo.test_updates import Gathered, config, make, models
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.ppo.roles.build import Roles
 from proximo.records import Experience
 from roles_made import state
@@ -91,7 +91,7 @@ def k3(token: Token) -> float:
 
 
 BOUNDS = {"clip_low": 0.15, "clip_high": 0.35}
-KL = {"apply_to": "loss", "estimator": "k2", "coefficient": 0.5}
+KL = {"kind": "loss", "estimator": "k2", "coefficient": 0.5}
 FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "ppo": (
         {"policy_loss": {"objective": BOUNDS | {"dual_clip": 1.6}}},

@@ -53,7 +53,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "kto of an adapter": ("kto", {"model.lora": LORA, "kto.undesirable_weight": 2.0}),
     "ppo of adapters": ("ppo", {"model.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),
-    "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),
+    "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.kind": "loss", "ppo.kl.estimator": "k2"}),
     "ppo from a teacher alone": (
         "ppo",
         {
@@ -61,7 +61,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
             "reference": {"config": LLAMA | {"hidden_size": 32}},
             "value": {},
             "ppo.advantage": "return_to_go",
-            "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+            "ppo.kl": {"kind": "loss", "estimator": "full", "coefficient": 1.0},
         },
     ),
     "ppo of pairs, whose beta adapts": (
@@ -73,7 +73,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         "ppo",
         {
             **NO_CRITIC,
-            "ppo.advantage": {"estimator": "group_centred", "zero_variance_groups": "resample", "resample_rounds": 2},
+            "ppo.advantage": {"kind": "group_centred", "zero_variance_groups": "resample", "resample_rounds": 2},
             "ppo.task_reward": "share_of_vowels",
         },
     ),

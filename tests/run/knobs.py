@@ -140,12 +140,12 @@ EXPERTS = {
     "model.config.moe_intermediate_size": 8,
     "model.config.shared_expert_intermediate_size": 8,
 }
-BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"init_from": "policy"}}
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"kind": "pass_at_k"}, "value": {"init_from": "policy"}}
 FAR = {"ppo.value_loss.error.kind": "huber", "ppo.value_loss.error.delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise.kind": "exponential"}
 EQUAL = {
     "ppo.responses_per_prompt": 2,
-    "ppo.advantage": {"estimator": "group_centred"},
+    "ppo.advantage": {"kind": "group_centred"},
     "ppo.task_reward": "grade",
     "value": {"init_from": "policy"},
     "reward": [
@@ -376,7 +376,7 @@ KNOBS = [
     Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
     Knob(ppo.RolloutConfig, "max_num_seqs", "ppo", {"ppo.rollout.max_num_seqs": 2}),
     Knob(ppo.RolloutConfig, "staleness", "ppo", {"ppo.rollout.staleness": 2}),
-    Knob(ppo.KLConfig, "apply_to", "ppo", {"ppo.kl.apply_to": "none"}),
+    Knob(ppo.KLConfig, "kind", "ppo", {"ppo.kl": "none"}),
     Knob(ppo.KLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
     Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
     Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
@@ -459,9 +459,9 @@ KNOBS = [
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
         ppo.PPOConfig,
-        "truncation_value",
+        "truncation",
         "ppo",
-        {"ppo.truncation_value": "mask"},
+        {"ppo.truncation": "mask"},
         {"ppo.rollout.stop_token_ids": list(range(6, 16))},
     ),
     Knob(ppo.ScoreConfig, "score_truncated", "ppo", {"ppo.score.score_truncated": False}, CUT),

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from proximo.algorithms.advantages import broadcast_to_tokens
-from proximo.algorithms.flat_layout import segment_sum
 from proximo.algorithms.kl import bounded_exp
+from proximo.algorithms.masking import broadcast_to_tokens, segment_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -142,7 +142,7 @@ class PairObjectiveConfig(ObjectiveConfig):
 class OnlineDPOConfig(PairObjectiveConfig):
     """The loss of DPO on the better and the worse of two responses to each prompt (docs/online-dpo.md)."""
 
-    formula_path: ClassVar[str] = "proximo.algorithms.direct_preference:dpo_loss"
+    formula_path: ClassVar[str] = "proximo.algorithms.preferences:dpo_loss"
     kind: Literal["online_dpo"] = "online_dpo"
     """The sigmoid of the margin."""
 
@@ -150,7 +150,7 @@ class OnlineDPOConfig(PairObjectiveConfig):
 class OnlineIPOConfig(PairObjectiveConfig):
     """The loss of IPO on the better and the worse of two responses to each prompt (docs/online-dpo.md)."""
 
-    formula_path: ClassVar[str] = "proximo.algorithms.direct_preference:ipo_loss"
+    formula_path: ClassVar[str] = "proximo.algorithms.preferences:ipo_loss"
     kind: Literal["online_ipo"] = "online_ipo"
     """The squared distance of the margin from its target."""
 
