@@ -222,7 +222,7 @@ MORE = [
 ]
 LESS = [
     ("ppo", {"model.lora": {"rank": 2}}, "train_value"),
-    ("ppo", {"ppo.kl": "none", "ppo.kl.target": None}, "generate"),
+    ("ppo", {"ppo.kl": "none"}, "generate"),
     ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
     ("ppo", {"model.config.num_hidden_layers": 2, "model.frozen_layers": 1}, "train_policy"),
     ("ppo", {"model.config.num_hidden_layers": 4, "model.activation_checkpointing": True}, "train_policy"),

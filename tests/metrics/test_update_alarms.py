@@ -65,7 +65,7 @@ def test_weights_that_are_cut_to_0_leave_out_as_well_and_those_cut_to_a_bound_do
     assert titles(settings, policy__behaviour_clip_fraction=0.7) == found
 
 
-GAE = {"kind": "gae", "standardise": None}
+GAE = {"kind": "gae", "standardise": True}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,6 @@ GAE = {"kind": "gae", "standardise": None}
         (10.1, GAE, [OUTPULLS]),
         (10.1, {"kind": "group_centred", "standardise": True}, [OUTPULLS]),
         # Not standardised they are as large as advantage/std says.
-        (10.1, {"kind": "group_centred", "standardise": None}, [OUTPULLS]),
         (10.1, {"kind": "gae", "standardise": False}, [OUTPULLS]),
         (2.9, {"kind": "gae", "standardise": False}, []),
         (3.1, {"kind": "gae", "standardise": False}, [OUTPULLS]),

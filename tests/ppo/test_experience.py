@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.schema.fields import kinds_of, sections_of
 from proximo.ppo.experience import make_experience, token_values
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
@@ -33,7 +33,10 @@ def build(
         values=None if values is None else torch.tensor(values),
         full_kl=None if full_kl is None else torch.tensor(full_kl),
     )
-    config = PPOConfig(**({"advantage": {"standardise": False} | (advantage or {}), "kl": "none"} | options))
+    estimator = {"standardise": False} | (advantage or {})
+    if estimator["standardise"] is None:  # by default
+        del estimator["standardise"]
+    config = PPOConfig(**({"advantage": estimator, "kl": "none"} | options))
     return make_experience(batch, passes, config=config, kl_coefficient=kl_coefficient)[0]
 
 
@@ -69,14 +72,12 @@ def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstr
         values=[0.0, 0.0, 0.0, 0.5],
         advantage={"gae_lambda": 1.0},
         truncation="bootstrap",
-        score={"score_truncated": False},
     )
     ended = build(
         [scored(1.0)],
         values=[0.0, 0.0, 0.0, 0.5],
         advantage={"gae_lambda": 1.0},
         truncation="bootstrap",
-        score={"score_truncated": False},
     )
     assert zero.advantages.tolist() == [1.0, 1.0, 1.0]
     assert bootstrap.advantages.tolist() == [0.5, 0.5, 0.5]
@@ -123,7 +124,7 @@ def to_go(estimator: str, **options) -> Experience:
         scored(score, of=response(tokens, to=each, logprobs=[-1.0, -1.0][: len(tokens)]))
         for score, tokens, each in zip((1.0, 3.0, 5.0, 5.0), ids, asked, strict=True)
     ]
-    advantage = {"estimator": estimator, **options}
+    advantage = {"kind": estimator, **options}
     reference = [-2.0, -2.0, -1.0, -2.0, -2.0, -1.0]
     kl = {"kind": "reward"}
     return build(batch, reference=reference, advantage=advantage, responses_per_prompt=2, kl=kl, kl_coefficient=0.5)
@@ -183,13 +184,13 @@ def test_one_response_per_prompt_is_enough_where_the_batch_is_the_baseline() -> 
         PPOConfig(advantage="leave_one_out")
 
 
-@pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
+@pytest.mark.parametrize("advantage", [kind for section in sections_of(Advantage) for kind in kinds_of(section)])
 def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
     good = [replace(scored(score), answer_score=0.5) for score in (1.0, 3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
     standardise = advantage != "pass_at_k"
     options = {
-        "advantage": {"estimator": advantage, "gae_lambda": 1.0, "standardise": standardise},
+        "advantage": {"kind": advantage, "standardise": standardise},
         "responses_per_prompt": 2,
     }
     values = [0.1] * 8 if advantage == "gae" else None
@@ -237,5 +238,5 @@ def test_an_empty_response_has_no_token_to_learn_from() -> None:
 
 def test_scores_are_clipped_and_cut_responses_can_go_without_one() -> None:
     batch = [scored(9.0), scored(-9.0), scored(9.0, of=response(finish=Finish.LENGTH))]
-    made = build(batch, values=[0.0] * 12, score={"clip": 2.0, "score_truncated": False})
+    made = build(batch, values=[0.0] * 12, score={"clip": 2.0}, truncation="unscored")
     assert made.rewards[[2, 5, 8]].tolist() == [2.0, -2.0, 0.0]

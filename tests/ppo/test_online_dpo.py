@@ -169,7 +169,7 @@ def test_minibatches_are_of_whole_pairs() -> None:
 
 
 def test_the_best_and_the_worst_of_many_make_a_pair() -> None:
-    chosen = config(samples_per_prompt=4, score={"score_truncated": False})
+    chosen = config(samples_per_prompt=4, truncation="unscored")
 
     def kept(*scores: float | None, cut: int | None = None) -> list[int]:
         group = [

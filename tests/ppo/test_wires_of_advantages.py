@@ -141,15 +141,16 @@ def in_groups(rows: Rows, answers: Answers, spread: Callable[..., float]) -> Ans
     ]
 
 
-PLAIN = {"gamma": GAMMA, "gae_lambda": LAM, "standardise": False}
+UNDECAYED = {"gamma": GAMMA, "standardise": False}
+PLAIN = UNDECAYED | {"gae_lambda": LAM}
 CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
     "gae": (PLAIN, of_gae),
     "a decay by length": (
         PLAIN | {"length_adaptive": 0.6},
         lambda rows: [gae(row, max(1 - 1 / (0.6 * len(row.nats)), 0)) for row in rows],
     ),
-    "return_to_go": (PLAIN | {"kind": "return_to_go"}, of_returns),
-    "group_return_to_go": (PLAIN | {"kind": "group_return_to_go"}, against_group),
+    "return_to_go": (UNDECAYED | {"kind": "return_to_go"}, of_returns),
+    "group_return_to_go": (UNDECAYED | {"kind": "group_return_to_go"}, against_group),
     "greedy_baseline": (
         {"kind": "greedy_baseline", "gamma": GAMMA},
         lambda rows: [to_go(row.rewards(row.score - row.answer), GAMMA) for row in rows],
@@ -212,7 +213,7 @@ def test_returns_have_the_same_discount_and_the_decay_of_the_values() -> None:
 
 
 def test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score() -> None:
-    found = made(PLAIN, truncation="bootstrap", score={"score_truncated": False})
+    found = made(PLAIN, truncation="bootstrap")
     wanted = [
         gae(row, LAM, rewards=row.rewards(0.0), after=row.after) if row.is_cut else gae(row, LAM) for row in batch()[2]
     ]

@@ -99,8 +99,8 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     ),
     "its default clips": ({}, plain),
     "gspo": (
-        {"policy_loss": {"objective": BOUNDS | {"kind": "gspo", "dual_clip": 1.2}}},
-        lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35, 1.2),
+        {"policy_loss": {"objective": BOUNDS | {"kind": "gspo"}}},
+        lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35),
     ),
     "gmpo": ({"policy_loss": {"objective": BOUNDS | {"kind": "gmpo"}}}, lambda t: gmpo(t, 0.15, 0.35)),
     "gmpo's default clips": (

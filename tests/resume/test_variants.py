@@ -80,7 +80,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with running moments of scores": (
         "ppo",
-        {"ppo.score.normalise": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.target": None},
+        {"ppo.score.normalise": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.adaptive": None},
     ),
     "ppo whose flat steps depend on the returns of all steps before": ("ppo", {"ppo.advantage.least_spread": 1.0}),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
@@ -120,7 +120,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
             "value.init_from": "policy",
         },
     ),
-    "ppo with a critic of its own": ("ppo", {"value.init_from": "policy", "ppo.kl.target": None}),
+    "ppo with a critic of its own": ("ppo", {"value.init_from": "policy", "ppo.kl.adaptive": None}),
 }
 
 pytestmark = pytest.mark.usefixtures("no_report_no_fsync")

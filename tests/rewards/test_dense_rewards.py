@@ -166,7 +166,7 @@ def test_running_moments_divide_the_parts_too() -> None:
 
 def test_a_cut_response_without_a_score_has_no_part_of_it_either() -> None:
     cut = graded({"token_rewards": [1.0, 0.0, 2.0]}, response(finish=Finish.LENGTH))
-    assert rewards([cut], score={"score_truncated": False}).tolist() == [0.0] * 3
+    assert rewards([cut], truncation="unscored").tolist() == [0.0] * 3
 
 
 def test_what_a_tool_wrote_earns_nothing_and_its_share_moves_to_the_last_token_of_the_policy() -> None:

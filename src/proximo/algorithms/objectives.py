@@ -56,7 +56,6 @@ def gspo(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
 ) -> TokenLosses:
     """PPO's clip with one ratio for a whole response, s = exp(mean over its masked tokens of log r) (arXiv:2507.18071).
 
@@ -65,7 +64,7 @@ def gspo(
     that differ from token to token keep no credit of their own: what acts is their sum over those not clipped.
     """
     ratio = broadcast_to_tokens(sequence_ratios(logprobs, old_logprobs, mask, lengths), lengths)
-    return _clipped(ratio, advantages, clip_low, clip_high, dual_clip)
+    return _clipped(ratio, advantages, clip_low, clip_high, None)
 
 
 def gmpo(

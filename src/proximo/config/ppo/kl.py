@@ -52,7 +52,15 @@ class KLConfig(Section):
         return self
 
 
-class RewardKLConfig(KLConfig):
+class TokenKLConfig(KLConfig):
+    """What the kinds have in common that weigh the KL of each token."""
+
+    clamp: float | None = Field(None, gt=0)
+    """Clip the KL of a token to plus and minus this many nats before weighting; null does not clip. In the loss a
+    clipped KL has no gradient. For k3, of which one token can outweigh all others: verl clips at 10."""
+
+
+class RewardKLConfig(TokenKLConfig):
     """The KL subtracted from the rewards."""
 
     in_reward: ClassVar[bool] = True
@@ -62,9 +70,6 @@ class RewardKLConfig(KLConfig):
     estimator: Literal["k1", "k2", "k3", "abs", "full"] = "k1"
     """k1 has the gradient of the sequence KL; full has only the part through later states; k2, k3 and abs are
     biased."""
-    clamp: float | None = Field(None, gt=0)
-    """Clip the KL of a token to plus and minus this many nats before weighting; null does not clip. For k3, of which
-    one token can outweigh all others."""
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:
@@ -72,7 +77,7 @@ class RewardKLConfig(KLConfig):
         return "reward" if self.estimator == "full" else None
 
 
-class LossKLConfig(KLConfig):
+class LossKLConfig(TokenKLConfig):
     """The KL added to the policy loss."""
 
     in_loss: ClassVar[bool] = True
@@ -82,9 +87,6 @@ class LossKLConfig(KLConfig):
     estimator: Literal["k2", "weighted_k3", "full"] = "k2"
     """All of them have the gradient of the KL at each visited state; k1 has none on average, plain k3 that of the
     forward KL."""
-    clamp: float | None = Field(None, gt=0)
-    """Clip the KL of a token to plus and minus this many nats before weighting, without gradient beyond; null does not
-    clip. For weighted_k3, of which one token can outweigh all others."""
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:

@@ -110,20 +110,22 @@ class PPOConfig(Section):
     """Responses per update, in place of `num_minibatches`. The last minibatch may be smaller."""
     keep_groups_together: bool = False
     """Put the responses to one prompt into the same update, or into consecutive ones where they are more than an update
-    takes: they share its computation, but an update then sees fewer prompts. docs/ppo.md, "Shared prompts"."""
+    takes: they share its computation, but an update then sees fewer prompts. For long prompts. docs/ppo.md, "Shared
+    prompts"."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     release_cache: bool = False
-    """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step."""
+    """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step. For
+    a device whose memory hardly suffices."""
     critic_warmup_steps: int = Field(0, ge=0)
     """Number of first steps in which only the value model trains; the policy's schedule counts its own updates only. On
-    a shared trunk only the value head trains."""
+    a shared trunk only the value head trains. For a value model with a fresh head, as in VAPO."""
     truncation: Truncation = ScoredTruncationConfig()
     """What a response is worth that was cut at the limit. A name alone is its kind: `truncation: mask`."""
     evaluate_greedy: bool = False
-    """Evaluate with the most likely token instead of sampling."""
+    """Evaluate with the most likely token instead of sampling, as published results often do."""
     evaluation_samples_per_prompt: int = Field(1, ge=1)
-    """Responses per held-out prompt in an evaluation."""
+    """Responses per held-out prompt in an evaluation. More than 1 for pass@k, and for less noise."""
     task_reward: str | None = None
     """The score component that measures whether the task was solved, such as the name of a reward source, before any
     shaping; null means the whole score. `advantage.zero_variance_groups`, `solved_score`, `data.filter` and
@@ -132,9 +134,11 @@ class PPOConfig(Section):
     """A response with at least this `task_reward` solves its prompt, and evaluations report pass@k; null means no such
     score."""
     evaluate_reference: bool = False
-    """Also let the reference answer the held-out prompts, and report how often the policy's answer scores higher."""
+    """Also let the reference answer the held-out prompts, and report how often the policy's answer scores higher: the
+    win rate of RLHF."""
     average_decay: float | None = Field(None, gt=0, lt=1)
-    """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint."""
+    """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint. For a final
+    model that varies less from step to step; DeepSpeed-Chat uses 0.992."""
     evaluate_average: bool = False
     """Evaluate this average instead of the policy."""
     rollout: RolloutConfig = RolloutConfig()

@@ -31,7 +31,8 @@ class ScoreConfig(Section):
     """How `missing_eos_penalty` and `min_tokens_penalty` apply: `add` subtracts them from the score, `replace` replaces
     the score by minus the penalty."""
     overlong_buffer_tokens: int | None = Field(None, ge=1)
-    """The length penalty rises from 0 over this many tokens before `rollout.max_new_tokens`; null disables it."""
+    """The length penalty rises from 0 over this many tokens before `rollout.max_new_tokens`; null disables it. DAPO
+    uses 4096 of 20480."""
     overlong_penalty: float = Field(1.0, gt=0)
     """Penalty of a response of `rollout.max_new_tokens` tokens, with `overlong_buffer_tokens`."""
     whiten_rewards: Literal["none", "keep_mean", "zero_mean"] = "none"
