@@ -39,7 +39,7 @@ from simulated_clock import SimulatedEngine
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.calls import OwnCall
@@ -165,7 +165,7 @@ class Watched(PPOTrainer):
             num_steps=num_steps,
             prompts_per_step=PROMPTS_PER_STEP,
             epochs_per_step=1,
-            kl={"apply_to": "none"},
+            kl="none",
             rollout={"max_new_tokens": LARGEST + 4, "max_num_seqs": PROMPTS_PER_STEP, "staleness": case.bound},
             policy_optimizer={"learning_rate": LEARNING_RATE},
             value_optimizer={"learning_rate": LEARNING_RATE},

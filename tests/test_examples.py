@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proximo import KLConfig, OptimizerConfig, PPOConfig, PPOTrainer, Prompt, RolloutConfig
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo import OptimizerConfig, PPOConfig, PPOTrainer, Prompt, RolloutConfig
 
 PAGE = Path(__file__).parents[1] / "examples" / "ppo_from_scratch.py"
 PROMPTS = [Prompt(id=str(digit), token_ids=(digit,), text=str(digit)) for digit in range(10)]
@@ -37,8 +36,8 @@ def config_of(settings: SimpleNamespace, *, num_steps: int) -> PPOConfig:
         minibatch_responses=settings.minibatch_responses,
         tokens_per_microbatch=settings.tokens_per_microbatch,
         rollout=RolloutConfig(max_new_tokens=settings.max_new_tokens),
-        kl=KLConfig(coefficient=settings.kl_coefficient),
-        advantage=AdvantageConfig(gae_lambda=settings.gae_lambda),
+        kl={"coefficient": settings.kl_coefficient},
+        advantage={"gae_lambda": settings.gae_lambda},
         policy_optimizer=OptimizerConfig(learning_rate=settings.policy_learning_rate),
         value_optimizer=OptimizerConfig(learning_rate=settings.value_learning_rate),
     )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proximo.algorithms.flat_layout import (
+from proximo.algorithms.masking import (
     final_value_positions,
     last_indices,
     segment_ids,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proximo.algorithms.advantages import gae, length_adaptive_lam
-from proximo.algorithms.flat_layout import value_positions
+from proximo.algorithms.masking import value_positions
 
 LENGTHS = (4, 1, 6, 3)
 

@@ -5,7 +5,8 @@ from statistics import mean, pstdev, stdev
 import pytest
 import torch
 
-from proximo.algorithms.advantages import broadcast_to_tokens, group_centred, group_standardised, leave_one_out
+from proximo.algorithms.group_baselines import group_centred, group_standardised, leave_one_out
+from proximo.algorithms.masking import broadcast_to_tokens
 
 SCORES = torch.tensor([1.0, 10.0, 4.0, 7.0, 20.0, 30.0], dtype=torch.float64)
 GROUPS = torch.tensor([9, 2, 9, 9, 2, -1])

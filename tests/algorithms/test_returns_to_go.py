@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import broadcast_to_tokens, group_centred, group_returns_to_go, returns_to_go
-from proximo.algorithms.masking import standardise
+from proximo.algorithms.advantages import returns_to_go
+from proximo.algorithms.group_baselines import group_centred, group_returns_to_go
+from proximo.algorithms.masking import broadcast_to_tokens, standardise
 
 LENGTHS = (3, 1, 4, 0, 2)
 GROUPS = torch.tensor([7, 3, 7, 3, 3])

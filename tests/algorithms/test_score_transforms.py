@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.score_transforms import (
+from proximo.algorithms.shaping import (
     NOTHING_SEEN,
     RunningMoments,
     apply_penalties,

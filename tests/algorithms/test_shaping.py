@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.algorithms.shaping import clip_scores, shape_rewards
 
 LENGTHS = (3, 1, 2)

@@ -142,7 +142,7 @@ def break_here(place: str) -> None:
 
 
 def take_steps(place: str, rank: int, devices: Mapping[str, Any]) -> None:
-    full_kl = {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}
+    full_kl = {"estimator": "full", "kind": "loss", "coefficient": 0.1}
     # Weights by the sampler's log-probs have the policy compute its own again.
     made = trainer(devices, kl=full_kl, policy_loss={"behaviour_weight": "truncated"})
     if current().rank == rank:

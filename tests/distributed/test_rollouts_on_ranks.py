@@ -302,7 +302,7 @@ def bytes_of_pushes() -> dict[str, int]:
             "num_steps": 3,
             "prompts_per_step": 4,
             "rollout": {"max_new_tokens": 5},
-            "advantage": {"estimator": "group_centred"},
+            "advantage": {"kind": "group_centred"},
             "responses_per_prompt": 2,
         }
     )

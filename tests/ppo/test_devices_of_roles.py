@@ -16,7 +16,7 @@ from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision import placement
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo import experience
+from proximo.ppo import step
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampled_logprobs
@@ -80,7 +80,7 @@ def experience_of(trainer: PPOTrainer, responses: list[Response]) -> Experience:
         reference_logprobs=roles.reference.logprobs(responses).logprobs,
         values=roles.value.values(responses),
     )
-    return experience.experience_of(scored, passes, trainer.state, config=trainer.config).experience
+    return step.experience_of(scored, passes, trainer.state, config=trainer.config).experience
 
 
 def test_what_all_batches_found_is_fetched_at_once(trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.algorithms.advantages import zero_variance_groups
+from proximo.algorithms.group_baselines import zero_variance_groups
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
-from proximo.ppo.counted import task_reward_of
+from proximo.ppo.experience import task_reward_of
 from proximo.ppo.inputs.coerce import as_prompts
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
@@ -119,12 +119,12 @@ def test_noise_of_form_in_groups_that_all_fail_teaches_nothing_once_they_are_exc
 @pytest.mark.parametrize(
     ("advantage", "aggregation", "standardise", "kl"),
     [
-        ("group_centred", "token_mean", False, {"apply_to": "none"}),
-        ("group_centred", "constant", True, {"apply_to": "loss", "estimator": "k2"}),
-        ("group_standardised", "response_mean", False, {"apply_to": "loss", "estimator": "k2"}),
-        ("group_standardised", "token_mean", True, {"apply_to": "reward"}),
-        ("leave_one_out", "constant", False, {"apply_to": "reward"}),
-        ("group_return_to_go", "response_mean", True, {"apply_to": "reward"}),
+        ("group_centred", "token_mean", False, "none"),
+        ("group_centred", "constant", True, {"kind": "loss", "estimator": "k2"}),
+        ("group_standardised", "response_mean", False, {"kind": "loss", "estimator": "k2"}),
+        ("group_standardised", "token_mean", True, {"kind": "reward"}),
+        ("leave_one_out", "constant", False, {"kind": "reward"}),
+        ("group_return_to_go", "response_mean", True, {"kind": "reward"}),
     ],
     ids=str,
 )
@@ -154,7 +154,7 @@ def test_the_outcome_is_a_component_as_its_source_gave_it_and_the_score_without_
     """Shaping makes no group unequal: penalties and the running scale change rewards, and not what was solved."""
     shaped = {"missing_eos_penalty": 1.0, "normalise": "standardise", "overlong_buffer_tokens": 100}
     made = trainer(
-        advantage={"estimator": "group_centred", "zero_variance_groups": "exclude"}, task_reward=None, score=shaped
+        advantage={"kind": "group_centred", "zero_variance_groups": "exclude"}, task_reward=None, score=shaped
     )
     batch = [each for asked in prompts(made) for each in group(asked, (0, 0, 0), noise=(0, 0, 0))]
     gradient, metrics = take(made, batch)
@@ -171,7 +171,7 @@ def test_an_answer_at_fault_of_which_the_source_said_no_part_has_not_solved_its_
 
 
 def test_responses_that_could_not_be_scored_have_no_say_in_whether_a_group_is_equal() -> None:
-    made = trainer(advantage={"estimator": "group_centred", "zero_variance_groups": "exclude"})
+    made = trainer(advantage={"kind": "group_centred", "zero_variance_groups": "exclude"})
     lost = ScoreState.INFRASTRUCTURE_FAULT
     first, second, _ = prompts(made)
     batch = [*group(first, (0, 0, 1)), *group(second, (0, 1, 1))]
@@ -189,7 +189,7 @@ def test_a_run_goes_on_over_steps_in_which_every_group_is_equal() -> None:
         return [{"score": len(text) / 10, "right": 0.0} for text in responses]
 
     made = trainer(
-        advantage={"estimator": "leave_one_out", "zero_variance_groups": "exclude"}, rollout={"max_new_tokens": 4}
+        advantage={"kind": "leave_one_out", "zero_variance_groups": "exclude"}, rollout={"max_new_tokens": 4}
     )
     before = weights(made)
     history = made.train(["ab", "cde", "f"], reward=graded)

@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.counted import token_values
-from proximo.ppo.experience import make_experience
+from proximo.config.schema.fields import kinds_of, sections_of
+from proximo.ppo.experience import make_experience, token_values
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
@@ -34,15 +33,16 @@ def build(
         values=None if values is None else torch.tensor(values),
         full_kl=None if full_kl is None else torch.tensor(full_kl),
     )
-    config = PPOConfig(
-        **({"advantage": {"standardise": False} | (advantage or {}), "kl": {"apply_to": "none"}} | options)
-    )
+    estimator = {"standardise": False} | (advantage or {})
+    if estimator["standardise"] is None:  # by default
+        del estimator["standardise"]
+    config = PPOConfig(**({"advantage": estimator, "kl": "none"} | options))
     return make_experience(batch, passes, config=config, kl_coefficient=kl_coefficient)[0]
 
 
 def test_the_score_sits_once_on_the_last_token_and_the_kl_on_every_token() -> None:
     batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
-    made = build(batch, reference=[-1.5, -2.0, -2.0], values=[0.0] * 4, kl={"apply_to": "reward"})
+    made = build(batch, reference=[-1.5, -2.0, -2.0], values=[0.0] * 4, kl={"kind": "reward"})
     torch.testing.assert_close(made.rewards, torch.tensor([-0.05, 0.0, 2.1]), **CLOSE)
 
 
@@ -52,7 +52,7 @@ def test_the_score_sits_once_on_the_last_token_and_the_kl_on_every_token() -> No
 def test_each_measure_of_the_kl_enters_the_reward(measure: str, penalty: float) -> None:
     """Of a token that the reference likes better, where no two of them are equal."""
     batch = [scored(0.0, of=response([2], logprobs=[-1.0]))]
-    kl = {"apply_to": "reward", "estimator": measure}
+    kl = {"kind": "reward", "estimator": measure}
     made = build(batch, reference=[-0.5], values=[0.0, 0.0], full_kl=[0.7], kl=kl, kl_coefficient=1.0)
     torch.testing.assert_close(made.rewards, torch.tensor([-penalty]), **CLOSE)
 
@@ -71,15 +71,13 @@ def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstr
         [cut],
         values=[0.0, 0.0, 0.0, 0.5],
         advantage={"gae_lambda": 1.0},
-        truncation_value="bootstrap",
-        score={"score_truncated": False},
+        truncation="bootstrap",
     )
     ended = build(
         [scored(1.0)],
         values=[0.0, 0.0, 0.0, 0.5],
         advantage={"gae_lambda": 1.0},
-        truncation_value="bootstrap",
-        score={"score_truncated": False},
+        truncation="bootstrap",
     )
     assert zero.advantages.tolist() == [1.0, 1.0, 1.0]
     assert bootstrap.advantages.tolist() == [0.5, 0.5, 0.5]
@@ -88,7 +86,7 @@ def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstr
 
 def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
     batch = [scored(1.0), scored(50.0, of=response(finish=Finish.LENGTH)), scored(3.0)]
-    made = build(batch, values=[0.0] * 12, truncation_value="mask", advantage={"standardise": True, "gae_lambda": 1.0})
+    made = build(batch, values=[0.0] * 12, truncation="mask", advantage={"standardise": True, "gae_lambda": 1.0})
     assert made.mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3
     assert made.advantages[3:6].tolist() == [0.0] * 3
     assert made.advantages[made.mask].mean().abs() < 1e-6
@@ -126,9 +124,9 @@ def to_go(estimator: str, **options) -> Experience:
         scored(score, of=response(tokens, to=each, logprobs=[-1.0, -1.0][: len(tokens)]))
         for score, tokens, each in zip((1.0, 3.0, 5.0, 5.0), ids, asked, strict=True)
     ]
-    advantage = {"estimator": estimator, **options}
+    advantage = {"kind": estimator, **options}
     reference = [-2.0, -2.0, -1.0, -2.0, -2.0, -1.0]
-    kl = {"apply_to": "reward"}
+    kl = {"kind": "reward"}
     return build(batch, reference=reference, advantage=advantage, responses_per_prompt=2, kl=kl, kl_coefficient=0.5)
 
 
@@ -168,33 +166,31 @@ def test_of_pass_at_k_only_what_adds_to_the_best_of_k_counts() -> None:
     )
     three = [scored(score, of=response([2])) for score in (1.0, 2.0, 4.0)]
     for k, wanted in ((2, [0.0, 1.0, 5.0]), (3, [0.0, 0.0, 6.0])):
-        options = {"advantage": {"estimator": "pass_at_k", "k": k}, "responses_per_prompt": 3}
+        options = {"advantage": {"kind": "pass_at_k", "k": k}, "responses_per_prompt": 3}
         torch.testing.assert_close(build(three, **options).advantages, torch.tensor(wanted), **CLOSE)
 
 
 def test_a_clamped_kl_costs_no_more_than_its_limit_on_a_token() -> None:
     batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
     reference = [-9.0, -2.25, -2.0]
-    made = build(
-        batch, reference=reference, values=[0.0] * 4, kl={"apply_to": "reward", "clamp": 0.5}, kl_coefficient=2.0
-    )
+    made = build(batch, reference=reference, values=[0.0] * 4, kl={"kind": "reward", "clamp": 0.5}, kl_coefficient=2.0)
     torch.testing.assert_close(made.rewards, torch.tensor([-1.0, -0.5, 3.0]), **CLOSE)
 
 
 def test_one_response_per_prompt_is_enough_where_the_batch_is_the_baseline() -> None:
-    made = build([scored(1.0), scored(3.0)], advantage={"estimator": "return_to_go", "standardise": None})
+    made = build([scored(1.0), scored(3.0)], advantage={"kind": "return_to_go", "standardise": None})
     torch.testing.assert_close(made.advantages, torch.tensor([-1.0] * 3 + [1.0] * 3), rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match="gae, return_to_go and greedy_baseline need only one"):
         PPOConfig(advantage="leave_one_out")
 
 
-@pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
+@pytest.mark.parametrize("advantage", [kind for section in sections_of(Advantage) for kind in kinds_of(section)])
 def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
     good = [replace(scored(score), answer_score=0.5) for score in (1.0, 3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
     standardise = advantage != "pass_at_k"
     options = {
-        "advantage": {"estimator": advantage, "gae_lambda": 1.0, "standardise": standardise},
+        "advantage": {"kind": advantage, "standardise": standardise},
         "responses_per_prompt": 2,
     }
     values = [0.1] * 8 if advantage == "gae" else None
@@ -219,9 +215,9 @@ def test_groups_are_the_responses_to_one_prompt_and_the_kl_belongs_to_the_return
     made = build(
         batch,
         reference=[-1.0, -3.0, -1.0],
-        advantage={"estimator": "group_centred"},
+        advantage={"kind": "group_centred"},
         responses_per_prompt=2,
-        kl={"apply_to": "reward"},
+        kl={"kind": "reward"},
         kl_coefficient=0.5,
     )
     torch.testing.assert_close(made.advantages, torch.tensor([-0.5, 0.5, 0.0]), **CLOSE)
@@ -230,7 +226,7 @@ def test_groups_are_the_responses_to_one_prompt_and_the_kl_belongs_to_the_return
 def test_within_a_group_advantages_are_in_its_deviations_where_the_recipe_says_so() -> None:
     """Its unbiased deviation is 0.57735."""
     batch = [scored(score, of=response([2], to=prompt("a"))) for score in (1.0, 0.0, 0.0, 1.0)]
-    made = build(batch, advantage={"estimator": "group_standardised"}, responses_per_prompt=4)
+    made = build(batch, advantage={"kind": "group_standardised"}, responses_per_prompt=4)
     torch.testing.assert_close(made.advantages, torch.tensor([1.0, -1.0, -1.0, 1.0]) * 0.865875, **CLOSE)
 
 
@@ -242,5 +238,5 @@ def test_an_empty_response_has_no_token_to_learn_from() -> None:
 
 def test_scores_are_clipped_and_cut_responses_can_go_without_one() -> None:
     batch = [scored(9.0), scored(-9.0), scored(9.0, of=response(finish=Finish.LENGTH))]
-    made = build(batch, values=[0.0] * 12, score={"clip": 2.0, "score_truncated": False})
+    made = build(batch, values=[0.0] * 12, score={"clip": 2.0}, truncation="unscored")
     assert made.rewards[[2, 5, 8]].tolist() == [2.0, -2.0, 0.0]

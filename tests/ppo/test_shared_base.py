@@ -74,7 +74,7 @@ def four_roles(base: Path, *, shared: bool, checkpointing: bool) -> PPOTrainer:
         epochs_per_step=1,
         minibatch_responses=2,
         kl={
-            "apply_to": "loss",
+            "kind": "loss",
             "estimator": "full",
         },  # the reference runs between the policy's forward and its backward
         rollout={"max_new_tokens": 6, "max_num_seqs": 3},

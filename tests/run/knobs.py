@@ -6,7 +6,7 @@ from typing import Any
 
 from builders import CHARACTERS
 from proximo.config import data, devices, engine, run, sinks
-from proximo.config.ppo import losses, objectives
+from proximo.config.ppo import advantage, kl, losses, objectives, truncation
 from proximo.config.ppo import options as ppo
 from proximo.config.rewards import maths as rewards_maths
 from proximo.config.rewards import remote as rewards_remote
@@ -14,6 +14,7 @@ from proximo.config.rewards import sources as rewards
 from proximo.config.rewards import texts as rewards_texts
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.schema.base import Section
+from proximo.config.schema.fields import sections_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
 from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
@@ -130,6 +131,8 @@ def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
 
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"init_from": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
+MOVING = {"ppo.kl.reference_every_steps": 1}
+IN_LOSS = {"ppo.kl": {"kind": "loss", "coefficient": 0.1}}
 GATED = STEEP | {"ppo.policy_loss.objective.kind": "sapo"}
 TRUSTING = STEEP | {"ppo.policy_loss.objective.kind": "m2po"}
 BF16 = {"run.precision": "bf16"}
@@ -140,12 +143,12 @@ EXPERTS = {
     "model.config.moe_intermediate_size": 8,
     "model.config.shared_expert_intermediate_size": 8,
 }
-BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"init_from": "policy"}}
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"kind": "pass_at_k"}, "value": {"init_from": "policy"}}
 FAR = {"ppo.value_loss.error.kind": "huber", "ppo.value_loss.error.delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise.kind": "exponential"}
 EQUAL = {
     "ppo.responses_per_prompt": 2,
-    "ppo.advantage": {"estimator": "group_centred"},
+    "ppo.advantage": {"kind": "group_centred"},
     "ppo.task_reward": "grade",
     "value": {"init_from": "policy"},
     "reward": [
@@ -376,14 +379,17 @@ KNOBS = [
     Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
     Knob(ppo.RolloutConfig, "max_num_seqs", "ppo", {"ppo.rollout.max_num_seqs": 2}),
     Knob(ppo.RolloutConfig, "staleness", "ppo", {"ppo.rollout.staleness": 2}),
-    Knob(ppo.KLConfig, "apply_to", "ppo", {"ppo.kl.apply_to": "none"}),
-    Knob(ppo.KLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
-    Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
-    Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
-    Knob(ppo.KLConfig, "target", "ppo", {"ppo.kl.target": None}),
-    Knob(ppo.KLConfig, "horizon", "ppo", {"ppo.kl.horizon": 40}),
-    Knob(ppo.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
-    Knob(ppo.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, {"ppo.kl.reference_every_steps": 1}),
+    Knob(ppo.PPOConfig, "kl", "ppo", {"ppo.kl": "none"}),
+    Knob(kl.RewardKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
+    Knob(kl.RewardKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
+    Knob(kl.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
+    Knob(kl.KLConfig, "adaptive", "ppo", {"ppo.kl.adaptive": None}),
+    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 5.0}),
+    Knob(kl.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
+    Knob(kl.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
+    Knob(kl.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),
+    Knob(kl.LossKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "weighted_k3"}, IN_LOSS),
+    Knob(kl.LossKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-6}, IN_LOSS),
     Knob(ppo.PPOConfig, "average_decay", "ppo", {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "evaluate_average", "ppo", {"ppo.evaluate_average": True}, {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
@@ -402,15 +408,15 @@ KNOBS = [
     Knob(ppo.PPOConfig, "keep_groups_together", "ppo", {"ppo.keep_groups_together": True}, GROUPS),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
     Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
-    Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
-    Knob(ppo.AdvantageConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
-    Knob(ppo.AdvantageConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
-    Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
-    Knob(ppo.AdvantageConfig, "gae_lambda", "ppo", {"ppo.advantage.gae_lambda": 0.5}),
-    Knob(ppo.AdvantageConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
-    Knob(ppo.AdvantageConfig, "value_gae_lambda", "ppo", {"ppo.advantage.value_gae_lambda": 0.5}),
-    Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
-    Knob(ppo.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
+    Knob(ppo.PPOConfig, "advantage", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
+    Knob(advantage.PassAtKConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
+    Knob(advantage.GAEConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
+    Knob(advantage.DiscountedConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
+    Knob(advantage.GAEConfig, "gae_lambda", "ppo", {"ppo.advantage.gae_lambda": 0.5}),
+    Knob(advantage.GAEConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
+    Knob(advantage.GAEConfig, "value_gae_lambda", "ppo", {"ppo.advantage.value_gae_lambda": 0.5}),
+    Knob(advantage.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
+    Knob(advantage.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
     Knob(objectives.PPOObjectiveConfig, "clip_low", "ppo", {"ppo.policy_loss.objective.clip_low": 0.9}, STEEP),
     Knob(objectives.PPOObjectiveConfig, "clip_high", "ppo", {"ppo.policy_loss.objective.clip_high": 2.0}, STEEP),
     Knob(ppo.PolicyLossConfig, "objective", "ppo", {"ppo.policy_loss.objective": "cispo"}, STEEP),
@@ -459,14 +465,14 @@ KNOBS = [
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
         ppo.PPOConfig,
-        "truncation_value",
+        "truncation",
         "ppo",
-        {"ppo.truncation_value": "mask"},
+        {"ppo.truncation": "mask"},
         {"ppo.rollout.stop_token_ids": list(range(6, 16))},
     ),
-    Knob(ppo.ScoreConfig, "score_truncated", "ppo", {"ppo.score.score_truncated": False}, CUT),
+    Knob(ppo.PPOConfig, "truncation", "ppo", {"ppo.truncation": "unscored"}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
-    Knob(ppo.ScoreConfig, "truncated_scale", "ppo", {"ppo.score.truncated_scale": 0.5}, CUT),
+    Knob(truncation.ScoredTruncationConfig, "scale", "ppo", {"ppo.truncation.scale": 0.5}, CUT),
     Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
     Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
     Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
@@ -529,9 +535,15 @@ KNOBS = [
     Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
     Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
     Knob(ppo.PPOConfig, "task_reward", "ppo", {"ppo.task_reward": "share_of_vowels"}),
-    Knob(ppo.AdvantageConfig, "zero_variance_groups", "ppo", {"ppo.advantage.zero_variance_groups": "exclude"}, EQUAL),
     Knob(
-        ppo.AdvantageConfig,
+        advantage.GroupAdvantageConfig,
+        "zero_variance_groups",
+        "ppo",
+        {"ppo.advantage.zero_variance_groups": "exclude"},
+        EQUAL,
+    ),
+    Knob(
+        advantage.GroupAdvantageConfig,
         "resample_rounds",
         "ppo",
         {"ppo.advantage.resample_rounds": 2},
@@ -779,6 +791,36 @@ SHOWN_ELSEWHERE = {
             "test_loss_metrics_and_gradient_are_those_of_one_response_at_a_time_in_any_cut",
         )
         for section in (objectives.OnlineDPOConfig, objectives.OnlineIPOConfig)
+    },
+    **{
+        (section, "kind"): ("ppo/test_wires_of_advantages.py", "test_advantages_are_the_formula_of_their_settings")
+        for section in sections_of(advantage.Advantage)
+    },
+    **{
+        (section, "kind"): (
+            "ppo/test_updates.py",
+            "test_the_policy_gradient_does_not_depend_on_the_micro_batches",
+        )
+        for section in (kl.LossKLConfig, kl.NoKLConfig)
+    },
+    (kl.RewardKLConfig, "kind"): ("ppo/test_experience.py", "test_each_measure_of_the_kl_enters_the_reward"),
+    (kl.MarginKLConfig, "kind"): (
+        "ppo/test_online_dpo.py",
+        "test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it",
+    ),
+    **{
+        (section, "kind"): (
+            "ppo/test_experience.py",
+            "test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps",
+        )
+        for section in (truncation.ScoredTruncationConfig, truncation.BootstrapTruncationConfig)
+    },
+    **{
+        (section, "kind"): ("ppo/test_experience.py", test)
+        for section, test in {
+            truncation.UnscoredTruncationConfig: "test_scores_are_clipped_and_cut_responses_can_go_without_one",
+            truncation.MaskTruncationConfig: "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
+        }.items()
     },
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.

@@ -68,7 +68,7 @@ def test_the_card_of_a_distilled_model_names_the_teacher_and_no_score(place: Pat
         "reference": {"config": LLAMA | {"hidden_size": 32}},
         "reward": [],
         "value": {},
-        "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+        "ppo.kl": {"kind": "loss", "estimator": "full", "coefficient": 1.0},
         "ppo.advantage": "return_to_go",
     }
     card = (trained(place, "ppo", changes) / "policy" / CARD).read_text()

@@ -25,10 +25,10 @@ def outcome(place: Path) -> dict[str, Any]:
 
 GROUPED: Mapping[str, Any] = {
     "value": {},
-    "ppo.advantage": {"estimator": "group_centred", "zero_variance_groups": "exclude"},
+    "ppo.advantage": {"kind": "group_centred", "zero_variance_groups": "exclude"},
     "ppo.responses_per_prompt": 2,
     "ppo.num_steps": 3,
-    "ppo.kl": {"apply_to": "none"},
+    "ppo.kl": "none",
 }
 
 

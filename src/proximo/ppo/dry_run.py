@@ -82,15 +82,15 @@ def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequ
 
 def _roles(recipe: PPORecipe) -> Iterator[Line]:
     yield "policy", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
-    none = recipe.ppo.kl.apply_to == "none"
-    yield "reference", "none: ppo.kl.apply_to is none" if none else describe_reference(recipe.model, recipe.reference)
+    reference = describe_reference(recipe.model, recipe.reference) if recipe.ppo.kl.needs_reference else None
+    yield "reference", reference or "none: ppo.kl is none"
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
         yield "engine", _engine(recipe.engine)
     if staleness := recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if not recipe.reward:
-        yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.apply_to}"
+        yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.kind}"
     for index, source in enumerate(recipe.reward):
         yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
     if recipe.gold is not None:
@@ -122,8 +122,8 @@ def _source(source: RewardSourceConfig, key: str) -> str:
 def _value(recipe: PPORecipe) -> str:
     if not recipe.ppo.uses_critic:
         advantage = recipe.ppo.advantage
-        return f"none: advantage {advantage.estimator} " + (
-            "compares responses instead" if advantage.compares_groups else "needs none"
+        return f"none: advantage {advantage.kind} " + (
+            "compares responses instead" if advantage.needs_groups else "needs none"
         )
     if recipe.value.init_from == "trunk":
         head = "a fresh head" if recipe.value.path is None else f"the head of {describe_model(recipe.value)}"

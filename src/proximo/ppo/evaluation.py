@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
 from proximo.algorithms.kl import k1, k3
-from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
-from proximo.ppo.counted import task_reward_of
+from proximo.ppo.experience import task_reward_of
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.passes import logprobs_of
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.reward import eager_begin
-from proximo.ppo.scores import check_scored_fraction
+from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.records import Prompt, Scored
 from proximo.rewards.source import NoReward, RewardSource, statistics_of
@@ -121,6 +121,19 @@ def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> d
         f"evaluation/pass_at_{k}": Mean.of(pass_at_k(total, solved, k) for total, solved in counts if total >= k)
         for k in sizes
     }
+
+
+def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the share of all sets of k samples in which one is right (arXiv:2107.03374, eq. 1).
+
+    Unbiased for the chance that k fresh samples hold a right one, unlike 1 - (1 - c / n)^k, which is too low. Exact in
+    integers until the division. Raises ValueError for fewer samples than k.
+    """
+    if not 0 <= num_solved <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(
+            f"pass@k wants 1 <= k <= samples and 0 <= solved <= samples, got {k=}, {num_samples=}, {num_solved=}"
+        )
+    return 1 - comb(num_samples - num_solved, k) / comb(num_samples, k)
 
 
 def _duel_metrics(scored: Sequence[Scored], opponents: Sequence[Scored | None]) -> dict[str, MetricValue]:

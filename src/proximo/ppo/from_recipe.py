@@ -76,7 +76,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model
-    reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
+    reference_config = recipe.reference if recipe.ppo.kl.needs_reference else None
     tokenizer = _tokenizer_of_all(recipe, reference_config)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
@@ -291,7 +291,7 @@ def _unsaved_models(
         models["policy_base"] = policy.model
     if reference is not None:
         models["reference"] = reference.model
-    elif recipe.ppo.kl.apply_to != "none" and not policy.has_adapter:
+    elif recipe.ppo.kl.needs_reference and not policy.has_adapter:
         models["reference"] = policy.model
     if value is not None and value.has_adapter:
         models["value_base"] = value.model

@@ -92,7 +92,7 @@ class PPORecipe(TrainerRecipe):
         if dense and not self.ppo.advantage.is_per_token:
             raise ValueError(
                 f"reward source {dense[0]} has token-level rewards, but ppo.advantage "
-                f"{self.ppo.advantage.estimator} uses one advantage per response: use gae or a return to go, or "
+                f"{self.ppo.advantage.kind} uses one advantage per response: use gae or a return to go, or "
                 "set dense: none"
             )
         if self.ppo.uses_critic and self.value.init_from == "reward" and not scorers:
@@ -146,7 +146,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _resamples_without_a_filter(self) -> Self:
-        if self.data.filter is not None and self.ppo.advantage.zero_variance_groups == "resample":
+        if self.data.filter is not None and self.ppo.resamples:
             raise ValueError(
                 "data.filter and ppo.advantage.zero_variance_groups: resample both choose the prompts of a step: "
                 "remove data.filter, or use exclude"
@@ -181,7 +181,7 @@ class PPORecipe(TrainerRecipe):
                     f"{name} is made from the policy's own weights, so it is where the policy is: remove {key}.device"
                 )
         places = [self.devices.policy.device or self.run.device, self.devices.reference.device or self.run.device]
-        if self.reference is not None and self.ppo.kl.estimator == "full" and places[0] != places[1]:
+        if self.reference is not None and self.ppo.kl.full_in is not None and places[0] != places[1]:
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
                 f"{places[0]} and {places[1]}: put both on one device, or use k1"
@@ -256,7 +256,7 @@ class PPORecipe(TrainerRecipe):
         optimizers, ppo = self.optimizers(), self.ppo
         trained = {key: each for key, each in optimizers.items() if key == "ppo.policy_optimizer"}
         roles = [PlacedRole(role="policy", key="model", model=self.model, trains=True, optimizers=trained)]
-        if ppo.kl.apply_to != "none":
+        if ppo.kl.needs_reference:
             base = "policy" if self.model.lora is not None and self.reference is None else None
             leader = "policy" if ppo.kl.reference_every_steps is not None else None
             common = self.reference is None and (base is not None or self.model.frozen_layers > 0)

@@ -14,8 +14,8 @@ from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.message_text import count_of
 from proximo.metrics.report.sample_pairs import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue
-from proximo.ppo.counted import sequence_kl, task_reward_of
 from proximo.ppo.evaluation import evaluate_policy
+from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer

@@ -49,13 +49,12 @@ from proximo.ppo.inputs.parts import (
     check_training,
 )
 from proximo.ppo.inputs.token_ids import Mask
-from proximo.ppo.kl_coefficient import first_coefficient
 from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.in_notebook import open_progress
 from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
-from proximo.ppo.train_state import TrainState
+from proximo.ppo.train_state import TrainState, first_coefficient
 from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.source import scored_once, statistics_of
 from proximo.rewards.weighted import Reward

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.errors import DataError
 from proximo.models.batching import plan_own_share
 from proximo.models.bf16_storage import narrow_frozen

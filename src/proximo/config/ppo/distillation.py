@@ -8,19 +8,19 @@ def distillation_problem(config: PPOConfig, *, has_teacher: bool) -> str | None:
 
     `has_teacher`: the reference is another model than the policy at its start.
     """
-    if config.kl.apply_to == "none" or config.kl.coefficient == 0:
+    if config.kl.coefficient == 0:
         return (
             "without a reward the policy learns from the KL to its reference alone, and ppo.kl leaves it out: set "
-            "ppo.kl.apply_to to loss or reward with a coefficient above 0, or give a reward"
+            "ppo.kl.kind to loss or reward with a coefficient above 0, or give a reward"
         )
     if not has_teacher or config.kl.reference_every_steps is not None:
         return (
             "without a reward the policy learns from its reference, the teacher, but the reference is a copy of the "
             "policy: set reference.path to another model and leave out ppo.kl.reference_every_steps, or give a reward"
         )
-    if config.uses_critic and config.kl.apply_to == "loss":
+    if config.uses_critic and config.kl.in_loss:
         return (
-            "without a reward and with ppo.kl.apply_to: loss every return is 0, and advantage gae has nothing to "
+            "without a reward and with ppo.kl.kind: loss every return is 0, and advantage gae has nothing to "
             "estimate: set ppo.advantage to return_to_go, which needs no value model"
         )
     for key, is_given in _needs_scores(config).items():
@@ -35,7 +35,7 @@ def _needs_scores(config: PPOConfig) -> dict[str, bool]:
         "samples_per_prompt": config.samples_per_prompt is not None,
         "advantage.zero_variance_groups": config.advantage.excludes_zero_variance,
         "score.minus_reference_answer": config.score.minus_reference_answer,
-        "advantage greedy_baseline": config.advantage.estimator == "greedy_baseline",
+        f"advantage {config.advantage.kind}": config.advantage.needs_greedy,
         "task_reward": config.task_reward is not None,
         "solved_score": config.solved_score is not None,
         "evaluate_reference": config.evaluate_reference,

@@ -27,7 +27,7 @@ def _corrects_staleness(values: dict[str, Any]) -> dict[str, Any]:
 
 def _over_pairs(values: dict[str, Any]) -> dict[str, Any]:
     """A loss over pairs needs two responses to a prompt, which of them is better, and the KL as its margin."""
-    implied = {"kl": {"apply_to": "margin"}, "advantage": {"estimator": "group_centred"}}
+    implied = {"kl": {"kind": "margin"}, "advantage": {"kind": "group_centred"}}
     sections = {key: values.get(key, {}) for key in implied}
     filled = {key: implied[key] | _given(given) for key, given in sections.items() if isinstance(given, dict | Section)}
     return {"responses_per_prompt": 2} | values | filled

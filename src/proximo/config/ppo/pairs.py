@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.kl import KLConfig, NoKLConfig
 from proximo.config.ppo.losses import PolicyLossConfig
 
 
@@ -10,30 +11,26 @@ def pairs_problem(
     loss: PolicyLossConfig,
     advantage: AdvantageConfig,
     *,
-    apply_to: str,
-    beta: float,
+    kl: KLConfig | NoKLConfig,
     responses_per_prompt: int,
     responses_per_update: int,
 ) -> str | None:
-    """The first option that does not fit an objective over pairs, or the other way round, with the reason.
-
-    `apply_to` and `beta`: `kl.apply_to` and `kl.coefficient`.
-    """
+    """The first option that does not fit an objective over pairs, or the other way round, with the reason."""
     if not loss.is_pairwise:
-        told = "kl.apply_to: margin is for the objectives online_dpo and online_ipo: use loss or reward"
-        return told if apply_to == "margin" else None
+        told = "kl: margin is for the objectives online_dpo and online_ipo: use loss or reward"
+        return told if kl.in_margin else None
     sizes = responses_per_prompt, responses_per_update
-    problems = (*_kl_problems(loss, apply_to, beta), *_other_problems(loss, advantage, *sizes))
+    problems = (*_kl_problems(loss, kl), *_other_problems(loss, advantage, *sizes))
     return next(iter(problems), None)
 
 
-def _kl_problems(loss: PolicyLossConfig, apply_to: str, beta: float) -> Iterator[str]:
-    if apply_to != "margin":
+def _kl_problems(loss: PolicyLossConfig, kl: KLConfig | NoKLConfig) -> Iterator[str]:
+    if not kl.in_margin:
         yield (
             f"policy_loss.objective {loss.objective.kind} compares policy and reference within its margin, with "
-            "kl.coefficient as beta: leave out kl.apply_to, which is then margin"
+            "kl.coefficient as beta: leave out kl.kind, which is then margin"
         )
-    if beta == 0:
+    if kl.coefficient == 0:
         kind = loss.objective.kind
         yield f"kl.coefficient is the beta of objective {kind}, and at 0 nothing is learned: set it above 0"
 
@@ -47,10 +44,10 @@ def _other_problems(
             f"{responses_per_prompt}: leave out responses_per_prompt, and set samples_per_prompt to sample more and "
             "train on the best and the worst"
         )
-    if advantage.estimator != "group_centred" or advantage.standardise:
+    if not advantage.ranks_pairs:
         yield (
             f"policy_loss.objective {loss.objective.kind} needs to know which of two responses is better, and no more: "
-            "leave out advantage.estimator and advantage.standardise"
+            "leave out advantage.kind and advantage.standardise"
         )
     if responses_per_update % 2:
         yield f"minibatch_responses ({responses_per_update}) must be even, because pairs stay together"

@@ -34,7 +34,7 @@ def policy_loss(
     `on_trunk`: the value model that is trained in the same pass.
     """
     temperature, bonus = config.rollout.temperature, config.policy_loss.entropy_coefficient
-    in_loss = config.kl.apply_to == "loss" and config.kl.estimator == "full"
+    in_loss = config.kl.full_in == "loss"
 
     def loss(profiler: PassProfiler, batch: PackedResponses) -> Tensor:
         hidden = policy.hidden_states(batch.packed, batch.predictors)

@@ -91,7 +91,7 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
     own = configs.sized(recipe.model, num_tokens)
     policy = language_model(own, recipe.model, precision=precision)
     models: dict[str, Model] = {"policy": policy}
-    if recipe.ppo.kl.apply_to != "none":
+    if recipe.ppo.kl.needs_reference:
         models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
         if recipe.ppo.kl.reference_every_steps is None:
             narrow_frozen(models["reference"], beside=[policy.model])
@@ -215,7 +215,7 @@ def _inference_calls(
     one_greedy = own.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
     if config.baseline_answer is not None:
         scored.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget, num_ranks=num_ranks))
-    full_kl_with = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
+    full_kl_with = policy if config.kl.full_in == "reward" else None
     reward_models = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     calls: dict[str, Callable[[], StepCost]] = {
         "generate": lambda: costs.rollout(policy, lengths, own),

@@ -184,11 +184,11 @@ def _shard(devices: DevicesConfig, *, policy: LanguageModel, **others: LanguageM
 
 
 def _reference(reference: LanguageModel | None, policy: LanguageModel, config: PPOConfig) -> LanguageModel | None:
-    if config.kl.apply_to == "none":
+    if not config.kl.needs_reference:
         return None
     if reference is None:
         return base_alone(policy) if policy.has_adapter else policy.frozen_copy()
-    if config.kl.estimator == "full" and reference.device != policy.device:
+    if config.kl.full_in is not None and reference.device != policy.device:
         raise ConfigError(
             f"kl.estimator full compares all probabilities of policy and reference at once, but the policy is on "
             f"{policy.device} and the reference on {reference.device}: put both on one device, or set it to k1"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from proximo.algorithms.flat_layout import value_positions
 from proximo.algorithms.losses import PolicyStatistics
+from proximo.algorithms.masking import value_positions
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
@@ -22,7 +22,7 @@ from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
-from proximo.ppo.counted import nothing_to_learn
+from proximo.ppo.experience import nothing_to_learn
 from proximo.ppo.roles.ahead import RolloutsAhead
 from proximo.ppo.roles.passes import LogprobsAndValues, logprobs_of, over_batches
 from proximo.ppo.roles.reference import ReferenceWorker

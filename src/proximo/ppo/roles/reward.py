@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.ppo.reference_answers import answer_responses
-from proximo.ppo.scores import check_scored_fraction
+from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, NoReward, RewardSource, is_eager

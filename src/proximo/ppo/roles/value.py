@@ -16,7 +16,7 @@ from proximo.learner.update import Learner
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.counted import token_values
+from proximo.ppo.experience import token_values
 from proximo.ppo.roles.passes import over_batches
 from proximo.ppo.roles.value_scale import ValueScale
 from proximo.ppo.roles.worker import RoleWorker

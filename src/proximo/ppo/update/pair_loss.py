@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from proximo.algorithms.direct_preference import implicit_rewards
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
+from proximo.algorithms.preferences import implicit_rewards
 from proximo.ppo.update.microbatch import Microbatch
 
 

@@ -19,6 +19,7 @@ from proximo.algorithms.behaviour import (
 from proximo.algorithms.losses import PolicyStatistics, policy_statistics
 from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
+from proximo.config.ppo.kl import LossKLConfig
 from proximo.config.ppo.losses import (
     BehaviourWeightConfig,
     ConstantDivisorConfig,
@@ -67,21 +68,21 @@ def policy_loss(
     result = token_losses(clean, batch, options)
     per_token = result.loss
     sums = {}
-    if config.kl.apply_to == "loss" and config.kl.estimator == "full":
+    if isinstance(config.kl, LossKLConfig) and config.kl.estimator == "full":
         full = divergence()
         sums = {"full_kl": full.kl.detach()[batch.mask].sum(), "same_top": full.same_top[batch.mask].sum()}
         per_token = per_token + kl_coefficient * kl.clamped(full.kl, config.kl.clamp)
-    elif config.kl.apply_to == "loss":
-        per_token = per_token + kl_coefficient * kl.clamped(_sampled_kl(clean, batch, config), config.kl.clamp)
+    elif isinstance(config.kl, LossKLConfig):
+        per_token = per_token + kl_coefficient * kl.clamped(_sampled_kl(clean, batch, config.kl), config.kl.clamp)
     if tokens.entropy is not None:
         per_token = per_token - bonus * select(batch.mask, tokens.entropy)[0]
     statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], result.clipped, batch.mask)
     return aggregate(per_token, batch, config), replace(statistics, others=sums)
 
 
-def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
+def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: LossKLConfig) -> Tensor:
     reference = batch.columns["reference_logprobs"]
-    if config.kl.estimator == "weighted_k3":
+    if config.estimator == "weighted_k3":
         return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
     return kl.k2(logprobs, reference)
 
