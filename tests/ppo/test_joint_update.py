@@ -16,8 +16,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
 from proximo.ppo.experience import make_experience
-from proximo.ppo.roles.build import Roles
-from proximo.ppo.roles.learners import make_learners
+from proximo.ppo.roles.build import Roles, make_learners
 from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored

@@ -14,7 +14,7 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.learner.user_optimizer import OwnOptimizer
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.function import FunctionReward

@@ -29,8 +29,8 @@ from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.roles.critic_initialisation import build_value, value_reader
+from proximo.ppo.roles.reward import answer_responses
 from proximo.ppo.task import PPOTask, make_difficulty_filter
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response

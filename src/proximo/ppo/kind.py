@@ -78,7 +78,7 @@ class PPOKind(TrainerKind["PPORecipe"]):
         return dry_run(recipe)
 
     def plan(self, recipe: "PPORecipe", context: "StageContext") -> "StageCosts":
-        from proximo.ppo.plan.step import plan_ppo
+        from proximo.ppo.plan import plan_ppo
 
         return plan_ppo(recipe, context)
 

@@ -28,7 +28,7 @@ from proximo.ppo.counted import (
     token_values,
 )
 from proximo.ppo.experience import RawAdvantages, ShapedScores
-from proximo.ppo.update.invariants import DEFAULT, broken_limits
+from proximo.ppo.update.guards import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 from proximo.rollout.asynchronous import Rollouts
@@ -143,9 +143,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     return metrics
 
 
-def update_metrics(
-    outcome: StepOutcome, *, precision: str, objective: ObjectiveConfig = DEFAULT
-) -> dict[str, MetricValue]:
+def update_metrics(outcome: StepOutcome, *, precision: str, objective: ObjectiveConfig) -> dict[str, MetricValue]:
     """Metrics of the policy and value updates, and of the first-minibatch check."""
     metrics = {} if outcome.policy is None else dict(outcome.policy.metrics)
     if outcome.value is not None:

@@ -2,13 +2,23 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
 
 from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.shared_declarations import SKIPPED_CAUSE, idle_lines, no_update_detail
-from proximo.ppo.metrics.signs import destructive_step, has_one_update, succeeds, where_scores_differ
+from proximo.ppo.metrics.score_checks import has_one_update, succeeds, where_scores_differ
 
+LARGE_CLIP_FRACTION, LARGE_KL = 0.3, 0.1
+"""A step may be destructive if it exceeds both, or five times the second alone (nats per token)."""
+COMPARED_STEPS = 5
+"""Number of steps before and after a large step whose mean scores are compared."""
+MIN_FALL = 0.25
+"""Smallest fall of the score that counts, in standard deviations of the step's scores."""
+IMMEDIATE_SHARE = 2 / 3
+"""Share of the fall that must come with the next step. A slower decline is not the effect of a single step."""
 USELESS_VARIANCE = 0.01
 SMALL_MOVE = 1e-5
 """KL in nats per token below which the policy hardly moves."""
@@ -29,6 +39,47 @@ LEFT_OUT_ADVICE = (
     "another precision, older weights, or sampling settings that change the distribution. If the difference is "
     "only rounding, raise the limit."
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DestructiveStep:
+    """A step with large updates after which the score fell and did not recover."""
+
+    step: int
+    clip_fraction: float
+    movement: float
+    """KL from the step's start after its updates, in nats per token."""
+    kl: tuple[float, float] | None
+    """KL from the reference in the step and in the next one, in nats; None in a run without a reference."""
+    score: tuple[float, float]
+    """Mean score before and after."""
+
+
+def destructive_step(run: Run) -> DestructiveStep | None:
+    """The first step with large updates after which the score fell for good.
+
+    A step samples before it updates, so the effect of its updates shows in the scores of the next step.
+    """
+    lines = [line for line in run.lines if "score/mean" in line]
+    scores = [line["score/mean"] for line in lines]
+    for index, line in enumerate(lines[:-2]):
+        clipped, moved = line.get("policy/clip_fraction", 0.0), line.get("policy/approx_kl", 0.0)
+        if moved < LARGE_KL or (clipped < LARGE_CLIP_FRACTION and moved < 5 * LARGE_KL):
+            continue
+        before = fmean(scores[max(0, index + 1 - COMPARED_STEPS) : index + 1])
+        after = fmean(scores[index + 1 : index + 1 + COMPARED_STEPS])
+        limit = before - MIN_FALL * line.get("score/std", 0.0)
+        is_immediate = scores[index] - scores[index + 1] >= IMMEDIATE_SHARE * (before - after)
+        if is_immediate and max(scores[index + 1], after, fmean(scores[-COMPARED_STEPS:])) < limit:
+            kl = [near["kl/sequence"] for near in lines[index : index + 2] if "kl/sequence" in near]
+            return DestructiveStep(
+                step=int(line["step"]),
+                clip_fraction=clipped,
+                movement=moved,
+                kl=(kl[0], kl[1]) if len(kl) == 2 else None,
+                score=(before, after),
+            )
+    return None
 
 
 def destroyed(run: Run) -> Finding | None:

@@ -1,18 +1,16 @@
-"""The reference of a PPO run, from which the KL is measured."""
+"""Models beside the policy that may follow it: the reference, from which the KL is measured, and its moving average."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.roles.moving_average import follow
-from proximo.ppo.roles.passes import ReferencePass, logprobs_of, over_batches
-from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.roles.worker import ReferencePass, RoleWorker, logprobs_of, over_batches
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response
 from proximo.rollout.engine import Engine
@@ -76,3 +74,40 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
     @torch.no_grad()
     def _hidden(self, batch: PackedResponses) -> Tensor:
         return self.model.hidden_states(batch.packed, batch.predictors)
+
+
+class AverageWorker(RoleWorker[LanguageModel]):
+    """The moving average of the policy. `evaluate_average` evaluates it instead of the policy."""
+
+    role = "average"
+
+    def __init__(self, model: LanguageModel, config: PPOConfig, *, engine: Engine) -> None:
+        """`engine`: samples from the average in evaluations."""
+        super().__init__(model)
+        self.decay = config.average_decay or 0.0
+        self.engine = engine
+
+    @property
+    def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
+        return {self.role: self.model}
+
+    def move(self, policy: RoleWorker[LanguageModel]) -> None:
+        """Move the average towards the policy by `average_decay`."""
+        follow(self.model.model, policy.model.model, decay=self.decay)
+
+
+@torch.no_grad()
+def follow(follower: nn.Module, leader: nn.Module, *, decay: float) -> None:
+    """follower <- decay * follower + (1 - decay) * leader, parameter by parameter, in place; 0 copies, bit for bit.
+
+    Buffers are copied. Both have the same architecture; a parameter that is tied to another one moves once.
+    """
+    leading = dict(leader.named_parameters())
+    for name, parameter in follower.named_parameters():
+        if decay == 0:
+            parameter.copy_(leading[name])
+        else:
+            parameter.lerp_(leading[name].to(parameter), 1 - decay)
+    buffers = dict(leader.named_buffers())
+    for name, buffer in follower.named_buffers():
+        buffer.copy_(buffers[name])

@@ -1,4 +1,4 @@
-"""Plans a PPO step: its models, and the cost of each of its calls. The profiled passes: costs.py."""
+"""Plans a PPO step: its models, and the cost of each of its calls. The profiled passes: plan_costs.py."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -27,7 +27,7 @@ from proximo.plan.weightless_models import (
     make_reference,
     scalar_model,
 )
-from proximo.ppo.plan import costs
+from proximo.ppo import plan_costs as costs
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.step import trace_step
 from proximo.run.make.models import lora_options

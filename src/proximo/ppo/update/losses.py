@@ -1,10 +1,10 @@
-"""The configured policy loss: objective, weights, KL, entropy and aggregation."""
+"""The configured losses of an update: of the policy, of pairs of responses, of the critic, and of both on one trunk."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,15 @@ from proximo.algorithms.behaviour import (
     near_the_sampler,
     within_ratio_bounds,
 )
-from proximo.algorithms.losses import PolicyStatistics, policy_statistics
+from proximo.algorithms.direct_preference import implicit_rewards
+from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.losses import (
+    PolicyStatistics,
+    ValueStatistics,
+    clipped_value_loss,
+    policy_statistics,
+    value_statistics,
+)
 from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
 from proximo.config.ppo.losses import (
@@ -29,15 +37,17 @@ from proximo.config.ppo.losses import (
     ResponseMeanConfig,
     TokenMeanConfig,
     TruncatedWeightConfig,
+    ValueLossConfig,
 )
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
+from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
-from proximo.ppo.update.microbatch import Microbatch
-from proximo.ppo.update.pair_loss import pair_loss
+from proximo.ppo.update.epochs import Microbatch
+from proximo.ppo.update.reports import UpdateLog
 from proximo.records import Experience
 
 
@@ -238,3 +248,81 @@ def _within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> 
     counts = world.gather(len(mask), what=what)
     all_ratios, all_masks = (world.gather_rows(rows, what=what) for rows in (log_ratios, mask))
     return within_second_moment(all_ratios, all_masks, limit=limit).split(counts)[world.rank]
+
+
+def pair_loss(
+    logprobs: Tensor, batch: Microbatch, *, formula: Callable[..., Tensor], beta: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's share of the mean over the update's pairs, a scalar, and the sums that the metrics need.
+
+    `formula`: the loss of pairs from the log-ratios of the better and the worse response, [N] each, and `beta`.
+
+    `logprobs`: [T] under the policy, 0 outside the mask. Responses 2 i and 2 i + 1 of the micro-batch are a pair; the
+    one with a positive advantage is the better one.
+    """
+    lengths, columns = batch.packed.response_lengths, batch.columns
+    log_ratios = segment_sum(torch.where(batch.mask, logprobs - columns["reference_logprobs"], 0), lengths).view(-1, 2)
+    is_first = segment_sum(torch.where(batch.mask, columns["advantages"], 0), lengths).view(-1, 2)[:, 0] > 0
+    first, second = log_ratios.unbind(1)
+    chosen, rejected = torch.where(is_first, first, second), torch.where(is_first, second, first)
+    loss = formula(chosen, rejected, beta=beta).sum() / (batch.num_update_responses / 2)
+    with torch.no_grad():
+        rewards = implicit_rewards(torch.stack([chosen, rejected]), beta=beta)
+        gaps = rewards[0] - rewards[1]
+        sums = {
+            "pairs": gaps.new_tensor(len(gaps)),
+            "accuracy": (gaps > 0).to(gaps.dtype).sum() + (gaps == 0).to(gaps.dtype).sum() / 2,
+            "margin": gaps.sum(),
+            "reward_chosen": rewards[0].sum(),
+            "reward_rejected": rewards[1].sum(),
+        }
+    return loss, sums
+
+
+def value_loss(values: Tensor, batch: Microbatch, options: ValueLossConfig) -> tuple[Tensor, ValueStatistics]:
+    """The value loss of a micro-batch, a scalar, with statistics. Micro-batches add up to the loss. `values`: [T]."""
+    old, returns = batch.columns["values"], batch.columns["returns"]
+    (clean,) = select(batch.mask, values)
+    per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.error.delta)
+    statistics = value_statistics(values, old, returns, batch.mask, clip=options.clip)
+    return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointStatistics:
+    """Statistics of a micro-batch for both losses. The losses are the micro-batch's shares of the update's losses."""
+
+    policy: PolicyStatistics
+    value: ValueStatistics
+    policy_loss: Tensor
+    value_loss: Tensor
+    """The value loss before it is multiplied by its coefficient."""
+
+
+def joint_loss(
+    policy: tuple[Tensor, PolicyStatistics], value: tuple[Tensor, ValueStatistics], *, coefficient: float
+) -> tuple[Tensor, JointStatistics]:
+    """policy loss + coefficient * value loss (arXiv:1707.06347, eq. 9), a scalar, with the statistics of both."""
+    (policy_loss, moved), (value_loss, errors) = policy, value
+    statistics = JointStatistics(
+        policy=moved, value=errors, policy_loss=policy_loss.detach(), value_loss=value_loss.detach()
+    )
+    return policy_loss + coefficient * value_loss, statistics
+
+
+def policy_share(taken: UpdateLog[JointStatistics]) -> UpdateLog[PolicyStatistics]:
+    """The policy's part of joint updates. Gradient norms are those of the joint loss."""
+    return _share(taken, lambda part: (part.policy_loss, part.policy))
+
+
+def value_share(taken: UpdateLog[JointStatistics]) -> UpdateLog[ValueStatistics]:
+    """The value model's part of joint updates. Gradient norms are those of the joint loss."""
+    return _share(taken, lambda part: (part.value_loss, part.value))
+
+
+def _share(taken: UpdateLog[JointStatistics], of: Callable[[JointStatistics], tuple[Tensor, Any]]) -> UpdateLog[Any]:
+    def share(result: UpdateResult[JointStatistics]) -> UpdateResult[Any]:
+        losses, statistics = zip(*(of(part) for part in result.statistics), strict=True)
+        return replace(cast("UpdateResult[Any]", result), loss=sum(x.item() for x in losses), statistics=statistics)
+
+    return replace(cast("UpdateLog[Any]", taken), results=[share(result) for result in taken.results])

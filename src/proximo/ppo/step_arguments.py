@@ -1,147 +1,37 @@
-"""Converts user inputs of the library (models, prompts, responses, scores) to internal types."""
+"""Turns what a caller gives for a step (prompts, responses, scores, masks) into records, or says what is wrong."""
 
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from proximo.data.codec.decoding import response_text
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
-from proximo.errors import DataError, ModelError, TrainingError
+from proximo.errors import DataError, TrainingError
 from proximo.message_text import count_of
-from proximo.models.adapter_detection import base_of, is_adapted
-from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
-from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_rows
-from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.trunk import refuse_half_shared
-from proximo.ppo.inputs.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.token_rewards import is_list, scored_by_token
+from proximo.rewards.token_rewards import as_number, is_list, scored_by_token
 from proximo.rollout.stop_token_ids import ending_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
+TokenIds = Sequence[int] | Tensor
+"""The ids of one sequence, without padding."""
+Mask = Sequence[bool] | Sequence[int] | Tensor
+"""True (or 1) for each token that the policy wrote."""
 PromptLike = Prompt | str | TokenIds
 ResponseLike = Response | TokenIds
 
 Score = float | torch.Tensor | Sequence[float] | Mapping[int, float] | None
 """The score of a response, or rewards of its tokens: one per token, or index -> reward."""
-
-
-def check_models(
-    policy: LanguageModel,
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    reference: LanguageModel | None = None,
-    value: ScalarModel | Literal["trunk"] | None = None,
-    moves: bool = False,
-) -> None:
-    """Raises ModelError if the models of the roles are incompatible, or have weights in half precision.
-
-    A reference under bf16 may have them (`narrow_frozen`), unless it `moves`, that is follows the policy.
-    """
-    value = None if isinstance(value, str) else value
-    stays_narrow = reference is not None and reference.precision.is_half and not moves
-    for role, model in (("policy", policy), ("reference", None if stays_narrow else reference), ("value", value)):
-        if model is not None:
-            _check_full_precision(model, role=role)
-    check_vocabulary(policy.base, tokenizer, role="policy")
-    if policy.has_adapter and moves:
-        raise ModelError(
-            "kl.reference_every_steps moves the reference, but that of a policy with an adapter is the base below it: "
-            "leave it out, or bring a policy without an adapter"
-        )
-    if reference is not None:
-        check_same_rows(policy.vocab_size, reference.vocab_size)
-        check_vocabulary(reference.base, tokenizer, role="reference")
-    if value is not None:
-        refuse_half_shared(value, policy)
-    if value is not None and embedding_rows(value.base) < policy.vocab_size:
-        raise ModelError(
-            f"the value model embeds {embedding_rows(value.base)} tokens, but the policy may write any of "
-            f"{policy.vocab_size}: bring a value model with the policy's vocabulary"
-        )
-
-
-def _check_full_precision(model: LanguageModel | ScalarModel, *, role: str) -> None:
-    narrow = next((p.dtype for p in model.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), None)
-    if narrow is not None:
-        raise ModelError(
-            f"the {role} model has weights in {str(narrow).removeprefix('torch.')}, in which PPO's small updates round "
-            "to nothing: load it with dtype=torch.float32 (Precision.BF16 computes in bfloat16 above such weights)"
-        )
-
-
-def as_policy(model: "LanguageModel | PreTrainedModel") -> LanguageModel:
-    """A LanguageModel unchanged; a transformers model wrapped and probed, like a model that is loaded from disk.
-
-    Raises ModelError for anything else, and for a model without trainable weights.
-    """
-    policy = _as_language_model(model, role="policy")
-    if not policy.trainable_parameters():
-        raise ModelError("the policy has no weight that requires a gradient, so nothing could be learned")
-    return policy
-
-
-def as_reference(model: "LanguageModel | PreTrainedModel | None", policy: LanguageModel) -> LanguageModel | None:
-    """Like `as_policy`, but frozen. Raises ModelError if it is the policy itself."""
-    if model is None:
-        return None
-    reference = _as_language_model(model, role="reference")
-    if reference.model is policy.model:
-        raise ModelError(
-            "the reference is the policy itself, and would move with it: leave reference out, and a frozen copy is made"
-        )
-    reference.model.requires_grad_(False).eval()
-    return reference
-
-
-def as_value(
-    model: "ScalarModel | PreTrainedModel | Literal['trunk'] | None",
-) -> ScalarModel | Literal["trunk"] | None:
-    """A ScalarModel or "trunk" unchanged; a sequence classifier with one label wrapped as a ScalarModel.
-
-    Raises ModelError for anything else.
-    """
-    from transformers import PreTrainedModel
-
-    if model is None or model == "trunk" or isinstance(model, ScalarModel):
-        return model
-    if not isinstance(model, PreTrainedModel):
-        got = repr(model) if isinstance(model, str) else type(model).__name__
-        raise ModelError(
-            f'value must be a ScalarModel or a sequence classifier, got {got}; "trunk" puts a head on the policy'
-        )
-    return ScalarModel(model)
-
-
-def _as_language_model(model: "LanguageModel | PreTrainedModel", *, role: str) -> LanguageModel:
-    from transformers import PreTrainedModel
-
-    from proximo.models.probe import probe_language_model
-
-    if isinstance(model, LanguageModel):
-        return model
-    if not isinstance(model, PreTrainedModel) and not is_adapted(model):
-        raise ModelError(
-            f"the {role} must be a model of transformers or a LanguageModel, got {type(model).__name__}: load it, "
-            "for example with AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
-        )
-    if base_of(model).get_output_embeddings() is None:
-        raise ModelError(
-            f"the {role} must be a language model, got {type(base_of(model)).__name__}, which has no output layer over "
-            "the vocabulary: load it with AutoModelForCausalLM"
-        )
-    language_model = LanguageModel(model)
-    _check_full_precision(language_model, role=role)  # before the probe, which would fail with a misleading reason
-    probe_language_model(language_model)
-    return language_model
 
 
 def as_prompts(
@@ -321,3 +211,53 @@ def _check_response(given: ResponseLike, *, num_tokens: int) -> None:
             "with the end-of-sequence id"
         )
     check_range(plain(given), num_tokens=num_tokens, what="response")
+
+
+def is_token_ids(given: Any) -> bool:
+    """Whether the value is one sequence of integers, of any type."""
+    listed = plain(given)
+    return is_list(listed) and all(type(token) is int for token in listed)
+
+
+def plain(given: Any) -> Any:
+    """Tensors, arrays and their scalars as Python lists and numbers; anything else unchanged."""
+    if isinstance(given, Tensor | np.ndarray | np.generic):
+        return given.tolist()
+    if is_list(given) and any(isinstance(item, np.generic) or _is_number(item) for item in given):
+        return [item.tolist() if isinstance(item, np.generic) or _is_number(item) else item for item in given]
+    return given
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, Tensor | np.ndarray) and given.ndim == 0
+
+
+def check_range(token_ids: Sequence[int], *, num_tokens: int, what: str) -> None:
+    """Raises DataError for a token id that is not in the policy's vocabulary."""
+    beyond = [token for token in token_ids if not 0 <= token < num_tokens]
+    if beyond:
+        raise DataError(f"a {what} has the token id {beyond[0]}, but the policy has {num_tokens} tokens")
+
+
+def as_mask(given: Mask, *, num_tokens: int, index: int) -> Tensor:
+    """A mask as [T] bool. Raises DataError if it does not have one True or False (1 or 0) per token of the response."""
+    listed = plain(given)
+    if not is_list(listed) or len(listed) != num_tokens or not set(listed) <= {0, 1}:
+        raise DataError(
+            f"response_masks has one True or False for each token of a response; response {index} has {num_tokens} "
+            f"tokens, its mask is {listed!r:.60}: leave the prompt and padding out"
+        )
+    return torch.tensor(listed, dtype=torch.bool)
+
+
+def as_score(given: Any) -> float:
+    """A score as a float; NaN for None. Raises DataError for anything else, such as a tensor of several numbers."""
+    listed = plain(given)
+    if is_list(listed) and len(listed) == 1:
+        (listed,) = listed
+    if is_list(listed):
+        raise DataError(f"a score is one number for a response, or None, got {listed!r:.60}")
+    try:
+        return as_number(listed)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a score is one number for a response, or None, got {listed!r:.60}") from error
