@@ -8,7 +8,7 @@ from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.trunk import is_on_trunk
+from proximo.models.sharing import is_on_trunk
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.reference import ReferenceWorker

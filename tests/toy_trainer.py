@@ -23,9 +23,9 @@ from proximo.metrics.definitions import DOWN, Metric
 from proximo.metrics.shared_declarations import COMMON_RULES, HELD_OUT_LOSS, SPEED
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
-from proximo.models.fake_tensor_profiler import building
 from proximo.models.language import LanguageModel
 from proximo.plan.cost_model import likelihood_loss
+from proximo.plan.fake_tensor_profiler import building
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part

@@ -20,7 +20,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
 from proximo.run.make.sharding import shard_model
 from proximo.run.task import Record
 from proximo.supervised.dpo.recipe import DPOConfig

@@ -27,12 +27,12 @@ from proximo.distributed.unread_parameters import unread_in
 from proximo.distributed.world import current, whole
 from proximo.errors import ModelError
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone, value_on_base
+from proximo.models.sharing import base_alone, value_on_base
+from proximo.models.transformers_model import decoder_layers
 from proximo.run.make.models import (
     DeviceSpec,
     build_language_model,

@@ -19,7 +19,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import Packed, PackedResponses, pack, pack_nothing, pack_responses
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.balancing import balancing_of
+from proximo.models.pretrained.sources import balancing_of
 from proximo.run.make.models import check_readers
 
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -6,13 +6,13 @@ import torch
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
+from proximo.models.transformers_model import freeze_layers
 
 
 def policy(name: str = "llama", precision: Precision = Precision.BF16) -> LanguageModel:

@@ -25,7 +25,7 @@ from proximo.models.pretrained.saving import load_weights, save_pretrained
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing.shared_base import base_alone, is_shared, scalar_from_adapter, value_on_base
+from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward

@@ -14,7 +14,7 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.trunk import is_on_trunk, scalar_on
+from proximo.models.sharing import is_on_trunk, scalar_on
 from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.build import Roles, make_learners
 from proximo.ppo.update.reports import Report

@@ -267,11 +267,16 @@ def test_every_precision_has_limits(precision: Precision) -> None:
     assert broken_limits(other, precision=precision, objective=PPO)
 
 
+def updates_line(policy: Report, value: Report | None = None) -> dict[str, float]:
+    metrics = update_metrics(outcome(experience(), policy=policy, value=value), precision="float32", objective=PPO)
+    return line(metrics)
+
+
 def test_both_training_calls_report() -> None:
     policy = Report(metrics={"policy/loss": Mean(1.0, 4)}, refusals=())
     value = Report(metrics={"value/loss": Mean(3.0, 4)}, refusals=())
-    assert line(update_metrics(outcome(experience(), policy=policy), precision="float32", objective=PPO)) == {"policy/loss": 0.25}
-    found = line(update_metrics(outcome(experience(), policy=policy, value=value), precision="float32", objective=PPO))
+    assert updates_line(policy) == {"policy/loss": 0.25}
+    found = updates_line(policy, value)
     assert found == {"policy/loss": 0.25, "value/loss": 0.75}
 
 
@@ -282,7 +287,9 @@ def test_the_first_minibatch_says_how_far_the_learner_is_from_the_sampler(differ
     mask = torch.tensor([True, True, False, True])
     first = policy_statistics(old + difference, old, torch.zeros(4, dtype=torch.bool), mask)
     policy = Report(metrics={}, refusals=(), first_minibatch=first)
-    assert line(update_metrics(outcome(experience(), policy=policy), precision="float32", objective=PPO)) == pytest.approx(
+    assert line(
+        update_metrics(outcome(experience(), policy=policy), precision="float32", objective=PPO)
+    ) == pytest.approx(
         {
             "first_minibatch/max_abs_log_ratio": difference,
             "first_minibatch/mean_abs_log_ratio": difference,

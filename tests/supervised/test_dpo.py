@@ -19,7 +19,7 @@ from proximo.errors import ConfigError, DataError, ModelError
 from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.sharing.shared_base import base_alone, is_shared
+from proximo.models.sharing import base_alone, is_shared
 from proximo.run.task import Record
 from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
 from proximo.supervised.dpo.trainer import DPOTask, build_task

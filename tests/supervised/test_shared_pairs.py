@@ -11,9 +11,9 @@ from architectures import OF_SHARED_PREFIXES, build_architecture, keep_float64
 from counting import Passes
 from proximo.data.preferences import PreferencePair
 from proximo.models import packing
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.transformers_model import disable_dropout
 from proximo.supervised import reference
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.dpo.trainer import DPOTask

@@ -12,13 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from proximo.models.batching import plan_shares
-from proximo.models.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.packing import PackedResponses, pack_responses, plan_shares
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
+from proximo.plan.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
 
 Model = LanguageModel | ScalarModel
 CACHE = "KV cache"

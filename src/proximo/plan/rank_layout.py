@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from proximo.config.devices import DevicesConfig, Shard
 from proximo.config.run import OptimizerConfig
 from proximo.learner.optimizer import trainable_parameters
-from proximo.models.freezing import decoder_layers
+from proximo.models.transformers_model import decoder_layers
 from proximo.plan.cost_model import Model, ReducedGradients
 from proximo.plan.static_memory import optimizer_bytes
 

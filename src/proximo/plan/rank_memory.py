@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from proximo.models.fake_tensor_profiler import GRADIENTS
 from proximo.plan.cost_model import Passes, StepCost
+from proximo.plan.fake_tensor_profiler import GRADIENTS
 from proximo.plan.rank_layout import Layout, PlacedModel
 from proximo.plan.static_memory import OptimizedModules
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, WORKING
 from proximo.plan.cost_model import CACHE, LOGITS
+from proximo.plan.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, WORKING
 from proximo.plan.record import Phase, Plan
 
 MIB = 2**20

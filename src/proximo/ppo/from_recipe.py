@@ -22,12 +22,12 @@ from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
 from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
+from proximo.models.sharing import check_scalar_adapter, is_shared
+from proximo.models.transformers_model import check_lengths
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.critic_initialisation import build_value, value_reader
 from proximo.ppo.roles.reward import answer_responses

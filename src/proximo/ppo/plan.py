@@ -7,15 +7,14 @@ from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.fake_tensor_profiler import building, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sharing.shared_base import check_scalar_adapter, value_on_base
-from proximo.models.sharing.trunk import is_on_trunk, scalar_on
+from proximo.models.sharing import check_scalar_adapter, is_on_trunk, scalar_on, value_on_base
 from proximo.plan import cost_model
 from proximo.plan.cost_model import Batches, Lengths, Model, StepCost, TrainingPass
+from proximo.plan.fake_tensor_profiler import building, to_fake_tensors
 from proximo.plan.rank_layout import Layout, Ranks
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
 from proximo.plan.static_memory import OptimizedModules
@@ -144,7 +143,7 @@ def _scorer(
 
 
 def ppo_optimized_modules(recipe: PPORecipe, models: Mapping[str, Model]) -> OptimizedModules:
-    """The modules that each optimizer trains, as learners.py assigns them."""
+    """The modules that each optimizer trains, as `make_learners` assigns them (roles/build.py)."""
     config, policy, value = recipe.ppo, models["policy"], models.get("value")
     policy_optimizer = config.policy_optimizer or OptimizerConfig(learning_rate=1e-6)
     if value is None:

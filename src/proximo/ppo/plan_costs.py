@@ -11,13 +11,13 @@ from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.fake_tensor_profiler import PassProfiler
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
 from proximo.plan.cost_model import CACHE, COPY, LOGITS, Batches, Lengths, Passes, StepCost, reading_cost
+from proximo.plan.fake_tensor_profiler import PassProfiler
 from proximo.ppo.roles.policy import sampling_options
 from proximo.rollout.local import PREFILL_TOKENS, rows_for
 from proximo.rollout.sampling import sample

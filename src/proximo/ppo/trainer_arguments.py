@@ -11,12 +11,12 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.message_text import count_of
-from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.heads import check_same_rows
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_rows
 from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.trunk import refuse_half_shared
+from proximo.models.sharing import refuse_half_shared
+from proximo.models.transformers_model import base_of, is_adapted
 from proximo.ppo.roles.reward import check_answers
 from proximo.records import Prompt
 from proximo.rewards.function import FunctionReward

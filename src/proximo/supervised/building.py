@@ -11,10 +11,9 @@ from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.data.load_report import LoadReport
 from proximo.data.rows import Row
 from proximo.data.token_cache import TokenCache
-from proximo.models.context_length import check_lengths
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
+from proximo.models.transformers_model import check_lengths, disable_dropout
 from proximo.run.make.conversion import check_optimizer
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
 from proximo.run.make.models import DeviceSpec, build_tokenizer, check_readers, prepare_device

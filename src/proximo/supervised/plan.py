@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.plan.cost_model import (
@@ -19,6 +18,7 @@ from proximo.plan.cost_model import (
     sequential_cost,
     training_cost,
 )
+from proximo.plan.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
 from proximo.plan.weightless_models import language_model, make_reference
 from proximo.supervised.recipes import ReferenceRecipe, SupervisedConfig, SupervisedRecipe

@@ -10,13 +10,18 @@ from torch import Tensor, nn
 
 from proximo.algorithms.flat_layout import segment_sum
 from proximo.errors import DataError
-from proximo.models.batching import plan_own_share
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.context_length import check_lengths
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_responses, shareable_prefixes
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.packing import (
+    Packed,
+    PackedResponses,
+    pack_nothing,
+    pack_responses,
+    plan_own_share,
+    shareable_prefixes,
+)
+from proximo.models.sharing import base_alone
+from proximo.models.transformers_model import check_lengths, disable_dropout
 from proximo.run.make.models import build_language_model, build_reference
 from proximo.run.make.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint

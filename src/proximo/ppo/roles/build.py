@@ -20,11 +20,10 @@ from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone
-from proximo.models.sharing.trunk import is_on_trunk, scalar_on
+from proximo.models.sharing import base_alone, is_on_trunk, scalar_on
+from proximo.models.transformers_model import disable_dropout
 from proximo.ppo.roles.async_rollouts import RolloutsAhead
 from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
 from proximo.ppo.roles.reference import AverageWorker, ReferenceWorker

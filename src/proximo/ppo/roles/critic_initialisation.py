@@ -8,7 +8,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.pretrained.folders import refuse_second_adapter
 from proximo.models.pretrained.sources import adapter_folder, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
+from proximo.models.sharing import scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
 from proximo.run.make.models import (
     DeviceSpec,

@@ -80,7 +80,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         `texts`: PTX texts for every update. `ahead`: samples for later steps while this one trains; None samples before
         each step.
         `on_finished`: gives, at each rollout, the callback for responses that are complete, if there is one.
-        `check_first`: check the first minibatch of each step against the limits of update/invariants.py.
+        `check_first`: check the first minibatch of each step against the limits of update/guards.py.
         """
         super().__init__(model, learner)
         self.config = config

@@ -12,9 +12,8 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current
 from proximo.learner.update import Learner
-from proximo.models.batching import plan_shares
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, shareable_prefixes
+from proximo.models.packing import PackedResponses, plan_shares, shareable_prefixes
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel

@@ -15,9 +15,16 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import plan_minibatches
 from proximo.learner.update import Learner
-from proximo.models.batching import plan_own_share
 from proximo.models.language import LanguageModel
-from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_responses, send, shareable_prefixes
+from proximo.models.packing import (
+    Packed,
+    PackedResponses,
+    pack_nothing,
+    pack_responses,
+    plan_own_share,
+    send,
+    shareable_prefixes,
+)
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.ptx import JointUpdates

@@ -18,8 +18,7 @@ from proximo.data.stepwise.examples import StepExample, first_wrong, is_right, l
 from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
-from proximo.models.batching import plan_own_share
-from proximo.models.packing import Packed, pack, pack_nothing
+from proximo.models.packing import Packed, pack, pack_nothing, plan_own_share
 from proximo.models.scalar import HeadStart, ScalarModel, mark_steps
 from proximo.plan.cost_model import score_loss
 from proximo.plan.stages import StageContext, StageCosts

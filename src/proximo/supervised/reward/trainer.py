@@ -12,8 +12,7 @@ from proximo.algorithms.preference import TokenScores, bradley_terry, divergence
 from proximo.data.preferences import PreferencePair
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
-from proximo.models.batching import plan_own_share
-from proximo.models.packing import Packed, pack, pack_nothing
+from proximo.models.packing import Packed, pack, pack_nothing, plan_own_share
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.plan.cost_model import score_loss
 from proximo.plan.stages import StageContext, StageCosts

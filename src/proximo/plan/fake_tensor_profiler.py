@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.fast_path import PART_SCOPE
-from proximo.models.freezing import decoder_layers
+from proximo.models.transformers_model import base_of, decoder_layers, is_adapted
 
 WORKING = "working"
 """The default part: temporaries, and gradients of activations in a backward pass."""
