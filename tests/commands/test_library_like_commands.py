@@ -19,7 +19,7 @@ from proximo.commands.pipeline import run as pipeline
 from proximo.config.loader import resolved_yaml
 from proximo.errors import ConfigError, UserError
 from proximo.metrics.formatting import format_number
-from proximo.plan.text import to_json
+from proximo.plan.record import to_json
 from proximo.run.reporting import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
 

@@ -22,8 +22,7 @@ from proximo.models.precision.placement import Precision
 from proximo.models.transformers_model import decoder_layers
 from proximo.plan.cost_model import Passes, StepCost
 from proximo.plan.fake_tensor_profiler import GRADIENTS, building, shapes_only, to_fake_tensors
-from proximo.plan.rank_layout import Ranks, lay_out
-from proximo.plan.rank_memory import REDUCTION, rank_memory
+from proximo.plan.rank_memory import REDUCTION, Ranks, lay_out, rank_memory
 
 GIB = 2**30
 ADAMW = OptimizerConfig(learning_rate=1e-5)

@@ -32,9 +32,8 @@ from proximo.models.sharing import base_alone, value_on_base
 from proximo.models.transformers_model import decoder_layers
 from proximo.plan.cost_model import Passes, StepCost
 from proximo.plan.fake_tensor_profiler import GRADIENTS
-from proximo.plan.rank_layout import Ranks as PlannedRanks
-from proximo.plan.rank_layout import lay_out
-from proximo.plan.rank_memory import REDUCTION, rank_memory
+from proximo.plan.rank_memory import REDUCTION, lay_out, rank_memory
+from proximo.plan.rank_memory import Ranks as PlannedRanks
 from proximo.run.make.sharding import shard_model
 
 LAYERS = 4

@@ -1,22 +1,44 @@
-"""Plans a PPO step: its models, and the cost of each of its calls. The profiled passes: plan_costs.py."""
+"""Plans a PPO step: its models, the cost of each of its calls, and the passes that only PPO has.
+
+Every sequence is assumed to have the maximum length.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
 from proximo.models.bf16_storage import narrow_frozen
+from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_on_trunk, scalar_on, value_on_base
-from proximo.plan import cost_model
-from proximo.plan.cost_model import Batches, Lengths, Model, StepCost, TrainingPass
-from proximo.plan.fake_tensor_profiler import building, to_fake_tensors
-from proximo.plan.rank_layout import Layout, Ranks
-from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
+from proximo.plan.cost_model import (
+    LOGITS,
+    Batches,
+    Lengths,
+    Model,
+    StepCost,
+    TrainingPass,
+    concurrent_costs,
+    inference_cost,
+    likelihood_loss,
+    reading_cost,
+    rollout_cost,
+    score_loss,
+    sequential_cost,
+    training_cost,
+)
+from proximo.plan.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
+from proximo.plan.profiling import StageContext, StageCosts, truncated_lengths
+from proximo.plan.rank_memory import Layout, Ranks
 from proximo.plan.static_memory import OptimizedModules
 from proximo.plan.weightless_models import (
     ModelConfigs,
@@ -26,8 +48,8 @@ from proximo.plan.weightless_models import (
     make_reference,
     scalar_model,
 )
-from proximo.ppo import plan_costs as costs
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.step import trace_step
 from proximo.run.make.models import lora_options
 
@@ -57,18 +79,15 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
         update=update,
         token_budget=ppo.tokens_per_microbatch,
         layout=layout,
-        notes=(*_notes_on(recipe), *_notes_on_engine(recipe, models["policy"])),
+        notes=tuple(_notes_on(recipe, models["policy"])),
     )
 
 
-def _notes_on(recipe: PPORecipe) -> Iterator[str]:
+def _notes_on(recipe: PPORecipe, policy: Model) -> Iterator[str]:
     if recipe.ppo.critic_warmup_steps and recipe.value.init_from == "trunk":
         yield "the critic's warm-up is left out: there the value head learns alone, which takes less"
     if any(source.kind == "model" and source.tokenizer is not None for source in recipe.reward):
         yield "a reward model with a tokenizer of its own is taken to read as many tokens as the policy"
-
-
-def _notes_on_engine(recipe: PPORecipe, policy: Model) -> Iterator[str]:
     if recipe.ppo.rollout.staleness and recipe.engine.kind == "local":
         yield "generate takes place beside the rest of earlier steps (rollout.staleness): the seconds add up here"
     if recipe.engine.kind == "vllm":
@@ -174,18 +193,14 @@ def ppo_costs(
     )
     elsewhere = () if recipe.engine.kind == "local" else ("generate", "generate_greedy")
     step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible.keys() - elsewhere}
-    if SAMPLER in models:
-        step_costs |= _beside(step_costs["generate"], step_costs)
+    if SAMPLER in models:  # the other calls take place while it samples, and its memory adds to theirs
+        sampling = {"generate": step_costs["generate"]}
+        step_costs = sampling | {
+            name: concurrent_costs({**sampling, name: cost})[name]
+            for name, cost in step_costs.items()
+            if name != "generate"
+        }
     return step_costs
-
-
-def _beside(sampling: StepCost, step_costs: Mapping[str, StepCost]) -> dict[str, StepCost]:
-    """Costs of the other calls of a step with the memory of sampling, which takes place at the same time."""
-    return {
-        name: cost_model.concurrent_costs({"generate": sampling, name: cost})[name]
-        for name, cost in step_costs.items()
-        if name != "generate"
-    }
 
 
 def _update_batches(config: PPOConfig, lengths: Lengths, *, num_ranks: int) -> Batches:
@@ -210,25 +225,25 @@ def _inference_calls(
     num_sampled = config.prompts_per_step * config.sampled_per_prompt
     group = config.sampled_per_prompt
     scored = [Batches.of(lengths, num_sampled, token_budget=budget, responses_per_prompt=group, num_ranks=num_ranks)]
-    own = config.model_copy(update={"prompts_per_step": ranks.share(config.prompts_per_step)})
-    one_greedy = own.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
+    options = sampling_options(config)
+    rows = {"num_prompts": ranks.share(config.prompts_per_step), "max_num_seqs": config.rollout.max_num_seqs}
     if config.baseline_answer is not None:
         scored.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget, num_ranks=num_ranks))
     full_kl_with = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
     reward_models = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     calls: dict[str, Callable[[], StepCost]] = {
-        "generate": lambda: costs.rollout(policy, lengths, own),
-        "generate_greedy": lambda: costs.rollout(policy, lengths, one_greedy),
-        "policy_logprobs": lambda: cost_model.inference_cost(policy, whole),
-        "reference_logprobs": lambda: cost_model.inference_cost(reference, whole, full_kl_with=full_kl_with),
+        "generate": lambda: rollout_cost(policy, lengths, options, num_samples=config.sampled_per_prompt, **rows),
+        "generate_greedy": lambda: rollout_cost(policy, lengths, options, num_samples=1, **rows),
+        "policy_logprobs": lambda: inference_cost(policy, whole),
+        "reference_logprobs": lambda: inference_cost(reference, whole, full_kl_with=full_kl_with),
     }
     if reward_models:
-        calls["score"] = lambda: cost_model.sequential_cost(
-            [cost_model.inference_cost(model, batches) for model in reward_models for batches in scored]
+        calls["score"] = lambda: sequential_cost(
+            [inference_cost(model, batches) for model in reward_models for batches in scored]
         )
     if isinstance(value, ScalarModel):
-        calls["values"] = lambda: cost_model.inference_cost(value, whole)
-        calls["policy_logprobs_and_values"] = lambda: costs.logprobs_and_values_cost(policy, value, whole)
+        calls["values"] = lambda: inference_cost(value, whole)
+        calls["policy_logprobs_and_values"] = lambda: _logprobs_and_values_cost(policy, value, whole)
     return calls
 
 
@@ -252,25 +267,25 @@ def _training_calls(
         modules, optimizer = optimized[role]
         rounds = sum(len(each.batches.groups) for each in passes)
         reduced = layout.reduced(modules, rounds=rounds, in_backward=optimizer.in_backward)
-        return cost_model.training_cost(modules, passes, in_backward=optimizer.in_backward, reduced=reduced)
+        return training_cost(modules, passes, in_backward=optimizer.in_backward, reduced=reduced)
 
     def policy_update(on_trunk: ScalarModel | None = None) -> StepCost:
-        loss = costs.policy_loss(policy, reference, config, on_trunk=on_trunk)
+        loss = _policy_loss(policy, reference, config, on_trunk=on_trunk)
         passes = [TrainingPass(loss=loss, batches=update, tokens=trained)]
         if texts is not None and config.ptx is not None:
             ptx = Batches.of(texts, config.ptx.examples_per_update, token_budget=budget, num_ranks=ranks.num)
             updates = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
-            loss = cost_model.likelihood_loss(policy)
+            loss = likelihood_loss(policy)
             passes.append(TrainingPass(loss=loss, batches=ptx, tokens=updates * ptx.total_tokens))
         cost = train("policy", passes)
         if config.policy_loss.objective.second_moment_limit is None:
             return cost
         # The minibatch's log-probs are computed once before the update, to choose the tokens that are left out.
-        mask_pass = cost_model.inference_cost(policy, update, tokens=trained)
-        return cost_model.sequential_cost([cost, mask_pass])
+        mask_pass = inference_cost(policy, update, tokens=trained)
+        return sequential_cost([cost, mask_pass])
 
     def value_update(value: ScalarModel) -> StepCost:
-        return train("value", [TrainingPass(loss=cost_model.score_loss(value), batches=update, tokens=trained)])
+        return train("value", [TrainingPass(loss=score_loss(value), batches=update, tokens=trained)])
 
     calls: dict[str, Callable[[], StepCost]] = {"train_policy": policy_update}
     if isinstance(value, ScalarModel):
@@ -291,3 +306,45 @@ def _language_models(models: Mapping[str, Model]) -> tuple[LanguageModel, Langua
 def _shares_trunk(models: Mapping[str, Model]) -> bool:
     policy, value = models["policy"], models.get("value")
     return isinstance(policy, LanguageModel) and isinstance(value, ScalarModel) and is_on_trunk(value, policy)
+
+
+def _policy_loss(
+    policy: LanguageModel, reference: LanguageModel | None, config: PPOConfig, *, on_trunk: ScalarModel | None = None
+) -> Callable[[PassProfiler, PackedResponses], Tensor]:
+    """The part of the policy loss that decides memory, for the profiler: terms of one number per token are left out.
+
+    `on_trunk`: the value model that is trained in the same pass.
+    """
+    temperature, bonus = config.rollout.temperature, config.policy_loss.entropy_coefficient
+    in_loss = config.kl.apply_to == "loss" and config.kl.estimator == "full"
+
+    def loss(profiler: PassProfiler, batch: PackedResponses) -> Tensor:
+        hidden = policy.hidden_states(batch.packed, batch.predictors)
+        with profiler.attribute_to(LOGITS):
+            tokens = token_logprobs(hidden, policy.head, batch.targets, temperature=temperature, entropy=bonus > 0)
+        total = tokens.logprobs.sum()
+        if tokens.entropy is not None:
+            total = total + tokens.entropy.sum()
+        if in_loss:
+            with torch.no_grad():
+                other = (reference or policy).hidden_states(batch.packed, batch.predictors)
+            with profiler.attribute_to(LOGITS):
+                divergence = full_kl(hidden, policy.head, other, (reference or policy).head, temperature=temperature)
+            total = total + divergence.sum()
+        if on_trunk is not None:
+            total = total + on_trunk.scores(hidden).sum()
+        return total
+
+    return loss
+
+
+@torch.no_grad()
+def _logprobs_and_values_cost(policy: LanguageModel, value: ScalarModel, batches: Batches) -> StepCost:
+    """Cost of computing log-probs and values in one pass through their shared trunk."""
+    batch = batches.largest()
+    with PassProfiler([policy.model]) as profiler:
+        hidden = policy.hidden_states(batch.packed)
+        with profiler.attribute_to(LOGITS):
+            token_logprobs(hidden[batch.predictors], policy.head, batch.targets)
+        value.scores(hidden[batch.value_positions])
+    return reading_cost(profiler.cost(), [policy.model, value.model], batches)
