@@ -4,7 +4,7 @@ from typing import Any
 
 from builders import tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel

@@ -15,13 +15,11 @@ from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
 from proximo.config.schema.base import Section
 from proximo.data.examples import TextExample, load_text_examples
-from proximo.learner.text_batches import text_batches, text_nats
+from proximo.learner.batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.alarms import WARNING, Rule
-from proximo.metrics.curves import Curve, Trace, held_out
-from proximo.metrics.definitions import DOWN, Metric
-from proximo.metrics.shared_declarations import COMMON_RULES, HELD_OUT_LOSS, SPEED
-from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.definitions import DOWN, Curve, Metric, Trace, held_out
+from proximo.metrics.shared_declarations import COMMON_RULES, HELD_OUT_LOSS, SPEED, TrainerMetrics
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.plan.cost_model import likelihood_loss

@@ -11,7 +11,7 @@ from proximo.cli import main
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError, ModelError
-from proximo.learner.optimizer import OptimizerOptions, make_optimizer
+from proximo.learner.optimizers import OptimizerOptions, make_optimizer
 from proximo.plan.profiling import make_plans
 from proximo.plan.record import advice, describe
 from proximo.plan.static_memory import optimizer_bytes

@@ -21,7 +21,7 @@ from proximo.config.devices import DevicesConfig
 from proximo.distributed.shard_files import SavedShards
 from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model

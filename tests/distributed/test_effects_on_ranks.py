@@ -18,7 +18,7 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ProximoError, RankError, TrainingError
-from proximo.learner.user_optimizer import OwnOptimizer
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall

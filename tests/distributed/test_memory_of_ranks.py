@@ -20,7 +20,7 @@ from distributed.paths import plain_paths
 from distributed.ranks import Ranks
 from proximo.config.devices import DevicesConfig
 from proximo.config.run import OptimizerConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.heads import token_logprobs
 from proximo.models.language import LanguageModel

@@ -13,7 +13,7 @@ from builders import tiny_tokenizer
 from proximo.config.run import ModelConfig, TokenizerConfig
 from proximo.errors import ModelError
 from proximo.learner.expert_balance import ExpertBalance
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner, UpdateResult
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions

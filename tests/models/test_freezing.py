@@ -5,7 +5,7 @@ import torch
 
 from builders import tiny_language_model
 from proximo.errors import ModelError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses

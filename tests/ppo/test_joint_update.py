@@ -9,7 +9,7 @@ from torch import Tensor
 from builders import tiny_language_model
 from ppo.test_updates import LENGTHS, Gathered, worst_difference
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions

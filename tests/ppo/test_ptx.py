@@ -14,7 +14,7 @@ from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.errors import ConfigError, DataError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.metrics.values import Mean, Sum
 from proximo.models.language import LanguageModel

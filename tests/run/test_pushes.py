@@ -16,7 +16,7 @@ import yaml
 from proximo import SavedRun
 from proximo.cli import main
 from proximo.errors import ProximoError
-from proximo.metrics.report.run_facts import facts
+from proximo.metrics.report.run_summary import facts
 from proximo.metrics.run_files import read_run
 from proximo.run import loop
 from proximo.run.hub import pushes

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from proximo.metrics.definitions import Catalogue
-from proximo.metrics.every_run import RUN
+from proximo.metrics.shared_declarations import RUN
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 

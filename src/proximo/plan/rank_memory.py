@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig, Shard
 from proximo.config.run import OptimizerConfig
-from proximo.learner.optimizer import trainable_parameters
+from proximo.learner.optimizers import trainable_parameters
 from proximo.models.transformers_model import decoder_layers
 from proximo.plan.cost_model import Model, Passes, ReducedGradients, StepCost
 from proximo.plan.fake_tensor_profiler import GRADIENTS

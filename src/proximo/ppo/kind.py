@@ -7,7 +7,7 @@ from proximo.trainer_kinds import TrainerKind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from proximo.metrics.trainer_metrics import TrainerMetrics
+    from proximo.metrics.shared_declarations import TrainerMetrics
     from proximo.plan.profiling import StageContext, StageCosts
     from proximo.ppo.recipe import PPORecipe
     from proximo.ppo.task import PPOTask

@@ -11,7 +11,7 @@ from torch import Tensor
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
-from proximo.learner.minibatches import num_minibatches
+from proximo.learner.batches import num_minibatches
 from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel

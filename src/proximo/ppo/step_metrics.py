@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,6 @@ from proximo.algorithms.losses import explained_variance
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
-from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.ppo.calls import PHASES, TracedCall
 from proximo.ppo.counted import (
@@ -194,6 +193,30 @@ def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
         "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
         "response/unscored": Sum(len(scored) - len(kept)),
     }
+
+
+def distinct_fraction(responses: Iterable[Sequence[int]], *, n: int = 2) -> float | None:
+    """Distinct-n: distinct n-grams divided by all n-grams, over all responses together (arXiv:1510.03055).
+
+    None if no response has `n` tokens. The value falls as the number of tokens grows, so compare only sets of about the
+    same size.
+    """
+    seen: set[tuple[int, ...]] = set()
+    total = 0
+    for token_ids in responses:
+        for start in range(len(token_ids) - n + 1):
+            seen.add(tuple(token_ids[start : start + n]))
+            total += 1
+    return len(seen) / total if total else None
+
+
+def repeated_fraction(token_ids: Sequence[int], *, n: int = 4) -> float:
+    """Share of a response's n-grams that repeat an earlier one: 1 - distinct / all. 0 below n + 1 tokens.
+
+    0 if no n-gram occurs twice, near 1 for a response that loops.
+    """
+    ngrams = [tuple(token_ids[start : start + n]) for start in range(len(token_ids) - n + 1)]
+    return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:

@@ -15,7 +15,7 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.message_text import count_of
-from proximo.metrics.report.sample_pairs import round_robin
+from proximo.metrics.report.run_summary import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.ppo.counted import sequence_kl, task_reward_of

@@ -20,8 +20,8 @@ from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
-from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.console import open_progress as open_view
 from proximo.metrics.recorder import Recorder

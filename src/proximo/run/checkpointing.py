@@ -9,7 +9,7 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
 from proximo.checkpoint.tensors import capture_optimizer, read_optimizer, write_optimizer
 from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
-from proximo.learner.low_memory_adamw import page_state
+from proximo.learner.optimizers import page_state
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import load_weights, save_pretrained, whole_adapter

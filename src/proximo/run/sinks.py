@@ -13,12 +13,15 @@ from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.message_text import count_of
-from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
-from proximo.metrics.trackers import (
+from proximo.metrics.sinks import (
     MLflowSink,
+    ReportSink,
+    SampleSink,
+    Sink,
     TrackedRun,
     TrackioSink,
     WandbSink,
+    history,
     mlflow_problem,
     trackio_problem,
     wandb_problem,

@@ -1,8 +1,7 @@
 """Metrics, curves and alarms of PPO, gathered. The curves of the report: the most important first."""
 
-from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.shared_declarations import COMMON_RULES, MEMORY
-from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.definitions import Curve, Section, Trace, held_out
+from proximo.metrics.shared_declarations import COMMON_RULES, MEMORY, TrainerMetrics
 from proximo.ppo.metrics.alarms import PPO_RULES
 from proximo.ppo.metrics.experience import EXPERIENCE, GENERATED, ROLLOUT, SCORE, SOURCES
 from proximo.ppo.metrics.updates import FIRST_MINIBATCH, MISMATCH, PAIRS, POLICY, PTX, STALENESS, VALUE

@@ -15,10 +15,10 @@ from proximo.config.run import OptimizerConfig
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
 from proximo.errors import ConfigError
+from proximo.learner.batches import num_minibatches
 from proximo.learner.expert_balance import ExpertBalance
-from proximo.learner.minibatches import num_minibatches
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
-from proximo.learner.user_optimizer import OwnOptimizer
 from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
-from proximo.learner.minibatches import plan_minibatches
+from proximo.learner.batches import plan_minibatches
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.packing import (

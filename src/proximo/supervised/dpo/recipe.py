@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.data import PreferenceDataConfig
 from proximo.config.run import OptimizerConfig
-from proximo.metrics.curves import Curve, Section, Trace
-from proximo.metrics.definitions import DOWN, UP, Metric
+from proximo.metrics.definitions import DOWN, UP, Curve, Metric, Section, Trace
 from proximo.metrics.shared_declarations import CALIBRATION, HELD_OUT_LOSS, PAIRS
 from proximo.metrics.values import Mean, Sum
 from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, Accuracy

@@ -7,8 +7,7 @@ from pydantic import Field
 from proximo.config.data import LabelledDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.alarms import WARNING, Rule
-from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.definitions import DOWN, UP, Metric
+from proximo.metrics.definitions import DOWN, UP, Curve, Metric, Section, Trace, held_out
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.shared_declarations import HELD_OUT_LOSS

@@ -7,8 +7,7 @@ from pydantic import Field
 from proximo.config.data import StepDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.alarms import PROBLEM, Rule
-from proximo.metrics.curves import Curve, Style, Trace, held_out
-from proximo.metrics.definitions import DOWN, UP, Metric
+from proximo.metrics.definitions import DOWN, UP, Curve, Metric, Style, Trace, held_out
 from proximo.metrics.shared_declarations import HELD_OUT_LOSS
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks

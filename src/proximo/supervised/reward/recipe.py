@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 from proximo.config.data import PreferenceDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.alarms import WARNING, Rule
-from proximo.metrics.curves import Curve, Trace
-from proximo.metrics.definitions import DOWN, UP, Metric
+from proximo.metrics.definitions import DOWN, UP, Curve, Metric, Trace
 from proximo.metrics.shared_declarations import CALIBRATION, HELD_OUT_LOSS, PAIRS
 from proximo.metrics.values import Mean, Sum
 from proximo.supervised import alarm_checks as checks

@@ -7,8 +7,7 @@ from pydantic import Field
 from proximo.config.data import TextDataConfig
 from proximo.config.recipe import check_quantisation, check_tokenizer
 from proximo.config.run import ModelConfig, OptimizerConfig
-from proximo.metrics.curves import Curve, Trace, held_out
-from proximo.metrics.definitions import DOWN, Metric
+from proximo.metrics.definitions import DOWN, Curve, Metric, Trace, held_out
 from proximo.metrics.shared_declarations import HELD_OUT_LOSS
 from proximo.metrics.values import ExponentialMean, Mean, Sum
 from proximo.supervised import alarm_checks as checks

@@ -1,12 +1,13 @@
-"""Generates docs/metrics.md from the declarations. `python -m` prints the page; a test compares it with the file."""
+"""Generates docs/metrics.md from the declarations.
+
+PYTHONPATH=tests python -m docs.metrics_page > docs/metrics.md
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.metrics.alarms import Rule, Severity
-from proximo.metrics.curves import Curve
-from proximo.metrics.definitions import Metric
-from proximo.metrics.every_run import RUN
-from proximo.metrics.shared_declarations import SPEED
+from proximo.metrics.definitions import Curve, Metric
+from proximo.metrics.shared_declarations import RUN, SPEED
 from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Quantile, Sum
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
@@ -24,7 +25,7 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
 OPENING = """\
 # Metrics
 
-<!-- Written by `python -m proximo.metrics.documentation > docs/metrics.md`; a test compares the two. -->
+<!-- Generated from the declarations of the metrics; a test compares the two. -->
 
 Every run writes one line per step to `metrics.jsonl`: `step`, then the metrics on this page. TensorBoard and
 `report.html` show the same numbers. A metric that is not on this page cannot be recorded.
