@@ -32,8 +32,8 @@ from proximo.run.make.data import read_split
 from proximo.run.make.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.run.task import Record
-from proximo.supervised.plan import plan_update
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.building import plan_update
+from proximo.supervised.sft_recipe import SFTRecipe
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 from proximo.trainer_kinds import RecipeKind, TrainerKind
 

@@ -17,7 +17,7 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.plan.fake_tensor_profiler import building, shapes_only, to_fake_tensors
 from proximo.plan.profiling import make_plans
 from proximo.plan.record import Phase
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from tiny_runs import make_inputs
 
 QWEN_7B = {

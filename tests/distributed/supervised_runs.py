@@ -23,16 +23,16 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.models.sharing import base_alone
 from proximo.run.make.sharding import shard_model
 from proximo.run.task import Record
-from proximo.supervised.dpo.recipe import DPOConfig
-from proximo.supervised.dpo.trainer import DPOTask
-from proximo.supervised.kto.recipe import KTOConfig
-from proximo.supervised.kto.trainer import KTOTask
-from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.prm.trainer import PRMTask
-from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.reward.trainer import RewardTask
-from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.trainer import SFTTask
+from proximo.supervised.dpo_recipe import DPOConfig
+from proximo.supervised.dpo_trainer import DPOTask
+from proximo.supervised.kto_recipe import KTOConfig
+from proximo.supervised.kto_trainer import KTOTask
+from proximo.supervised.prm_recipe import PRMConfig
+from proximo.supervised.prm_trainer import PRMTask
+from proximo.supervised.reward_recipe import RewardTrainingConfig
+from proximo.supervised.reward_trainer import RewardTask
+from proximo.supervised.sft_recipe import SFTConfig
+from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import SupervisedTask, TaskInputs
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, recipe_of

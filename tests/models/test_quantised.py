@@ -30,7 +30,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.run.make.models import DeviceSpec, build_language_model, build_scalar_model
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, make_inputs, recipe_of
 

@@ -23,16 +23,16 @@ from proximo.ppo.roles import policy
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
 from proximo.run.reporting import journal
-from proximo.supervised.dpo import trainer as dpo
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto import trainer as kto
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.prm import trainer as prm
-from proximo.supervised.prm.recipe import PRMRecipe
-from proximo.supervised.reward import trainer as reward
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft import trainer as sft
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised import dpo_trainer as dpo
+from proximo.supervised import kto_trainer as kto
+from proximo.supervised import prm_trainer as prm
+from proximo.supervised import reward_trainer as reward
+from proximo.supervised import sft_trainer as sft
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.prm_recipe import PRMRecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from run_outcomes import outcome
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run
 

@@ -18,7 +18,7 @@ from proximo.plan.cost_model import score_loss
 from proximo.plan.profiling import StageContext, StageCosts
 from proximo.plan.weightless_models import scalar_model
 from proximo.run.make.models import build_scalar_model
-from proximo.supervised.building import prepare_model, start, task_inputs
+from proximo.supervised.building import plan_one_model, prepare_model, start, task_inputs
 from proximo.supervised.pairs import (
     PairMeasures,
     PairTask,
@@ -28,8 +28,7 @@ from proximo.supervised.pairs import (
     pair_scores,
     unused_margins,
 )
-from proximo.supervised.plan import plan_one_model
-from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
+from proximo.supervised.reward_recipe import RewardRecipe, RewardTrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,9 +26,8 @@ from proximo.plan.weightless_models import scalar_model
 from proximo.run.make.conversion import step_options
 from proximo.run.make.models import build_scalar_model
 from proximo.run.task import Record
-from proximo.supervised.building import load_split, prepare_model, start, task_inputs
-from proximo.supervised.plan import plan_one_model
-from proximo.supervised.prm.recipe import PRMConfig, PRMRecipe
+from proximo.supervised.building import load_split, plan_one_model, prepare_model, start, task_inputs
+from proximo.supervised.prm_recipe import PRMConfig, PRMRecipe
 from proximo.supervised.task import SupervisedTask, mean_loss
 
 

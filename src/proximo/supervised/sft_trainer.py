@@ -20,9 +20,8 @@ from proximo.plan.weightless_models import language_model
 from proximo.run.make.conversion import example_options
 from proximo.run.make.models import build_language_model
 from proximo.run.task import Record
-from proximo.supervised.building import load_split, prepare_model, start, task_inputs
-from proximo.supervised.plan import plan_one_model
-from proximo.supervised.sft.recipe import SFTConfig, SFTRecipe
+from proximo.supervised.building import load_split, plan_one_model, prepare_model, start, task_inputs
+from proximo.supervised.sft_recipe import SFTConfig, SFTRecipe
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 
 

@@ -86,7 +86,7 @@ ENOUGH_ANSWERS = 100
 
 
 def _label_metrics(group: str, answers: str) -> tuple[Metric, ...]:
-    """The metrics of `trainer.py::label_metrics`. `answers`: those that the means are over."""
+    """The metrics of `label_metrics` (kto_trainer.py). `answers`: those that the means are over."""
     return (
         Metric(f"{group}/reference_point", Mean, "nats").means(
             f"z0 of {answers}: the mean log-ratio of each prompt with the answer to another one, or 0 if that is "

@@ -25,9 +25,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed
 from proximo.plan.profiling import StageContext, StageCosts
 from proximo.run.task import Record
-from proximo.supervised.building import load_split, start, task_inputs
-from proximo.supervised.kto.recipe import ADVISED, KTOConfig, KTORecipe, label_balance
-from proximo.supervised.plan import plan_with_reference
+from proximo.supervised.building import load_split, plan_with_reference, start, task_inputs
+from proximo.supervised.kto_recipe import ADVISED, KTOConfig, KTORecipe, label_balance
 from proximo.supervised.reference import (
     AnswerBatch,
     answer_batches,

@@ -10,10 +10,9 @@ from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.plan.profiling import StageContext, StageCosts
-from proximo.supervised.building import start, task_inputs
-from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
+from proximo.supervised.building import plan_with_reference, start, task_inputs
+from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
 from proximo.supervised.pairs import PairMeasures, PairTask, load_pairs, longest_pair, pair_scores, unused_margins
-from proximo.supervised.plan import plan_with_reference
 from proximo.supervised.reference import (
     AnswerBatch,
     answer_batches,
