@@ -15,7 +15,7 @@ from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
 from proximo.config.schema.base import Section
 from proximo.data.examples import TextExample, load_text_examples
-from proximo.learner.batches import text_batches, text_nats
+from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.definitions import DOWN, Curve, Metric, Trace, held_out

@@ -15,7 +15,6 @@ from proximo.data.labelled import LabelledResponse
 from proximo.data.preferences import PreferencePair
 from proximo.data.stepwise.examples import StepExample
 from proximo.distributed.world import whole
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
@@ -172,7 +171,7 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     reference = None
     if trainer in ("dpo", "kto"):
         reference = base_alone(model) if lora else model.frozen_copy()
-        narrow_frozen(reference, beside=[model.model])
+        reference.narrow_frozen(beside=[model.model])
     lies = DevicesConfig(**devices)
     shard_model(model, lies, role="model", beside=[] if reference is None else [reference.model])
     if reference is not None:

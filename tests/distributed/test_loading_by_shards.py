@@ -26,7 +26,6 @@ from proximo.distributed.shard_files import SavedTensor
 from proximo.distributed.unread_parameters import unread_in
 from proximo.distributed.world import current, whole
 from proximo.errors import ModelError
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
@@ -119,7 +118,7 @@ def narrow(place: Path, spec: DeviceSpec) -> list[Model]:
     models = [language(place, name, spec) for name in ("llama", "float32")]
     for model in models:
         model.model.requires_grad_(False)
-        narrow_frozen(model)
+        model.narrow_frozen()
     return list(models)
 
 

@@ -11,7 +11,7 @@ from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.return_spread import ReturnSpread
 from proximo.algorithms.score_transforms import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
-from proximo.metrics.recorder import Recorder
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.counted import sequence_kl

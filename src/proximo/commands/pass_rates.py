@@ -20,8 +20,8 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
 from proximo.errors import UserError, naming
 from proximo.message_text import count_of
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.formatting import format_number
-from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.ppo.counted import task_reward_of
 from proximo.ppo.from_recipe import build_task

@@ -4,12 +4,14 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from proximo.distributed.unread_parameters import cast, numbers_of
 from proximo.errors import RankError
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
@@ -64,6 +66,25 @@ class PackedModel:
         """Names and tensors that the optimizer updates. Tied tensors appear once."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
+    @torch.no_grad()
+    def narrow_frozen(self, *, beside: Iterable[nn.Module] = ()) -> None:
+        """Cast the matrices of a frozen model to bf16 in place, if its precision is bf16; else do nothing.
+
+        It then takes half the memory for the same results: only matrices are cast that every pass would cast, and
+        embeddings whose entries are bf16 numbers already, as in a checkpoint that was saved in bf16. Norms and other
+        embeddings stay float32. `beside`: models whose tensors are not changed, even if this model shares them.
+        """
+        if not self.precision.is_half:
+            return
+        others = {id(tensor) for module in beside for tensor in module.parameters()}
+        for weight in self._rounded_anyway():
+            if id(weight) not in others and not weight.requires_grad and weight.dtype is torch.float32:
+                cast(weight, torch.bfloat16)
+
+    def _rounded_anyway(self) -> list[nn.Parameter]:
+        """Weights that every pass casts to bf16, and embeddings that the cast would not change."""
+        return [*self.backbone.matrices, *filter(_is_bf16_already, self.backbone.embeddings)]
+
     def use_activation_checkpointing(self) -> None:
         """Recompute activations in the backward pass; active in train mode only."""
         from proximo.models.backbone import checkpoint_activations
@@ -83,6 +104,12 @@ class LanguageModel(PackedModel):
         """The output head, read from the model at each access, because weights may be moved or replaced."""
         path = self.backbone.path
         return OutputHead.of(self.base, narrow=path.bf16_head, logits_bytes=path.logits_bytes)
+
+    def _rounded_anyway(self) -> list[nn.Parameter]:
+        """With the output layer, if its products are bf16 and it is not the embedding."""
+        layer, tables = self.base.get_output_embeddings(), list(self.base.get_input_embeddings().parameters())
+        narrow = self.head.narrow and isinstance(layer, nn.Linear) and all(layer.weight is not each for each in tables)
+        return [*super()._rounded_anyway(), *([layer.weight] if narrow else [])]
 
     @property
     def adapter_config(self) -> "PeftConfig | None":
@@ -132,3 +159,10 @@ class LanguageModel(PackedModel):
         shared = {id(state): state for state in (*fixed, *beside_weights(self.model))}
         model = copy.deepcopy(self.model, shared).eval().requires_grad_(False)
         return LanguageModel(model, precision=self.precision)
+
+
+def _is_bf16_already(table: Tensor) -> bool:
+    if table.is_meta:
+        return False
+    numbers = numbers_of(table)
+    return numbers.to(torch.bfloat16).float().equal(numbers)

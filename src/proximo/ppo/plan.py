@@ -11,8 +11,6 @@ from torch import Tensor
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
-from proximo.learner.batches import num_minibatches
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
@@ -51,6 +49,7 @@ from proximo.plan.weightless_models import (
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.step import trace_step
+from proximo.ppo.update.epochs import num_minibatches
 from proximo.run.make.models import lora_options
 
 SAMPLER = "sampler"
@@ -112,7 +111,7 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
     if recipe.ppo.kl.apply_to != "none":
         models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
         if recipe.ppo.kl.reference_every_steps is None:
-            narrow_frozen(models["reference"], beside=[policy.model])
+            models["reference"].narrow_frozen(beside=[policy.model])
     if recipe.ppo.average_decay is not None:
         models["average"] = policy.frozen_copy()
     if recipe.ppo.rollout.staleness and recipe.engine.kind == "local":
@@ -122,12 +121,12 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig):
             models[source.name] = freeze(_scorer(source, configs, policy))
-            narrow_frozen(models[source.name], beside=[policy.model])
+            models[source.name].narrow_frozen(beside=[policy.model])
     return models
 
 
 def _value_model(recipe: PPORecipe, configs: ModelConfigs, policy: LanguageModel) -> ScalarModel:
-    """The critic without weights, as critic_initialisation.py builds it."""
+    """The critic without weights, as from_recipe.py builds it."""
     section, precision = recipe.value, policy.precision
     match section.init_from:
         case "trunk":

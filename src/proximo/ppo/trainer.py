@@ -22,9 +22,9 @@ from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.console import open_progress as open_view
-from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision

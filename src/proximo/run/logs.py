@@ -7,8 +7,8 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.run_folder import METRICS, SAMPLES, RunFolder
 from proximo.config.run import RunConfig
 from proximo.metrics.alarm_watch import AlarmWatch
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.console import ProgressInfo, ProgressView
-from proximo.metrics.recorder import Recorder
 from proximo.metrics.sinks import Sink
 from proximo.metrics.tensorboard_sink import TensorBoardSink
 from proximo.metrics.values import Last, Sum

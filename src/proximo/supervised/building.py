@@ -15,7 +15,6 @@ from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.data.load_report import LoadReport
 from proximo.data.rows import Row
 from proximo.data.token_cache import TokenCache
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
@@ -201,7 +200,7 @@ def _policy_and_reference(
     with building():
         policy = language_model(configs.sized(recipe.model, num_tokens), recipe.model, precision=context.precision)
         reference = make_reference(recipe.reference, policy, configs, num_tokens)
-        narrow_frozen(reference, beside=[policy.model])
+        reference.narrow_frozen(beside=[policy.model])
     return policy, {"policy": policy, "reference": reference}
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from proximo.algorithms.flat_layout import segment_sum
 from proximo.errors import DataError
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.packing import (
     Packed,
@@ -63,7 +62,7 @@ def build_policy_and_reference(recipe: ReferenceRecipe, begun: Start, *, longest
     for role, model in {"policy": policy, "reference": reference}.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=longest, max_response_tokens=0)
     fingerprint = inputs_fingerprint(begun.rows, tokenizer, _unsaved_models(policy, reference))
-    narrow_frozen(reference, beside=[policy.model])
+    reference.narrow_frozen(beside=[policy.model])
     shard_model(policy, recipe.devices, role="model", beside=[reference.model])
     shard_model(reference, recipe.devices, role="reference", beside=[policy.model])
     return PolicyAndReference(policy=policy, reference=reference, fingerprint=fingerprint)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.rows import Row
-from proximo.learner.batches import text_batches, text_nats
+from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel

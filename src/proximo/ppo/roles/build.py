@@ -15,11 +15,9 @@ from proximo.config.run import OptimizerConfig
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
 from proximo.errors import ConfigError
-from proximo.learner.batches import num_minibatches
 from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing import base_alone, is_on_trunk, scalar_on
@@ -31,6 +29,7 @@ from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.epochs import num_minibatches
 from proximo.ppo.update.ptx import make_text_loss
 from proximo.records import Experience
 from proximo.rewards.source import RewardSource
@@ -113,7 +112,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         raise ConfigError(problem)
     trained = [model.model for model in (policy, critic) if model is not None]
     if reference is not None and own_reference and config.kl.reference_every_steps is None:
-        narrow_frozen(reference, beside=trained)
+        reference.narrow_frozen(beside=trained)
     _shard(devices or DevicesConfig(), policy=policy, value=critic, reference=reference, average=copy)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
     reward_worker = RewardWorker(reward, tokenizer, config)

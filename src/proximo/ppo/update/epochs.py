@@ -3,17 +3,17 @@
 The losses are passed in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
-from proximo.learner.batches import plan_minibatches
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.packing import (
@@ -134,6 +134,38 @@ def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: 
         groups=groups,
     )
     return [minibatch for epoch in epochs for minibatch in epoch]
+
+
+def plan_minibatches(
+    members: Sequence[int],
+    *,
+    size: int,
+    num_epochs: int,
+    seed: int,
+    step: int,
+    groups: Sequence[Hashable] | None = None,
+) -> list[list[list[int]]]:
+    """epoch -> minibatch -> members, each member once per epoch; the last minibatch of an epoch may be smaller.
+
+    `groups`: the group of each member. Then groups are permuted, and the members of a group stay together. None
+    permutes members.
+    The result depends only on the arguments, so a resumed run that repeats a step sees the same minibatches.
+    """
+    together: dict[Hashable, list[int]] = {}
+    for place, member in enumerate(members):
+        together.setdefault(place if groups is None else groups[place], []).append(member)
+    units = list(together.values())
+    plan = []
+    for epoch in range(num_epochs):
+        order = np.random.Generator(np.random.Philox(key=[seed, (step << 16) + epoch])).permutation(len(units))
+        shuffled = [member for i in order for member in units[i]]
+        plan.append([shuffled[start : start + size] for start in range(0, len(shuffled), size)])
+    return plan
+
+
+def num_minibatches(num_members: int, size: int) -> int:
+    """Minibatches of one epoch."""
+    return -(-num_members // size)
 
 
 def cut_minibatch(

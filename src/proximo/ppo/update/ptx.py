@@ -14,7 +14,7 @@ from proximo.data.order import rows_at
 from proximo.data.rows import Row
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError
-from proximo.learner.batches import text_batches, text_nats
+from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
