@@ -11,9 +11,9 @@ from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import is_on_trunk
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
-from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker
 from proximo.ppo.roles.value import ValueWorker
+from proximo.ppo.roles.worker import ReferenceWorker
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
 

@@ -23,10 +23,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.ppo.counted import nothing_to_learn
 from proximo.ppo.roles.async_rollouts import RolloutsAhead
-from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.sampler_guard import NUM_CANARIES, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import LogprobsAndValues, RoleWorker, logprobs_of, over_batches
+from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import Epochs, Microbatch
 from proximo.ppo.update.guards import PolicyGuard, check_first_minibatch, likely_causes, too_many_skipped
