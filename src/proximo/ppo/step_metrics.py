@@ -27,6 +27,7 @@ from proximo.ppo.counted import (
     token_values,
 )
 from proximo.ppo.experience import RawAdvantages, ShapedScores
+from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.update.guards import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
@@ -289,7 +290,7 @@ def mismatch_metrics(experience: Experience, steps_behind: Tensor | None = None)
 
     `steps_behind`: where it is above 0, earlier weights drew the token, and it is left out.
     """
-    sampled = _sampled_logprobs(experience)
+    sampled = sampled_logprobs([scored.response for scored in experience.scored])
     given = experience.mask & sampled.isfinite()
     missing = Sum(int((experience.mask & ~given).sum()))
     if steps_behind is not None:
@@ -307,7 +308,7 @@ def mismatch_metrics(experience: Experience, steps_behind: Tensor | None = None)
 def staleness_metrics(experience: Experience, ahead: StepAhead) -> dict[str, MetricValue]:
     """How old the weights were that sampled, how far they are from the learner's, and who waited for whom."""
     mask, behind, taken = experience.mask, ahead.steps_behind, ahead.rollouts
-    sampled = _sampled_logprobs(experience)
+    sampled = sampled_logprobs([scored.response for scored in experience.scored])
     stale = mask & (behind > 0) & sampled.isfinite()
     given = mask & sampled.isfinite()
     weights = torch.where(given, (experience.old_logprobs - sampled).double().exp(), 0.0)
@@ -321,10 +322,6 @@ def staleness_metrics(experience: Experience, ahead: StepAhead) -> dict[str, Met
         "staleness/learner_idle_fraction": Mean(taken.waited_seconds, taken.seconds),
         "staleness/engine_idle_fraction": Mean(taken.idle_seconds, taken.seconds),
     }
-
-
-def _sampled_logprobs(experience: Experience) -> Tensor:
-    return torch.cat([scored.response.logprobs for scored in experience.scored])
 
 
 def _sum(x: Tensor, mask: Tensor) -> float:

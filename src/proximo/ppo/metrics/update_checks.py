@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 
 from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
@@ -41,22 +40,9 @@ LEFT_OUT_ADVICE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DestructiveStep:
-    """A step with large updates after which the score fell and did not recover."""
-
-    step: int
-    clip_fraction: float
-    movement: float
-    """KL from the step's start after its updates, in nats per token."""
-    kl: tuple[float, float] | None
-    """KL from the reference in the step and in the next one, in nats; None in a run without a reference."""
-    score: tuple[float, float]
-    """Mean score before and after."""
-
-
-def destructive_step(run: Run) -> DestructiveStep | None:
-    """The first step with large updates after which the score fell for good.
+def destructive_step(run: Run) -> tuple[Mapping[str, float], Mapping[str, float], tuple[float, float]] | None:
+    """The first step with large updates after which the score fell for good: its line, the next one, and the mean
+    scores before and after.
 
     A step samples before it updates, so the effect of its updates shows in the scores of the next step.
     """
@@ -71,31 +57,26 @@ def destructive_step(run: Run) -> DestructiveStep | None:
         limit = before - MIN_FALL * line.get("score/std", 0.0)
         is_immediate = scores[index] - scores[index + 1] >= IMMEDIATE_SHARE * (before - after)
         if is_immediate and max(scores[index + 1], after, fmean(scores[-COMPARED_STEPS:])) < limit:
-            kl = [near["kl/sequence"] for near in lines[index : index + 2] if "kl/sequence" in near]
-            return DestructiveStep(
-                step=int(line["step"]),
-                clip_fraction=clipped,
-                movement=moved,
-                kl=(kl[0], kl[1]) if len(kl) == 2 else None,
-                score=(before, after),
-            )
+            return line, lines[index + 1], (before, after)
     return None
 
 
 def destroyed(run: Run) -> Finding | None:
     """A destructive step with its figures, and advice on the settings that caused it."""
-    step = destructive_step(run)
-    if step is None:
+    found = destructive_step(run)
+    if found is None:
         return None
-    kl = (
+    line, following, (before, after) = found
+    kl, kl_after = line.get("kl/sequence"), following.get("kl/sequence")
+    moved = (
         ""
-        if step.kl is None
-        else f", and the KL from the reference went from {number(step.kl[0])} to {number(step.kl[1])} nats"
+        if kl is None or kl_after is None
+        else f", and the KL from the reference went from {number(kl)} to {number(kl_after)} nats"
     )
+    clipped, movement = line.get("policy/clip_fraction", 0.0), line.get("policy/approx_kl", 0.0)
     detail = (
-        f"Step {step.step}: {step.clip_fraction:.0%} of tokens were clipped, the policy moved by "
-        f"{number(step.movement)} nats per token{kl}. The score fell from {number(step.score[0])} to "
-        f"{number(step.score[1])} and did not recover."
+        f"Step {int(line['step'])}: {clipped:.0%} of tokens were clipped, the policy moved by {number(movement)} nats "
+        f"per token{moved}. The score fell from {number(before)} to {number(after)} and did not recover."
     )
     rate, epochs = (
         setting(run.config, "ppo", *keys) for keys in (("policy_optimizer", "learning_rate"), ("epochs_per_step",))

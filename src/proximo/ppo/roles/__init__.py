@@ -1,1 +1,1 @@
-"""The workers of a run, each with a model: policy, value, reward; in `worker.py` reference and average. See `build.py`."""
+"""The workers of a run, each with a model, made by `build.py`. Reference and average are in `worker.py`."""

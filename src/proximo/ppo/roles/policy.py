@@ -154,7 +154,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
     def release_cache(self) -> None:
         """Return the memory of the rollout's cache to the device before the updates."""
-        release_cache(self.device)
+        release_cache(self.model.device)
 
     def close(self) -> None:
         """End the sampling ahead."""
@@ -282,7 +282,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
     ) -> PolicyGuard[Statistics]:
         def check(statistics: PolicyStatistics) -> None:
             if self.check_first:
-                limits = {"precision": self.precision, "objective": self.config.policy_loss.objective}
+                limits = {"precision": self.model.precision, "objective": self.config.policy_loss.objective}
                 causes = likely_causes(experience, policy_version=self.version)
                 check_first_minibatch(statistics, **limits, causes=causes, step=state.steps_done + 1)
 

@@ -19,7 +19,6 @@ from proximo.models.heads import Divergence, full_divergence, full_kl, token_log
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, plan_shares, shareable_prefixes
 from proximo.models.precision.compute import casting
-from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import pack_members
@@ -42,16 +41,6 @@ class RoleWorker(Generic[Model]):
         """`learner`: None for a role that is not trained on its own."""
         self.model = model
         self.learner = learner
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self.model.device
-
-    @property
-    def precision(self) -> Precision:
-        """The precision that the model computes in."""
-        return self.model.precision
 
     @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
