@@ -24,7 +24,7 @@ from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.plan.cost_model import likelihood_loss
 from proximo.plan.fake_tensor_profiler import building
-from proximo.plan.profiling import StageContext, StageCosts
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 from proximo.run.make.conversion import example_options

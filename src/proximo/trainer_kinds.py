@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from proximo.config.recipe import Recipe, TrainerRecipe
     from proximo.metrics.shared_declarations import TrainerMetrics
-    from proximo.plan.profiling import StageContext, StageCosts
+    from proximo.plan.stages import StageContext, StageCosts
     from proximo.run.task import Task
 
 

@@ -1,7 +1,6 @@
 """Makes the plans of a recipe, one per stage. Each trainer supplies the models and passes of its stage."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from proximo.config.recipe import Recipe, TrainerRecipe
@@ -9,57 +8,15 @@ from proximo.errors import ConfigError, ModelError, ProximoError
 from proximo.models.fast_path import planning_for
 from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
-from proximo.models.transformers_model import position_limit
-from proximo.plan.cost_model import Batches, Lengths, Model, StepCost
+from proximo.plan.cost_model import Model, StepCost
 from proximo.plan.fake_tensor_profiler import shapes_only
-from proximo.plan.rank_memory import ONE_RANK, Layout, Ranks, host_bytes, lay_out, rank_memory
+from proximo.plan.rank_memory import ONE_RANK, Ranks, host_bytes, rank_memory
 from proximo.plan.record import Phase, Plan
-from proximo.plan.static_memory import OptimizedModules, role_sizes, static_bytes
+from proximo.plan.stages import StageContext, StageCosts
+from proximo.plan.static_memory import role_sizes, static_bytes
 from proximo.plan.weightless_models import ModelConfigs
 from proximo.run.make.models import lora_options
 from proximo.trainer_kinds import trainer_of
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageContext:
-    """What a trainer needs to plan a stage."""
-
-    configs: ModelConfigs
-    """Looks up model configurations by the paths in the recipe."""
-    precision: Precision
-    device: str
-    ranks: Ranks = ONE_RANK
-
-    def lay_out(self, models: Mapping[str, Model], role_of: Callable[[str], str]) -> Layout:
-        """How the models, which have fake tensors by now, lie on the ranks. Call it before any pass is profiled."""
-        return lay_out(models, self.ranks, role_of)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageCosts:
-    """Models and costs of a stage, as its trainer reports them."""
-
-    models: Mapping[str, Model]
-    """Role -> model. Trained models come first."""
-    optimized: OptimizedModules
-    costs: Mapping[str, StepCost]
-    """Phase of a step -> its cost."""
-    update: Batches
-    """Micro-batches of one update."""
-    token_budget: int
-    """Maximum number of tokens in a micro-batch."""
-    layout: Layout
-    notes: tuple[str, ...] = ()
-    """Sentences about costs that the plan does not count."""
-
-
-def truncated_lengths(models: Mapping[str, Model], *, prompt: int, response: int) -> Lengths:
-    """Prompt and response lengths, truncated to the shortest context of the models. The prompt is cut first."""
-    limits = [position_limit(model.base.config) for model in models.values()]
-    limit = min((limit for limit in limits if limit is not None), default=prompt + response)
-    response = min(response, limit - 1)
-    return Lengths(prompt=min(prompt, limit - response), response=response)
-
 
 PROCESS = "process"
 PROCESS_BYTES = 100 * 2**20

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from proximo.metrics.shared_declarations import TrainerMetrics
-    from proximo.plan.profiling import StageContext, StageCosts
+    from proximo.plan.stages import StageContext, StageCosts
     from proximo.ppo.recipe import PPORecipe
     from proximo.ppo.task import PPOTask
 

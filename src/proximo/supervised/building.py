@@ -29,7 +29,7 @@ from proximo.plan.cost_model import (
     training_cost,
 )
 from proximo.plan.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
-from proximo.plan.profiling import StageContext, StageCosts, truncated_lengths
+from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
 from proximo.plan.weightless_models import language_model, make_reference
 from proximo.run.make.conversion import check_optimizer
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache

@@ -9,7 +9,7 @@ from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel
-from proximo.plan.profiling import StageContext, StageCosts
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.supervised.building import plan_with_reference, start, task_inputs
 from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
 from proximo.supervised.pairs import PairMeasures, PairTask, load_pairs, longest_pair, pair_scores, unused_margins

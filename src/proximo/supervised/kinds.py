@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from proximo.metrics.shared_declarations import TrainerMetrics
-    from proximo.plan.profiling import StageContext, StageCosts
+    from proximo.plan.stages import StageContext, StageCosts
     from proximo.run.task import Task
     from proximo.supervised.dpo_recipe import DPORecipe
     from proximo.supervised.kto_recipe import KTORecipe

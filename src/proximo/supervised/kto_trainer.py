@@ -23,7 +23,7 @@ from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed
-from proximo.plan.profiling import StageContext, StageCosts
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, plan_with_reference, start, task_inputs
 from proximo.supervised.kto_recipe import ADVISED, KTOConfig, KTORecipe, label_balance

@@ -21,7 +21,7 @@ from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.packing import Packed, pack, pack_nothing, plan_own_share
 from proximo.models.scalar import HeadStart, ScalarModel, mark_steps
 from proximo.plan.cost_model import score_loss
-from proximo.plan.profiling import StageContext, StageCosts
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import scalar_model
 from proximo.run.make.conversion import step_options
 from proximo.run.make.models import build_scalar_model

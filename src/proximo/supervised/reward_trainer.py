@@ -15,7 +15,7 @@ from proximo.metrics.values import MetricValue
 from proximo.models.packing import Packed, pack, pack_nothing, plan_own_share
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.plan.cost_model import score_loss
-from proximo.plan.profiling import StageContext, StageCosts
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import scalar_model
 from proximo.run.make.models import build_scalar_model
 from proximo.supervised.building import plan_one_model, prepare_model, start, task_inputs

@@ -15,7 +15,7 @@ from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.plan.cost_model import likelihood_loss
-from proximo.plan.profiling import StageContext, StageCosts
+from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
 from proximo.run.make.conversion import example_options
 from proximo.run.make.models import build_language_model
