@@ -9,7 +9,7 @@ import time
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses

@@ -24,9 +24,8 @@ from proximo.algorithms.advantages import gae
 from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from proximo.algorithms.masking import standardise, value_positions
 from proximo.algorithms.shaping import shape_rewards
-from proximo.models.batching import plan_batches
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.packing import PackedResponses, pack_responses, plan_batches
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Engine

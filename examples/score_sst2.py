@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 from proximo.data.tokenise import TextEncoder
-from proximo.models.batching import plan_batches
 from proximo.models.loading import load_scalar_model
-from proximo.models.packing import pack
+from proximo.models.packing import pack, plan_batches
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer
 

@@ -4,16 +4,16 @@ from typing import Any
 
 from builders import tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.trunk import is_on_trunk
+from proximo.models.sharing import is_on_trunk
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
-from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker
 from proximo.ppo.roles.value import ValueWorker
+from proximo.ppo.roles.worker import ReferenceWorker
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
 

@@ -38,7 +38,7 @@ ADAPTERS_LOAD_LATE = """
 import sys
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.api import PPOConfig, PPOTrainer
-from proximo.models.adapter_detection import is_adapted
+from proximo.models.transformers_model import is_adapted
 
 def trained(model):
     config = PPOConfig(num_steps=1, prompts_per_step=1, responses_per_prompt=2, rollout={"max_new_tokens": 2})

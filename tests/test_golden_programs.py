@@ -14,8 +14,8 @@ from proximo.algorithms.objectives import ppo
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.heads import OutputHead, token_logprobs
 from proximo.models.packing import pack
-from proximo.ppo.roles.moving_average import follow
-from proximo.ppo.update.joint_loss import joint_loss
+from proximo.ppo.roles.worker import follow
+from proximo.ppo.update.losses import joint_loss
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules

@@ -18,14 +18,12 @@ from proximo.data.examples import TextExample, load_text_examples
 from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.alarms import WARNING, Rule
-from proximo.metrics.curves import Curve, Trace, held_out
-from proximo.metrics.definitions import DOWN, Metric
-from proximo.metrics.shared_declarations import COMMON_RULES, HELD_OUT_LOSS, SPEED
-from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.definitions import DOWN, Curve, Metric, Trace, held_out
+from proximo.metrics.shared_declarations import COMMON_RULES, HELD_OUT_LOSS, SPEED, TrainerMetrics
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
-from proximo.models.fake_tensor_profiler import building
 from proximo.models.language import LanguageModel
 from proximo.plan.cost_model import likelihood_loss
+from proximo.plan.fake_tensor_profiler import building
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
@@ -34,8 +32,8 @@ from proximo.run.make.data import read_split
 from proximo.run.make.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.resumption import inputs_fingerprint
 from proximo.run.task import Record
-from proximo.supervised.plan import plan_update
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.building import plan_update
+from proximo.supervised.sft_recipe import SFTRecipe
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 from proximo.trainer_kinds import RecipeKind, TrainerKind
 

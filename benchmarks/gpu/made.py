@@ -20,7 +20,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sharing.shared_base import value_on_base
+from proximo.models.sharing import value_on_base
 
 TINY = "tiny-qwen"
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gpt2")

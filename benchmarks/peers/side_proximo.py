@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from work import Job
 
 from proximo import PPOConfig, PPOTrainer
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import resolve_precision
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sharing.shared_base import value_on_base
+from proximo.models.sharing import value_on_base
+from proximo.models.transformers_model import disable_dropout
 from proximo.records import Prompt
 from proximo.rewards.model import ModelReward
 

@@ -20,9 +20,8 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
-from proximo.learner.user_optimizer import OwnOptimizer
-from proximo.metrics.sinks import Sink
-from proximo.metrics.trackers import TrackedRun
+from proximo.learner.optimizers import OwnOptimizer
+from proximo.metrics.sinks import Sink, TrackedRun
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import OwnCall

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from proximo.config.recipe import Recipe, TrainerRecipe
-    from proximo.metrics.trainer_metrics import TrainerMetrics
+    from proximo.metrics.shared_declarations import TrainerMetrics
     from proximo.plan.stages import StageContext, StageCosts
     from proximo.run.task import Task
 

@@ -17,7 +17,7 @@ from faults import errors_in, recipe_file, refused
 from safetensors.torch import save_file
 
 from proximo.cli import main
-from proximo.models.pretrained.damaged_files import damage_in
+from proximo.models.pretrained.folders import damage_in
 from proximo.run.options import RunOptions
 from tiny_runs import changed, make_inputs, recipe_of, run
 

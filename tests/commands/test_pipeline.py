@@ -14,7 +14,7 @@ from proximo.commands.pipeline import run as pipeline
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.errors import ConfigError, RunFolderError
 from proximo.models.packing import pack
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
 from proximo.plan.profiling import make_plans
 from proximo.ppo.recipe import PPORecipe
 from proximo.run import journal

@@ -8,16 +8,16 @@ from torch.distributed._tools.mem_tracker import MemTracker  # noqa: TID251 - a 
 from transformers import AutoConfig
 
 from builders import run_through_modules
-from proximo.models.fake_tensor_profiler import building, shapes_only, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.loading import random_model
 from proximo.models.packing import pack_responses
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource
+from proximo.plan.fake_tensor_profiler import building, shapes_only, to_fake_tensors
 from proximo.plan.profiling import make_plans
 from proximo.plan.record import Phase
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from tiny_runs import make_inputs
 
 QWEN_7B = {

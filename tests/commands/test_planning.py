@@ -11,18 +11,18 @@ from proximo.cli import main
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError, ModelError
-from proximo.learner.optimizer import OptimizerOptions, make_optimizer
+from proximo.learner.optimizers import OptimizerOptions, make_optimizer
 from proximo.plan.profiling import make_plans
+from proximo.plan.record import advice, describe
 from proximo.plan.static_memory import optimizer_bytes
-from proximo.plan.text import advice, describe
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo import trainer as dpo
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto import trainer as kto
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised import dpo_trainer as dpo
+from proximo.supervised import kto_trainer as kto
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}

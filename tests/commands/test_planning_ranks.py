@@ -9,7 +9,7 @@ from proximo.cli import main
 from proximo.cli.planning import parse_bytes
 from proximo.errors import ConfigError
 from proximo.plan.profiling import make_plans
-from proximo.plan.text import RANK_BYTES
+from proximo.plan.record import RANK_BYTES
 from proximo.ppo.recipe import PPORecipe
 from tiny_runs import changed, make_inputs, recipe_of
 

@@ -6,11 +6,11 @@ from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.schema.fields import key_paths
 from proximo.config.schema.validation_messages import suggestions
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.prm.recipe import PRMRecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.prm_recipe import PRMRecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 RECIPES = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
 

@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import LLAMA_LIKE, build_architecture, enlarge_weights, random_sequences, wide_norms
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.fast_path import Decoder
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -119,7 +118,7 @@ def hooked(model: PreTrainedModel) -> LanguageModel:
 
 def narrowed(model: PreTrainedModel) -> LanguageModel:
     half = LanguageModel(model.requires_grad_(False), precision=Precision.BF16)
-    narrow_frozen(half)
+    half.narrow_frozen()
     return half
 
 

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures import random_sequences
 from cpu.test_fused_layers import FUSED, as_modules, bytes_kept, model_of
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack, pack_responses
 from proximo.models.precision.compute import casting
@@ -106,7 +105,7 @@ def test_a_frozen_model_whose_matrices_are_stored_so_gives_the_same_bits() -> No
     model = build("gemma3", adapter=False, precision=Precision.BF16)
     model.model.requires_grad_(False)
     narrow = LanguageModel(copy.deepcopy(model.base), precision=Precision.BF16)
-    narrow_frozen(narrow)
+    narrow.narrow_frozen()
     assert any(weight.dtype is torch.bfloat16 for weight in narrow.model.parameters())
     assert FusedLayers.of(narrow.backbone.layers, half=True) is not None
     assert torch.equal(narrow.hidden_states(sequences()), model.hidden_states(sequences()))

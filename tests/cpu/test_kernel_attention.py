@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.models.attention.packed import AttentionOptions, PackedLayout, band_mask, explicit_attention
-from proximo.models.fake_tensor_profiler import shapes_only
+from proximo.plan.fake_tensor_profiler import shapes_only
 from proximo_cpu import attention as cpu_attention
 from proximo_cpu.attention import KernelAttention
 from proximo_cpu.library import library

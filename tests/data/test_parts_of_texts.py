@@ -21,12 +21,12 @@ from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
-from proximo.ppo.inputs.coerce import as_prompts, as_responses
-from proximo.ppo.reference_answers import answer_responses
+from proximo.ppo.roles.reward import answer_responses
+from proximo.ppo.step_arguments import as_prompts, as_responses
 from proximo.records import Prompt
-from proximo.supervised.kto.trainer import label_sample
+from proximo.supervised.kto_trainer import label_sample
 from proximo.supervised.pairs import pair_sample
-from proximo.supervised.prm.trainer import solution_sample
+from proximo.supervised.prm_trainer import solution_sample
 from tokenizer_kinds import KINDS, legacy, metaspace, word_piece
 
 PROMPTS = ["Once", "Once upon", "def a():\n", "a\U0001f642\U0001f642", "n\n\n", "a ", "  ", "\U0001f642 " * 9]

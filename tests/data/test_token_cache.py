@@ -21,8 +21,8 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.supervised.sft.recipe import SFTRecipe
-from proximo.supervised.sft.trainer import build_task
+from proximo.supervised.sft_recipe import SFTRecipe
+from proximo.supervised.sft_trainer import build_task
 from tiny_runs import changed, make_inputs, recipe_of
 
 

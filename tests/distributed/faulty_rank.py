@@ -46,7 +46,7 @@ def break_it(fault: dict[str, Any]) -> None:
     from proximo.checkpoint.store import CheckpointStore
     from proximo.ppo.task import PPOTask
     from proximo.run import loop
-    from proximo.supervised.sft.trainer import SFTTask
+    from proximo.supervised.sft_trainer import SFTTask
 
     steps = [(SFTTask, "step"), (PPOTask, "step")]
     effects = [(atomic, name) for name in ("_make_folder", "_write_file", "_sync", "_rename", "_delete")]

@@ -15,24 +15,23 @@ from proximo.data.labelled import LabelledResponse
 from proximo.data.preferences import PreferencePair
 from proximo.data.stepwise.examples import StepExample
 from proximo.distributed.world import whole
-from proximo.models.bf16_storage import narrow_frozen
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
 from proximo.run.make.sharding import shard_model
 from proximo.run.task import Record
-from proximo.supervised.dpo.recipe import DPOConfig
-from proximo.supervised.dpo.trainer import DPOTask
-from proximo.supervised.kto.recipe import KTOConfig
-from proximo.supervised.kto.trainer import KTOTask
-from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.prm.trainer import PRMTask
-from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.reward.trainer import RewardTask
-from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.trainer import SFTTask
+from proximo.supervised.dpo_recipe import DPOConfig
+from proximo.supervised.dpo_trainer import DPOTask
+from proximo.supervised.kto_recipe import KTOConfig
+from proximo.supervised.kto_trainer import KTOTask
+from proximo.supervised.prm_recipe import PRMConfig
+from proximo.supervised.prm_trainer import PRMTask
+from proximo.supervised.reward_recipe import RewardTrainingConfig
+from proximo.supervised.reward_trainer import RewardTask
+from proximo.supervised.sft_recipe import SFTConfig
+from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import SupervisedTask, TaskInputs
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, recipe_of
@@ -172,7 +171,7 @@ def made_task(trainer: Trainer, case: str, devices: dict[str, Any], dtype: torch
     reference = None
     if trainer in ("dpo", "kto"):
         reference = base_alone(model) if lora else model.frozen_copy()
-        narrow_frozen(reference, beside=[model.model])
+        reference.narrow_frozen(beside=[model.model])
     lies = DevicesConfig(**devices)
     shard_model(model, lies, role="model", beside=[] if reference is None else [reference.model])
     if reference is not None:

@@ -15,15 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.run import OptimizerConfig
-from proximo.models.fake_tensor_profiler import GRADIENTS, building, shapes_only, to_fake_tensors
-from proximo.models.freezing import decoder_layers
 from proximo.models.heads import token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.models.precision.placement import Precision
+from proximo.models.transformers_model import decoder_layers
 from proximo.plan.cost_model import Passes, StepCost
-from proximo.plan.rank_layout import Ranks, lay_out
-from proximo.plan.rank_memory import REDUCTION, rank_memory
+from proximo.plan.fake_tensor_profiler import GRADIENTS, building, shapes_only, to_fake_tensors
+from proximo.plan.rank_memory import REDUCTION, Ranks, lay_out, rank_memory
 
 GIB = 2**30
 ADAMW = OptimizerConfig(learning_rate=1e-5)

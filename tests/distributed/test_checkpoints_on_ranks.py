@@ -21,16 +21,16 @@ from proximo.config.devices import DevicesConfig
 from proximo.distributed.shard_files import SavedShards
 from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
-from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, vocabulary_layers
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.trunk import scalar_on
+from proximo.models.sharing import scalar_on
+from proximo.models.transformers_model import freeze_layers
 from proximo.run.checkpointing import consolidate, restore_models, update_counts, writers_for
 from proximo.run.make.sharding import shard_model
 

@@ -18,13 +18,13 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ProximoError, RankError, TrainingError
-from proximo.learner.user_optimizer import OwnOptimizer
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall
-from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.task import evaluate_policy
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward

@@ -26,13 +26,12 @@ from proximo.distributed.shard_files import SavedTensor
 from proximo.distributed.unread_parameters import unread_in
 from proximo.distributed.world import current, whole
 from proximo.errors import ModelError
-from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone, value_on_base
+from proximo.models.sharing import base_alone, value_on_base
+from proximo.models.transformers_model import decoder_layers
 from proximo.run.make.models import (
     DeviceSpec,
     build_language_model,
@@ -119,7 +118,7 @@ def narrow(place: Path, spec: DeviceSpec) -> list[Model]:
     models = [language(place, name, spec) for name in ("llama", "float32")]
     for model in models:
         model.model.requires_grad_(False)
-        narrow_frozen(model)
+        model.narrow_frozen()
     return list(models)
 
 

@@ -20,21 +20,20 @@ from distributed.paths import plain_paths
 from distributed.ranks import Ranks
 from proximo.config.devices import DevicesConfig
 from proximo.config.run import OptimizerConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
-from proximo.models.fake_tensor_profiler import GRADIENTS
-from proximo.models.freezing import decoder_layers
 from proximo.models.heads import token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sharing.shared_base import base_alone, value_on_base
+from proximo.models.sharing import base_alone, value_on_base
+from proximo.models.transformers_model import decoder_layers
 from proximo.plan.cost_model import Passes, StepCost
-from proximo.plan.rank_layout import Ranks as PlannedRanks
-from proximo.plan.rank_layout import lay_out
-from proximo.plan.rank_memory import REDUCTION, rank_memory
+from proximo.plan.fake_tensor_profiler import GRADIENTS
+from proximo.plan.rank_memory import REDUCTION, lay_out, rank_memory
+from proximo.plan.rank_memory import Ranks as PlannedRanks
 from proximo.run.make.sharding import shard_model
 
 LAYERS = 4

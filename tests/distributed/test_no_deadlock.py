@@ -24,8 +24,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall
 from proximo.ppo.roles.policy import PolicyWorker
-from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.value import ValueWorker
+from proximo.ppo.roles.worker import ReferenceWorker
 from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.function import FunctionReward

@@ -20,7 +20,7 @@ from proximo.errors import RankError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing.shared_base import value_on_base
+from proximo.models.sharing import value_on_base
 from proximo.ppo.trainer import PPOTrainer
 
 NUM_STEPS = 20

@@ -21,9 +21,9 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.distributed.world import current, whole
 from proximo.errors import ConfigError, RankError, TrainingError, UserError
 from proximo.metrics.values import Sum
-from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
+from proximo.models.transformers_model import decoder_layers
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Fingerprint, Holding, fingerprint, statistics_of

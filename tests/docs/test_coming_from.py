@@ -25,11 +25,11 @@ from proximo.config.schema.fields import has_kinds
 from proximo.config.shipped import shipped_recipes
 from proximo.metrics.catalogue import catalogue
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.prm.recipe import PRMRecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.prm_recipe import PRMRecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 SYSTEMS = sorted(COMING_FROM.glob("[!R]*.md"))
 KINDS = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)

@@ -14,11 +14,11 @@ from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.definitions import UnknownMetricError
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.prm.recipe import PRMRecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.prm_recipe import PRMRecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 SECTIONS = "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|kto|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")

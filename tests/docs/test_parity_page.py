@@ -10,10 +10,10 @@ from test_docs import has_setting
 from proximo.cli.program import app
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 PAGE = ROOT / "docs" / "parity.md"
 COUNTS = {"A": 21, "B": 19, "C": 15, "D": 18, "E": 8, "F": 11, "G": 15, "H": 7, "I": 7, "J": 6, "K": 7, "L": 4}

@@ -57,14 +57,14 @@ def quick_figures() -> dict[str, float]:
 
 
 def traced_figures() -> dict[str, float]:
-    """The figures of a run of the recipe `tiny`, without kernels: about ten seconds.
+    """The figures of a run of the recipe `tiny`, without a plug-in for kernels: about ten seconds.
 
     "files that get the recipe": those with a function that gets it, or a section of it, until the PPO task is built.
     """
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, Path(__file__).with_name("traced.py"), f"{folder}/run"],
-            env=os.environ | {"PROXIMO_KERNELS": "off", "PYTHONPATH": str(ROOT / "src")},
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
             check=False,

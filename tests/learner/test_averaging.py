@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from builders import tiny_language_model
-from proximo.ppo.roles.moving_average import follow
+from proximo.ppo.roles.worker import follow
 
 
 def test_an_average_is_the_weighted_sum_of_all_that_the_leader_was() -> None:

@@ -13,13 +13,13 @@ from builders import tiny_tokenizer
 from proximo.config.run import ModelConfig, TokenizerConfig
 from proximo.errors import ModelError
 from proximo.learner.expert_balance import ExpertBalance
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner, UpdateResult
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import Packed, PackedResponses, pack, pack_nothing, pack_responses
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.balancing import balancing_of
+from proximo.models.pretrained.sources import balancing_of
 from proximo.run.make.models import check_readers
 
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}

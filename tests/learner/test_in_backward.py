@@ -8,7 +8,7 @@ from torch import Tensor
 
 from builders import tiny_language_model
 from proximo.errors import TrainingError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions

@@ -10,8 +10,7 @@ from torch import nn
 
 from proximo.checkpoint.tensors import read_optimizer, write_optimizer
 from proximo.errors import ConfigError, MissingExtraError
-from proximo.learner.low_memory_adamw import check_low_memory, page_state
-from proximo.learner.optimizer import OptimizerOptions, make_optimizer
+from proximo.learner.optimizers import OptimizerOptions, check_low_memory, make_optimizer, page_state
 
 CPU = torch.device("cpu")
 installed = pytest.mark.skipif(

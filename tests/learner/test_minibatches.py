@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proximo.learner.minibatches import num_minibatches, plan_minibatches
+from proximo.ppo.update.epochs import num_minibatches, plan_minibatches
 
 
 def flat(epoch: list[list[int]]) -> list[int]:

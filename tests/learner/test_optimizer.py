@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from builders import tiny_language_model
-from proximo.learner.optimizer import (
+from proximo.learner.optimizers import (
     OptimizerOptions,
     gradient_norm,
     make_optimizer,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.learner import update
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 
 EXAMPLES = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [3.0, -2.0], [0.5, 0.5]])

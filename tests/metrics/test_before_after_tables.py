@@ -6,7 +6,7 @@ from pathlib import Path
 from made_up_runs import sample, write_lines, write_ppo_run
 from rich.console import Console
 
-from proximo.metrics.report.before_after import before_after
+from proximo.metrics.report.run_summary import before_after
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.metrics.run_files import Run, read_run
 

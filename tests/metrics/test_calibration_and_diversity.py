@@ -6,7 +6,7 @@ import random
 import pytest
 
 from proximo.metrics.calibration import calibration, probability_error
-from proximo.metrics.diversity import distinct_fraction, repeated_fraction
+from proximo.ppo.step_metrics import distinct_fraction, repeated_fraction
 
 
 def logit(probability: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 from made_up_runs import HOSTILE, sample, write_dpo_run, write_lines, write_ppo_run, write_reward_run, write_sft_run
 from test_report import Page
 
-from proximo.metrics.curves import Curve, Section
+from proximo.metrics.definitions import Curve, Section
 from proximo.metrics.report.comparison import NamedRun, compared, comparison_page, differing
 from proximo.metrics.report.plots import Line, Plot
 from proximo.metrics.run_files import read_run

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.metrics_page import REDUCTIONS, metrics_page
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
-from proximo.metrics.documentation import REDUCTIONS, metrics_page
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
 from proximo.supervised.kinds import DPO, KTO, REWARD, SFT
@@ -123,7 +123,7 @@ def test_the_trainer_is_told_from_the_metrics():
 
 def test_the_documentation_is_what_the_declarations_say():
     assert PAGE.read_text(encoding="utf-8") == metrics_page(), (
-        "docs/metrics.md is out of date: python -m proximo.metrics.documentation > docs/metrics.md"
+        "docs/metrics.md is out of date: PYTHONPATH=tests python -m docs.metrics_page > docs/metrics.md"
     )
 
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import pytest
 
 from proximo.metrics.calibration import calibration
-from proximo.metrics.curves import Curve, Style, Trace
+from proximo.metrics.definitions import Curve, Style, Trace
 from proximo.metrics.report import plots
 from proximo.metrics.report.plots import downsampled, draw_calibration, draw_curve, smoothed
 from proximo.metrics.report.svg import figure_to_svg

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.definitions import UnknownMetricError
-from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, Max, Mean, Sum
 
 

@@ -11,7 +11,7 @@ import pytest
 from made_up_runs import HOSTILE, sample, write_lines, write_ppo_run, write_reward_run, write_sft_run
 
 from proximo.metrics.report.page import write_pipeline_report, write_report
-from proximo.metrics.report.sample_pairs import pair_samples
+from proximo.metrics.report.run_summary import pair_samples
 from proximo.metrics.run_files import read_run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from proximo.models.batching import plan_batches, plan_shares
+from proximo.models.packing import plan_batches, plan_shares
 
 
 def random_lengths(seed: int) -> tuple[list[int], int]:

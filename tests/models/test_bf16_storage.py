@@ -5,14 +5,13 @@ import torch
 
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model
-from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
+from proximo.models.transformers_model import freeze_layers
 
 
 def policy(name: str = "llama", precision: Precision = Precision.BF16) -> LanguageModel:
@@ -35,7 +34,7 @@ def test_a_narrowed_reference_gives_the_same_bits(name: str, precision: Precisio
     model = policy(name, precision)
     reference = model.frozen_copy()
     before = sum(each.numel() * each.element_size() for each in reference.model.parameters())
-    narrow_frozen(reference, beside=[model.model])
+    reference.narrow_frozen(beside=[model.model])
     assert sum(each.numel() * each.element_size() for each in reference.model.parameters()) < before
     expected, found = (each.response_logprobs(batch(), temperature=0.9).logprobs for each in (model, reference))
     assert found.equal(expected)
@@ -44,7 +43,7 @@ def test_a_narrowed_reference_gives_the_same_bits(name: str, precision: Precisio
 
 def test_what_only_products_read_becomes_bf16_and_nothing_else_does() -> None:
     reference = policy().frozen_copy()
-    narrow_frozen(reference)
+    reference.narrow_frozen()
     wide = {name for name, kind in types(reference).items() if kind is torch.float32}
     assert {name for name in wide if "norm" not in name} == {"model.embed_tokens.weight"}
     assert sum("norm" in name for name in wide) == 5
@@ -52,7 +51,7 @@ def test_what_only_products_read_becomes_bf16_and_nothing_else_does() -> None:
 
 def test_a_head_that_multiplies_in_float32_stays_float32() -> None:
     reference = policy(precision=Precision.BF16_FLOAT32_HEAD).frozen_copy()
-    narrow_frozen(reference)
+    reference.narrow_frozen()
     assert types(reference)["lm_head.weight"] is torch.float32
 
 
@@ -63,7 +62,7 @@ def test_an_embedding_of_bf16_numbers_is_stored_as_such_and_a_tied_head_with_it(
         parameter.copy_(parameter.bfloat16())  # as a checkpoint in bf16 is loaded
     model = LanguageModel(plain, precision=Precision.BF16)
     reference = model.frozen_copy()
-    narrow_frozen(reference)
+    reference.narrow_frozen()
     assert types(reference)["model.embed_tokens.weight"] is torch.bfloat16
     hidden = reference.hidden_states(batch().packed)
     assert hidden.equal(model.hidden_states(batch().packed))
@@ -73,24 +72,24 @@ def test_an_embedding_of_bf16_numbers_is_stored_as_such_and_a_tied_head_with_it(
 
 def test_in_float32_nothing_is_narrowed() -> None:
     reference = policy(precision=Precision.FLOAT32).frozen_copy()
-    narrow_frozen(reference)
+    reference.narrow_frozen()
     assert set(types(reference).values()) == {torch.float32}
 
 
 def test_what_trains_and_what_it_shares_stays_as_it_is() -> None:
     model = policy()
     freeze_layers(model.base, 1)
-    narrow_frozen(model)  # as one would by mistake
+    model.narrow_frozen()  # as one would by mistake
     names = [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
     assert {types(model)[name] for name in names} == {torch.float32}
 
     shared = policy()
     freeze_layers(shared.base, 1)
-    narrow_frozen(shared.frozen_copy(), beside=[shared.model])
+    shared.frozen_copy().narrow_frozen(beside=[shared.model])
     assert set(types(shared).values()) == {torch.float32}
 
     adapted = policy().with_adapter(LoRAOptions(rank=2, seed=1))
-    narrow_frozen(base_alone(adapted), beside=[adapted.model])
+    base_alone(adapted).narrow_frozen(beside=[adapted.model])
     assert set(types(adapted).values()) == {torch.float32}
 
 
@@ -99,7 +98,7 @@ def test_a_reward_model_keeps_its_head_in_float32_and_its_scores() -> None:
     reward = scalar_from_language_model(policy(), HeadStart.NORMAL, seed=1)
     expected = reward.sequence_scores(batch().packed)
     reward.model.requires_grad_(False)
-    narrow_frozen(reward)
+    reward.narrow_frozen()
     assert reward.sequence_scores(batch().packed).equal(expected)
     assert reward.trained_head()[0].dtype is torch.float32
     assert torch.bfloat16 in {parameter.dtype for parameter in reward.model.parameters()}

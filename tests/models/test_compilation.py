@@ -8,7 +8,7 @@ from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.errors import ConfigError
-from proximo.models.compilation import check_compiler
+from proximo.models.backbone import check_compiler
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses

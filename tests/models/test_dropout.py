@@ -8,10 +8,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures import ARCHITECTURES, random_sequences
 from builders import tiny_language_model
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
+from proximo.models.transformers_model import disable_dropout
 
 PROBABILITIES = {
     "attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "layerdrop",

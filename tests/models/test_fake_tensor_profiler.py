@@ -8,12 +8,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model
-from proximo.models.dropout import disable_dropout
-from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, PassProfiler, shapes_only, to_fake_tensors
-from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
+from proximo.models.transformers_model import disable_dropout, freeze_layers
+from proximo.plan.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, PassProfiler, shapes_only, to_fake_tensors
 
 LENGTHS = ((5, 40), (3, 30), (1, 20))
 TYPES = {

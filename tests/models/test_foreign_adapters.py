@@ -24,7 +24,7 @@ from proximo.models.pretrained.folders import check_folder
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
 from proximo.run.make.models import DeviceSpec, build_language_model
 
 IDS = [1, 7, 5, 8, 6, 9, 10]

@@ -5,12 +5,12 @@ import torch
 
 from builders import tiny_language_model
 from proximo.errors import ModelError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
-from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.transformers_model import freeze_layers
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gpt_neox", "opt"])

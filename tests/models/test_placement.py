@@ -6,7 +6,6 @@ import torch
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from builders import tiny_language_model
 from proximo.errors import ConfigError
-from proximo.models.context_length import check_lengths, position_limit
 from proximo.models.precision.placement import (
     Precision,
     resolve_device,
@@ -16,6 +15,7 @@ from proximo.models.precision.placement import (
     without_tf32,
 )
 from proximo.models.pretrained.sources import new_config
+from proximo.models.transformers_model import check_lengths, position_limit
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ from proximo.models.pretrained.saving import load_weights, save_pretrained
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing.shared_base import base_alone, is_shared, scalar_from_adapter, value_on_base
+from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.run.make.models import DeviceSpec, build_language_model, build_scalar_model
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from proximo.trainer_kinds import recipe_kind
 from tiny_runs import changed, make_inputs, recipe_of
 

@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM
 from architectures import ARCHITECTURES, build_architecture
 from builders import tiny_language_model
 from proximo.errors import CheckpointError
-from proximo.models.adapter_detection import base_of
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.pretrained.saving import load_weights, save_pretrained
 from proximo.models.pretrained.vocabulary import resize_vocabulary, vocabulary_layers
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.transformers_model import base_of
 
 
 def shake(model: nn.Module) -> None:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, OF_SHARED_PREFIXES, build_architecture, keep_float64
 from proximo.models.attention import varlen
-from proximo.models.attention.packed import AttentionOptions, PackedLayout, band_mask, explicit_attention
-from proximo.models.attention.prefix_copies import PrefixCopies
+from proximo.models.attention.packed import AttentionOptions, PackedLayout, PrefixCopies, band_mask, explicit_attention
 from proximo.models.attention.varlen import VarlenAttention
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses

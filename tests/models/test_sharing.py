@@ -13,7 +13,6 @@ from architectures import ARCHITECTURES, build_architecture, random_sequences
 from builders import tiny_language_model
 from proximo.distributed.unread_parameters import unread_in
 from proximo.errors import ModelError
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.lora import LoRAOptions
@@ -22,13 +21,14 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import resize_vocabulary
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import (
+from proximo.models.sharing import (
     base_alone,
     check_scalar_adapter,
     is_shared,
     scalar_from_adapter,
     value_on_base,
 )
+from proximo.models.transformers_model import disable_dropout
 
 PACKED = pack(random_sequences([9, 3, 14, 6]))
 OPTIONS = LoRAOptions(rank=2)

@@ -16,7 +16,7 @@ from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.trunk import copy_head, is_on_trunk, load_head, refuse_half_shared, save_head, scalar_on
+from proximo.models.sharing import copy_head, is_on_trunk, load_head, refuse_half_shared, save_head, scalar_on
 
 LENGTHS = [9, 3, 14, 6]
 

@@ -21,7 +21,7 @@ from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.trainer import PPOTrainer
-from proximo.ppo.update import micro_batching
+from proximo.ppo.update import epochs
 from proximo.records import Experience, Passes, Prompt, Response, Scored, ScoreState
 from proximo.run.make import models
 from tiny_runs import LORA, changed, make_inputs, recipe_of
@@ -53,8 +53,8 @@ def test_batches_go_to_the_device_of_their_role(trainer: PPOTrainer, monkeypatch
     responses = trainer.generate([Prompt(id=str(n), token_ids=(5, 6, 7)) for n in range(4)])
     for kind in (LanguageModel, ScalarModel):
         monkeypatch.setattr(kind, "device", property(lambda model: of[id(model)]))
-    monkeypatch.setattr(micro_batching, "pack_responses", pack)
-    monkeypatch.setattr(micro_batching, "send", lambda tensor, device: (asked.append(str(device)), tensor)[1])
+    monkeypatch.setattr(epochs, "pack_responses", pack)
+    monkeypatch.setattr(epochs, "send", lambda tensor, device: (asked.append(str(device)), tensor)[1])
     policy, reference, value = trainer.roles.policy, trainer.roles.reference, trainer.roles.value
     assert reference is not None
     assert value is not None

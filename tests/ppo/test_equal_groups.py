@@ -12,7 +12,7 @@ from proximo.algorithms.group_baselines import zero_variance_groups
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.ppo.experience import task_reward_of
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from records_made import prompt, response

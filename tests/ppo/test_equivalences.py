@@ -13,7 +13,7 @@ from torch import Tensor
 from builders import tiny_language_model, tiny_tokenizer
 from counting import LiveBytes
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions

@@ -15,8 +15,8 @@ from proximo.errors import TrainingError
 from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter
-from proximo.ppo.evaluation import Evaluation, evaluate_policy, pass_at_k
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.ppo.step_arguments import as_prompts
+from proximo.ppo.task import Evaluation, evaluate_policy, pass_at_k
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.function import FunctionReward
 from proximo.run.options import RunOptions

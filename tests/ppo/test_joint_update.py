@@ -9,15 +9,14 @@ from torch import Tensor
 from builders import tiny_language_model
 from ppo.test_updates import LENGTHS, Gathered, worst_difference
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.trunk import is_on_trunk, scalar_on
+from proximo.models.sharing import is_on_trunk, scalar_on
 from proximo.ppo.experience import make_experience
-from proximo.ppo.roles.build import Roles
-from proximo.ppo.roles.learners import make_learners
+from proximo.ppo.roles.build import Roles, make_learners
 from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored

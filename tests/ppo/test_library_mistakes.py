@@ -9,7 +9,7 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, ProximoError
-from proximo.learner.user_optimizer import OwnOptimizer
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall

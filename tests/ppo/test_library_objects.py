@@ -13,7 +13,7 @@ from ppo.test_library_mistakes import PROMPTS, length, trainer
 from proximo.algorithms.controllers import AdaptiveKLController
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ProximoError, TrainingError
-from proximo.learner.user_optimizer import OwnOptimizer
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.ppo.calls import OwnCall

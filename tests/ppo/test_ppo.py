@@ -17,9 +17,9 @@ from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.experience import make_experience
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.ppo.step_arguments import as_prompts
+from proximo.ppo.task import evaluate_policy
 from proximo.ppo.train_state import adapted_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Passes, Response, Scored

@@ -14,12 +14,12 @@ from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.errors import ConfigError, DataError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.metrics.values import Mean, Sum
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.transformers_model import disable_dropout
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer

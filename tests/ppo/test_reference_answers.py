@@ -19,8 +19,8 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.roles.policy import sampling_options
+from proximo.ppo.roles.reward import answer_responses
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt
 from proximo.rewards.function import FunctionReward

@@ -22,7 +22,7 @@ from proximo.models.packing import pack
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import is_shared, scalar_from_adapter, value_on_base
+from proximo.models.sharing import is_shared, scalar_from_adapter, value_on_base
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer

@@ -15,9 +15,9 @@ from proximo.models import packing
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo.roles import passes
+from proximo.ppo.roles import worker
 from proximo.ppo.trainer import PPOTrainer
-from proximo.ppo.update import micro_batching
+from proximo.ppo.update import epochs
 from proximo.records import Prompt
 from proximo.rewards import model as reward_model
 from proximo.rewards.model import ModelReward
@@ -30,7 +30,7 @@ GROUP = 3
 @pytest.fixture
 def unshared(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def apply() -> None:
-        for module in (packing, passes, micro_batching, reward_model):
+        for module in (packing, worker, epochs, reward_model):
             monkeypatch.setattr(module, "shareable_prefixes", lambda prompts: [()] * len(prompts))
 
     return apply

@@ -16,7 +16,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing.trunk import scalar_on
+from proximo.models.sharing import scalar_on
 from proximo.ppo.step import trace_step
 from proximo.ppo.trainer import PPOTrainer
 

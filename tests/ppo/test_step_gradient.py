@@ -19,8 +19,8 @@ from builders import tiny_language_model
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sharing.trunk import scalar_on
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.models.sharing import scalar_on
+from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Response
 

@@ -10,16 +10,18 @@ import torch
 from proximo.algorithms.advantages import ReturnSpread
 from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.shaping import NOTHING_SEEN
-from proximo.config.ppo.objectives import GSPOConfig
-from proximo.metrics.recorder import Recorder
+from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.experience import RawAdvantages, sequence_kl
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
-from proximo.ppo.update.invariants import broken_limits
+from proximo.ppo.update.guards import broken_limits
 from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Finish, Scored, ScoreState
 from records_made import prompt, response, scored
+
+PPO = PPOObjectiveConfig()
 
 NAN = math.nan
 SPREAD = ReturnSpread(deviation=0.5, seen=NOTHING_SEEN, is_flat=False)
@@ -252,7 +254,7 @@ def test_updates_that_were_not_come_to_count_for_no_throughput() -> None:
 def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
     everything = torch.ones(4, dtype=torch.bool)
     first = policy_statistics(torch.full((4,), 1e-3), torch.zeros(4), everything, everything)
-    assert [name for name, *_ in broken_limits(first, precision="bf16")] == ["clip_fraction"]
+    assert [name for name, *_ in broken_limits(first, precision="bf16", objective=PPO)] == ["clip_fraction"]
     assert broken_limits(first, precision="bf16", objective=GSPOConfig(kind="gspo")) == []
 
 
@@ -260,15 +262,20 @@ def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
 def test_every_precision_has_limits(precision: Precision) -> None:
     everything = torch.ones(4, dtype=torch.bool)
     same, other = (policy_statistics(torch.full((4,), x), torch.zeros(4), ~everything, everything) for x in (0.0, 0.1))
-    assert broken_limits(same, precision=precision) == []
-    assert broken_limits(other, precision=precision)
+    assert broken_limits(same, precision=precision, objective=PPO) == []
+    assert broken_limits(other, precision=precision, objective=PPO)
+
+
+def updates_line(policy: Report, value: Report | None = None) -> dict[str, float]:
+    metrics = update_metrics(outcome(experience(), policy=policy, value=value), precision="float32", objective=PPO)
+    return line(metrics)
 
 
 def test_both_training_calls_report() -> None:
     policy = Report(metrics={"policy/loss": Mean(1.0, 4)}, refusals=())
     value = Report(metrics={"value/loss": Mean(3.0, 4)}, refusals=())
-    assert line(update_metrics(outcome(experience(), policy=policy), precision="float32")) == {"policy/loss": 0.25}
-    found = line(update_metrics(outcome(experience(), policy=policy, value=value), precision="float32"))
+    assert updates_line(policy) == {"policy/loss": 0.25}
+    found = updates_line(policy, value)
     assert found == {"policy/loss": 0.25, "value/loss": 0.75}
 
 
@@ -279,7 +286,9 @@ def test_the_first_minibatch_says_how_far_the_learner_is_from_the_sampler(differ
     mask = torch.tensor([True, True, False, True])
     first = policy_statistics(old + difference, old, torch.zeros(4, dtype=torch.bool), mask)
     policy = Report(metrics={}, refusals=(), first_minibatch=first)
-    assert line(update_metrics(outcome(experience(), policy=policy), precision="float32")) == pytest.approx(
+    assert line(
+        update_metrics(outcome(experience(), policy=policy), precision="float32", objective=PPO)
+    ) == pytest.approx(
         {
             "first_minibatch/max_abs_log_ratio": difference,
             "first_minibatch/mean_abs_log_ratio": difference,

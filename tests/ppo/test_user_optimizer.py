@@ -13,8 +13,8 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
-from proximo.learner.user_optimizer import OwnOptimizer
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.learner.optimizers import OwnOptimizer
+from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.function import FunctionReward

@@ -19,8 +19,8 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.inputs.coerce import as_prompts
-from proximo.ppo.roles.value_scale import ValueScale
+from proximo.ppo.roles.value import ValueScale
+from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.train_state import adapted_coefficient, first_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Response

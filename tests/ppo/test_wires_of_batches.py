@@ -13,9 +13,9 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_wires_of_losses import batch
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.packing import PackedResponses
-from proximo.ppo.roles.passes import over_batches
+from proximo.ppo.roles.worker import over_batches
 from proximo.ppo.trainer import PPOTrainer
-from proximo.ppo.update.micro_batching import plan_updates
+from proximo.ppo.update.epochs import plan_updates
 from roles_made import state
 from supervised.test_dpo import task as dpo_task
 from supervised.test_dpo import two_models

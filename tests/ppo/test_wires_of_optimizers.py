@@ -15,7 +15,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import TrainingError
-from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions

@@ -17,11 +17,11 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing.trunk import scalar_on
-from proximo.ppo.evaluation import evaluate_policy
-from proximo.ppo.inputs.coerce import as_prompts
+from proximo.models.sharing import scalar_on
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampling_options
+from proximo.ppo.step_arguments import as_prompts
+from proximo.ppo.task import evaluate_policy
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rewards.function import FunctionReward

@@ -18,15 +18,13 @@ from typing import Any, Never
 from checkpoint_faults import FaultyDisk
 
 import proximo.ppo.from_recipe
-import proximo.supervised.reward
-import proximo.supervised.sft
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
 from proximo.ppo.task import PPOTask
 from proximo.run import journal
-from proximo.supervised.reward.trainer import RewardTask
-from proximo.supervised.sft.trainer import SFTTask
+from proximo.supervised.reward_trainer import RewardTask
+from proximo.supervised.sft_trainer import SFTTask
 
 LONGEST_LIFE_SECONDS = 400
 

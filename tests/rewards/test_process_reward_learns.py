@@ -25,10 +25,10 @@ from proximo.records import Prompt, Response
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.prm import ProcessReward
 from proximo.rewards.weighted import WeightedReward
-from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.prm.trainer import PRMTask
-from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.trainer import SFTTask
+from proximo.supervised.prm_recipe import PRMConfig
+from proximo.supervised.prm_trainer import PRMTask
+from proximo.supervised.sft_recipe import SFTConfig
+from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import TaskInputs
 
 SUMS = {"num_terms": 3, "largest": 2}

@@ -16,11 +16,11 @@ from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import sections_of
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
-from proximo.supervised.kto.recipe import KTOConfig, KTORecipe
-from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.sft.recipe import SFTConfig
+from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
+from proximo.supervised.kto_recipe import KTOConfig, KTORecipe
+from proximo.supervised.prm_recipe import PRMConfig
+from proximo.supervised.reward_recipe import RewardTrainingConfig
+from proximo.supervised.sft_recipe import SFTConfig
 from tiny_runs import LORA, Kind
 
 Changes = Mapping[str, Any]

@@ -21,7 +21,7 @@ from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 LORA = {"rank": 2, "alpha": 4.0}
 FUNCTION = FunctionRewardConfig(kind="function", function="proximo.recipes.reviews.gold:gold_reward")

@@ -19,8 +19,8 @@ from proximo.records import Prompt
 from proximo.rewards.model import ModelReward
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.supervised.sft import trainer as sft
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised import sft_trainer as sft
+from proximo.supervised.sft_recipe import SFTRecipe
 from records_made import response
 from tiny_runs import make_inputs, recipe_of
 

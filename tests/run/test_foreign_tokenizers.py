@@ -18,14 +18,14 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
-from proximo.supervised.dpo import trainer as dpo
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.kto import trainer as kto
-from proximo.supervised.kto.recipe import KTORecipe
-from proximo.supervised.reward import trainer as reward
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft import trainer as sft
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised import dpo_trainer as dpo
+from proximo.supervised import kto_trainer as kto
+from proximo.supervised import reward_trainer as reward
+from proximo.supervised import sft_trainer as sft
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.kto_recipe import KTORecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 from tiny_runs import LLAMA, Kind, changed, make_inputs, recipe_of
 
 SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}

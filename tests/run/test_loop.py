@@ -23,7 +23,7 @@ from proximo.run import journal
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
 from proximo.run.task import Record
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 
 class Counting:

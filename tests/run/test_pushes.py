@@ -18,7 +18,7 @@ from distributed.launched import write_recipe
 from proximo import SavedRun
 from proximo.cli import main
 from proximo.errors import ProximoError
-from proximo.metrics.report.run_facts import facts
+from proximo.metrics.report.run_summary import facts
 from proximo.metrics.run_files import read_run
 from proximo.run import journal, loop, pushes
 from proximo.run.model_card import CARD

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from proximo.metrics.trackers import MLflowSink, TrackedRun
+from proximo.metrics.sinks import MLflowSink, TrackedRun
 from proximo.run.options import RunOptions
 from proximo.run.sinks import GuardedSink
 from run_outcomes import read_lines
@@ -185,7 +185,7 @@ def test_mlflow_gets_held_out_ones_as_tables_and_those_of_training_as_a_file_of_
     with_pandas: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("proximo.metrics.trackers.find_spec", lambda name: object() if with_pandas else None)
+    monkeypatch.setattr("proximo.metrics.sinks.find_spec", lambda name: object() if with_pandas else None)
     sink = object.__new__(MLflowSink)
     client = SimpleNamespace(
         log_text=lambda *given: told.append(("text", *given)),
@@ -241,7 +241,7 @@ def test_mlflow_itself_shows_one_table_of_all_evaluations_and_the_report(
 TRACKIO_RUN = """
 import sys
 from pathlib import Path
-from proximo.metrics.trackers import TrackedRun, TrackioSink
+from proximo.metrics.sinks import TrackedRun, TrackioSink
 folder = Path(sys.argv[1])
 sink = TrackioSink(TrackedRun(id="ab" * 16, name="mine", folder=folder, config={}), project="p")
 sink.write(1, {"score/mean": 1.0})

@@ -13,7 +13,7 @@ import pytest
 
 from proximo.config.run import RunConfig
 from proximo.errors import ConfigError, MissingExtraError
-from proximo.metrics.trackers import MLflowSink, TrackedRun
+from proximo.metrics.sinks import MLflowSink, TrackedRun
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_extras, check_extras_of
 from proximo.trainer_kinds import recipe_kind

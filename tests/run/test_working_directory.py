@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proximo.cli import main
-from proximo.metrics.trackers import TrackedRun
+from proximo.metrics.sinks import TrackedRun
 from proximo.run.options import RunOptions
 from proximo.user_code import kept_working_directory
 from tiny_runs import changed, make_inputs, recipe_of, run

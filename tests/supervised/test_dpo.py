@@ -19,11 +19,11 @@ from proximo.errors import ConfigError, DataError, ModelError
 from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.sharing.shared_base import base_alone, is_shared
+from proximo.models.sharing import base_alone, is_shared
 from proximo.run.task import Record
-from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
-from proximo.supervised.dpo.trainer import DPOTask, build_task
-from proximo.supervised.reward.trainer import pair_sequences
+from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
+from proximo.supervised.dpo_trainer import DPOTask, build_task
+from proximo.supervised.reward_trainer import pair_sequences
 from proximo.supervised.task import SupervisedTask
 from supervised.test_supervised import pairs, task_inputs
 from tiny_runs import LORA, changed, make_inputs, recipe_of

@@ -19,9 +19,9 @@ from proximo.errors import ConfigError, DataError
 from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
-from proximo.models.sharing.shared_base import is_shared
-from proximo.supervised.kto.recipe import KTOConfig, KTORecipe, label_balance
-from proximo.supervised.kto.trainer import KTOTask, answers_to_others, area_under_curve, build_task
+from proximo.models.sharing import is_shared
+from proximo.supervised.kto_recipe import KTOConfig, KTORecipe, label_balance
+from proximo.supervised.kto_trainer import KTOTask, answers_to_others, area_under_curve, build_task
 from supervised.test_dpo import check_base_as_reference, check_that_the_policy_alone_moves, plain_logprob
 from supervised.test_supervised import task_inputs
 from tiny_runs import LORA, changed, make_inputs, recipe_of

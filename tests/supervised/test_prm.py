@@ -16,8 +16,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.run.options import RunOptions
-from proximo.supervised.prm.recipe import PRMConfig
-from proximo.supervised.prm.trainer import JudgedSteps, PRMTask, evaluation_metrics, training_metrics
+from proximo.supervised.prm_recipe import PRMConfig
+from proximo.supervised.prm_trainer import JudgedSteps, PRMTask, evaluation_metrics, training_metrics
 from supervised.test_supervised import LORA, task_inputs
 from tiny_runs import changed, make_inputs, recipe_of, run
 

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from proximo.config.loader import load_recipe
 from proximo.metrics.values import MetricValue
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.reward.trainer import build_task
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.reward_trainer import build_task
 from real_data import real_data
 
 RECIPE = Path(__file__).parents[2] / "examples" / "preferences.yaml"

@@ -11,15 +11,15 @@ from architectures import OF_SHARED_PREFIXES, build_architecture, keep_float64
 from counting import Passes
 from proximo.data.preferences import PreferencePair
 from proximo.models import packing
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.transformers_model import disable_dropout
 from proximo.supervised import reference
-from proximo.supervised.dpo.recipe import DPOConfig
-from proximo.supervised.dpo.trainer import DPOTask
-from proximo.supervised.reward import trainer as reward
-from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.reward.trainer import RewardTask, num_shared
+from proximo.supervised import reward_trainer as reward
+from proximo.supervised.dpo_recipe import DPOConfig
+from proximo.supervised.dpo_trainer import DPOTask
+from proximo.supervised.reward_recipe import RewardTrainingConfig
+from proximo.supervised.reward_trainer import RewardTask, num_shared
 from supervised.test_supervised import gradients, task_inputs
 
 ANSWERS = [

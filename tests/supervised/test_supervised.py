@@ -17,11 +17,11 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
-from proximo.supervised.reward.trainer import RewardTask, pair_sequences
-from proximo.supervised.reward.trainer import build_task as build_reward_task
-from proximo.supervised.sft.recipe import SFTConfig
-from proximo.supervised.sft.trainer import SFTTask
+from proximo.supervised.reward_recipe import RewardRecipe, RewardTrainingConfig
+from proximo.supervised.reward_trainer import RewardTask, pair_sequences
+from proximo.supervised.reward_trainer import build_task as build_reward_task
+from proximo.supervised.sft_recipe import SFTConfig
+from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
 from proximo.trainer_kinds import TrainerKind, recipe_kind, trainer_kinds
 from tiny_runs import KINDS, LLAMA, Kind, changed, make_inputs, recipe_of

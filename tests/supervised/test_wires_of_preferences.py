@@ -19,8 +19,8 @@ from proximo.data.preferences import PreferencePair
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.supervised.reward.recipe import RewardTrainingConfig
-from proximo.supervised.reward.trainer import RewardTask, pair_sequences
+from proximo.supervised.reward_recipe import RewardTrainingConfig
+from proximo.supervised.reward_trainer import RewardTask, pair_sequences
 from supervised.test_dpo import plain_logprob, two_models
 from supervised.test_dpo import task as dpo_task
 from supervised.test_supervised import pairs as made_pairs

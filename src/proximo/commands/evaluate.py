@@ -16,7 +16,7 @@ from proximo.checkpoint.fingerprints import Fingerprints, changed_inputs, reloca
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.reading import Checkpoint
 from proximo.errors import UserError
-from proximo.metrics.recorder import Recorder
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.report.tables import Samples, metrics_table
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, saved_recipe, verify_models
 from proximo.run.preflight import inputs_of

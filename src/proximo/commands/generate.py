@@ -23,7 +23,7 @@ from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.precision.placement import Precision, resolve_device
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
-from proximo.ppo.inputs.parts import as_source
+from proximo.ppo.trainer_arguments import as_source
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function_binding import import_function
 from proximo.rewards.source import CheckingSource, RewardSource

@@ -22,17 +22,16 @@ from proximo.config.ppo.score import ScoreConfig
 from proximo.config.ppo.truncation import ScoredTruncationConfig
 from proximo.errors import UserError, naming
 from proximo.message_text import count_of
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.formatting import format_number
-from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
-from proximo.ppo.evaluation import pass_metrics
 from proximo.ppo.experience import task_reward_of
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.selection import check_scored_fraction
-from proximo.ppo.task import PPOTask
+from proximo.ppo.task import PPOTask, pass_metrics
 from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models

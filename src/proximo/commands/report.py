@@ -9,8 +9,7 @@ from pathlib import Path
 from proximo.errors import RunFolderError, UserError, naming
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.comparison import NamedRun, comparison_page
-from proximo.metrics.report.page import REPORT_NAME, report_page, stage_folders
-from proximo.metrics.report.rendering import is_page, write_page
+from proximo.metrics.report.page import REPORT_NAME, is_page, report_page, stage_folders, write_page
 from proximo.metrics.report.svg import SERIES
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import Run, read_run

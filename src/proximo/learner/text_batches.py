@@ -7,9 +7,8 @@ from torch import Tensor
 
 from proximo.algorithms.losses import sft_loss
 from proximo.data.examples import TextExample
-from proximo.models.batching import plan_own_share
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack, pack_nothing
+from proximo.models.packing import PackedResponses, pack, pack_nothing, plan_own_share
 
 
 def text_batches(examples: Sequence[TextExample], *, token_budget: int, device: torch.device) -> list[PackedResponses]:

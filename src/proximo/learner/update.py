@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from proximo.distributed.world import World, checksum, current, local
 from proximo.errors import TrainingError
 from proximo.learner.expert_balance import ExpertBalance
-from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
-from proximo.learner.user_optimizer import OwnOptimizer
+from proximo.learner.optimizers import OptimizerOptions, OwnOptimizer, gradient_norm, trainable_parameters
 from proximo.models.precision.compute import casting
 
 if TYPE_CHECKING:  # FSDP and transformers take seconds to import, and not every learner needs them

@@ -3,6 +3,8 @@
 Legend: T packed tokens, B rows of a decode step, D width.
 """
 
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
@@ -16,8 +18,7 @@ from transformers.cache_utils import Cache
 
 from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
-from proximo.errors import ModelError, RankError
-from proximo.models.adapter_detection import base_of
+from proximo.errors import ConfigError, ModelError, RankError
 from proximo.models.attention.cache import cache_argument
 from proximo.models.attention.packed import (
     ATTENTION,
@@ -27,17 +28,16 @@ from proximo.models.attention.packed import (
     attending_again,
     register_attention,
 )
-from proximo.models.compilation import compile_layers
-from proximo.models.context_length import position_limit
 from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
 from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.balancing import Balancing, balancing_of
-from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.side_effects import quiet_transformers
+from proximo.models.pretrained.sources import Balancing, balancing_of
 from proximo.models.pretrained.vocabulary import settle_tying
+from proximo.models.transformers_model import base_of, position_limit
 
-if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
+if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
 
     from proximo.distributed.sharding import Sharding
@@ -319,3 +319,23 @@ class Backbone:
             given["output_router_logits"] = routers
         with half, attending(layout), computing(compute):
             return layers(input_ids=token_ids, position_ids=position_ids, use_cache=cache is not None, **given)
+
+
+def check_compiler(backend: str, device: torch.device) -> None:
+    """Raises ConfigError if inductor would find no C++ compiler for the CPU."""
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
+    if backend == "inductor" and device.type == "cpu" and not any(shutil.which(name) for name in names):
+        raise ConfigError(
+            f"run.compile inductor compiles C++ for the CPU, and none of {', '.join(names)} is installed: install g++, "
+            "or set run.compile: none"
+        )
+
+
+def compile_layers(layers: nn.Module, backend: str) -> Any:
+    """A compiled view of `layers`: same weights, same names, with shapes left open.
+
+    Attention depends on the sequence lengths of each micro-batch and would be recompiled every time. So it runs
+    uncompiled, between the compiled parts.
+    """
+    register_attention(compiled=False)
+    return torch.compile(layers, backend=backend, dynamic=True)

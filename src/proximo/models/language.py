@@ -1,37 +1,115 @@
-"""The causal language model that the rest of Proximo uses: packed tokens in, log-probs out.
+"""The causal language model that the rest of Proximo uses: packed tokens in, log-probs out; and its base class.
 
 Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V vocabulary.
 """
 
 import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
+from proximo.distributed.unread_parameters import cast, numbers_of
 from proximo.errors import RankError
-from proximo.models.adapter_detection import is_adapted
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
-from proximo.models.packed_model import PackedModel
 from proximo.models.packing import Packed, PackedResponses
+from proximo.models.precision.placement import Precision
 from proximo.models.quantised import beside_weights
+from proximo.models.transformers_model import base_of, is_adapted
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from peft import PeftConfig
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
 
     from proximo.models.fast_path import Decoder
 
 
+class PackedModel:
+    """Owns a transformers model (`model`), with or without an adapter, and the backbone that runs its layers."""
+
+    def __init__(self, model: "PreTrainedModel | PeftModel", *, precision: Precision = Precision.FLOAT32) -> None:
+        from proximo.models.backbone import Backbone
+
+        self.model = model
+        self.backbone = Backbone(model, precision=precision)
+
+    @property
+    def base(self) -> "PreTrainedModel":
+        """The transformers model, below an adapter if there is one."""
+        return base_of(self.model)
+
+    @property
+    def has_adapter(self) -> bool:
+        """True under LoRA: the base stays as it was loaded."""
+        return is_adapted(self.model)
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic of the backbone; a scalar head's is at least float32."""
+        return self.backbone.precision
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that one sequence may have; None without a stated limit."""
+        return self.backbone.position_limit
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and tensors that the optimizer updates. Tied tensors appear once."""
+        return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
+
+    @torch.no_grad()
+    def narrow_frozen(self, *, beside: Iterable[nn.Module] = ()) -> None:
+        """Cast the matrices of a frozen model to bf16 in place, if its precision is bf16; else do nothing.
+
+        It then takes half the memory for the same results: only matrices are cast that every pass would cast, and
+        embeddings whose entries are bf16 numbers already, as in a checkpoint that was saved in bf16. Norms and other
+        embeddings stay float32. `beside`: models whose tensors are not changed, even if this model shares them.
+        """
+        if not self.precision.is_half:
+            return
+        others = {id(tensor) for module in beside for tensor in module.parameters()}
+        for weight in self._rounded_anyway():
+            if id(weight) not in others and not weight.requires_grad and weight.dtype is torch.float32:
+                cast(weight, torch.bfloat16)
+
+    def _rounded_anyway(self) -> list[nn.Parameter]:
+        """Weights that every pass casts to bf16, and embeddings that the cast would not change."""
+        return [*self.backbone.matrices, *filter(_is_bf16_already, self.backbone.embeddings)]
+
+    def use_activation_checkpointing(self) -> None:
+        """Recompute activations in the backward pass; active in train mode only."""
+        from proximo.models.backbone import checkpoint_activations
+
+        checkpoint_activations(self.base)
+
+    def compile(self, backend: str) -> None:
+        """Run passes with gradients through torch.compile. Weights keep their names."""
+        self.backbone.compile(backend)
+
+
 class LanguageModel(PackedModel):
-    """A causal language model. Under LoRA the reference is the base below the adapter (shared_base.py)."""
+    """A causal language model. Under LoRA the reference is the base below the adapter (sharing.py)."""
 
     @property
     def head(self) -> OutputHead:
         """The output head, read from the model at each access, because weights may be moved or replaced."""
         path = self.backbone.path
         return OutputHead.of(self.base, narrow=path.bf16_head, logits_bytes=path.logits_bytes)
+
+    def _rounded_anyway(self) -> list[nn.Parameter]:
+        """With the output layer, if its products are bf16 and it is not the embedding."""
+        layer, tables = self.base.get_output_embeddings(), list(self.base.get_input_embeddings().parameters())
+        narrow = self.head.narrow and isinstance(layer, nn.Linear) and all(layer.weight is not each for each in tables)
+        return [*super()._rounded_anyway(), *([layer.weight] if narrow else [])]
 
     @property
     def adapter_config(self) -> "PeftConfig | None":
@@ -81,3 +159,10 @@ class LanguageModel(PackedModel):
         shared = {id(state): state for state in (*fixed, *beside_weights(self.model))}
         model = copy.deepcopy(self.model, shared).eval().requires_grad_(False)
         return LanguageModel(model, precision=self.precision)
+
+
+def _is_bf16_already(table: Tensor) -> bool:
+    if table.is_meta:
+        return False
+    numbers = numbers_of(table)
+    return numbers.to(torch.bfloat16).float().equal(numbers)

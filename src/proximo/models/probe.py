@@ -19,18 +19,16 @@ from proximo.distributed.world import current
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import ATTENTION, AttentionOptions, PackedKernel, PackedLayout
-from proximo.models.context_length import position_limit
-from proximo.models.dropout import evaluating
 from proximo.models.fast_path import Decoder
-from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack
 from proximo.models.precision.placement import without_tf32
+from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import first_part
-from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.scalar import ScalarModel
+from proximo.models.transformers_model import decoder_layers, evaluating, position_limit
 
 TOLERANCE = 1e-4
 TOLERANCE_OF_8_BITS = 0.02

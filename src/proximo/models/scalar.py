@@ -15,13 +15,12 @@ from torch.nn.utils import skip_init
 
 from proximo.distributed.world import whole
 from proximo.errors import ModelError
-from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.heads import wide_dtype
-from proximo.models.language import LanguageModel
+from proximo.models.language import LanguageModel, PackedModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
-from proximo.models.packed_model import PackedModel
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.precision.placement import Precision
+from proximo.models.transformers_model import base_of, is_adapted
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel

@@ -3,6 +3,7 @@
 Call these functions inside `shapes_only()`. Every sequence is assumed to have the maximum length.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,18 +13,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from proximo.models.batching import plan_shares
-from proximo.models.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
+from proximo.models.attention.cache import PromptCache
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.packing import PackedResponses, pack, pack_responses, plan_shares
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
+from proximo.plan.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
+from proximo.rollout.local import PREFILL_TOKENS, rows_for
+from proximo.rollout.sampling import SamplingOptions, sample
 
 Model = LanguageModel | ScalarModel
 CACHE = "KV cache"
 LOGITS = "logits"
 COPY = "bf16 copy"
+_GROWTH_TOKENS = 16
+"""The KV cache of a rollout is grown in steps of this many tokens, to find its memory peak."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,3 +314,68 @@ def inference_cost(
                 if full_kl_with is not None and other is not None:
                     full_kl(other, full_kl_with.head, hidden, model.head)
     return reading_cost(profiler.cost(), modules, batches, tokens=tokens)
+
+
+@torch.no_grad()
+def rollout_cost(
+    policy: LanguageModel,
+    lengths: Lengths,
+    options: SamplingOptions,
+    *,
+    num_prompts: int,
+    num_samples: int,
+    max_num_seqs: int,
+) -> StepCost:
+    """Cost of sampling `num_samples` responses to each prompt: prefill, growth of the KV cache, sampling of a token.
+
+    Profiles one batch of rows and scales the FLOPs to all. FLOPs of decoding are counted at half of the response, the
+    mean.
+    """
+    num_rows = min(max_num_seqs, num_prompts * num_samples)
+    num_prefilled = max(1, min(num_prompts, math.ceil(num_rows / num_samples), PREFILL_TOKENS // lengths.prompt))
+    with PassProfiler([policy.model]) as profiler, casting():
+        with profiler.attribute_to(COPY):
+            policy.backbone.cast_weights()
+        cache = rows_for(lengths.prompt, num_rows=num_rows, max_new_tokens=lengths.response)
+        packed = pack([[0] * lengths.prompt] * num_prefilled)
+        prompts = PromptCache(packed.lengths)
+        hidden = policy.prefill(packed, prompts)
+        for pair in prompts.captured.values():
+            for tensor in pair:
+                profiler.reassign(tensor, CACHE)
+        with profiler.attribute_to(LOGITS):
+            policy.head.logits(hidden)
+        prefill_flops, profiler.flops = profiler.flops, 0
+        with profiler.attribute_to(CACHE):
+            for row in range(num_rows):
+                cache.place(prompts, row % num_prefilled, [row])
+        del hidden, prompts
+        for length in range(lengths.prompt, lengths.total - 1, _GROWTH_TOKENS):
+            cache.lengths = [length] * num_rows
+            with profiler.attribute_to(CACHE):
+                cache.advance(num_rows)
+        decoder = policy.decoder()
+        # The last token has the highest peak; the token in the middle of the response has the mean FLOPs.
+        for length in (lengths.total - 1, lengths.prompt + lengths.response // 2):
+            profiler.flops = 0
+            cache.lengths = [length - 1] * num_rows
+            with profiler.attribute_to(CACHE):
+                layout = cache.advance(num_rows)
+            hidden = decoder(torch.zeros(num_rows, dtype=torch.long), layout.positions, cache, layout)
+            with profiler.attribute_to(LOGITS):
+                _draw(policy, hidden, options)
+    cost = profiler.cost()
+    decoded = num_prompts * num_samples * lengths.response
+    num_passes = lengths.response * math.ceil(num_prompts * num_samples / num_rows)
+    return StepCost(
+        parts=cost.parts,
+        flops=prefill_flops * num_prompts // num_prefilled + cost.flops * decoded // num_rows,
+        tokens=num_prompts * lengths.prompt + decoded,
+        heap=cost.heap,
+        passes=(Passes(kind="rollout", modules=(policy.model,), microbatches=num_passes),),
+    )
+
+
+def _draw(model: LanguageModel, hidden: Tensor, options: SamplingOptions) -> None:
+    rows, ending = torch.zeros(hidden.shape[0], dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    sample(model.head.logits(hidden), streams=rows, positions=rows, options=options, ending_ids=ending)

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.errors import ConfigError, ModelError, ProximoError
-from proximo.models.fake_tensor_profiler import shapes_only
 from proximo.models.fast_path import planning_for
 from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
 from proximo.plan.cost_model import Model, StepCost
-from proximo.plan.rank_layout import ONE_RANK, Ranks
-from proximo.plan.rank_memory import host_bytes, rank_memory
+from proximo.plan.fake_tensor_profiler import shapes_only
+from proximo.plan.rank_memory import ONE_RANK, Ranks, host_bytes, rank_memory
 from proximo.plan.record import Phase, Plan
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.static_memory import role_sizes, static_bytes

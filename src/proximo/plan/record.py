@@ -1,9 +1,11 @@
-"""The record of a plan: memory by phase and part, and work per step. Made by profiling.py, printed by text.py."""
+"""A plan: memory by phase and part, and work per step; as a table or JSON, with advice where it does not fit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from proximo.plan.cost_model import Lengths
+from proximo.plan.cost_model import CACHE, LOGITS, Lengths
+from proximo.plan.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, WORKING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,3 +73,140 @@ class Plan:
     def peak(self) -> int:
         """Peak memory of the stage in bytes."""
         return self.largest.peak
+
+
+MIB = 2**20
+RANK_BYTES = "its shards + what is gathered + gradients + its share of activations, logits and KV cache"
+"""The formula of a rank's bytes in words; the table has each term."""
+_WIDTH = 20
+
+
+class Plans(list[Plan]):
+    """The plan of each stage. It is shown as the text that `proximo plan` prints."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(describe(plan, memory=None) for plan in self)
+
+
+def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
+    """The plan as text: roles, memory by phase and part, work by phase.
+
+    `memory`: bytes of the machine, None if unknown. `process`: bytes that the process holds before a run.
+    """
+    return "\n".join(_lines(plan, memory, process))
+
+
+def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
+    """Plans as JSON values, with sizes in bytes. The output of `proximo plan --json`."""
+    return [
+        {
+            "stage": plan.stage,
+            "device": plan.device,
+            "precision": plan.precision,
+            "peak_bytes": plan.peak,
+            "peak_phase": plan.largest.name,
+            "process_bytes": process,
+            "sequence_tokens": {"prompt": plan.sequence.prompt, "response": plan.sequence.response},
+            "microbatch_tokens": plan.microbatch_tokens,
+            "roles": {
+                role.name: {
+                    "architecture": role.architecture,
+                    "parameters": role.parameters,
+                    "shared_parameters": role.shared,
+                    "trained_parameters": role.trained,
+                }
+                for role in plan.roles
+            },
+            "phases": {
+                phase.name: {
+                    "peak_bytes": phase.peak,
+                    "parts_bytes": dict(phase.parts),
+                    "tokens_per_step": phase.tokens,
+                    "flops_per_step": phase.flops,
+                }
+                for phase in plan.phases
+            },
+            "notes": list(plan.notes),
+            **({"ranks": {"num": plan.num_ranks, "host_bytes": plan.host_bytes}} if plan.num_ranks > 1 else {}),
+        }
+        for plan in plans
+    ]
+
+
+def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
+    yield f"{plan.stage} on {plan.device}, {plan.precision}"
+    for role in plan.roles:
+        shared = f", {role.shared:,} of them shared" if role.shared else ""
+        count = f"{role.parameters:,} parameters{shared}, {role.trained:,} trained"
+        yield f"  {role.name:<{_WIDTH}} {role.architecture}, {count}"
+    lengths = plan.sequence
+    yield (
+        f"  {'every sequence':<{_WIDTH}} {lengths.prompt:,} + {lengths.response:,} tokens, "
+        f"{plan.microbatch_tokens:,} in the largest micro-batch"
+    )
+    if plan.microbatch_tokens < plan.token_budget:
+        yield f"  {'':<{_WIDTH}} shorter ones may fill a micro-batch further, up to {plan.token_budget:,} tokens"
+    yield ""
+    yield from _table(plan.phases)
+    yield ""
+    if plan.num_ranks > 1:
+        on_host = (
+            f"; beside the device, {_mib(plan.host_bytes)} MiB in the memory of the host" if plan.host_bytes else ""
+        )
+        yield f"  one of {plan.num_ranks} ranks: {RANK_BYTES}{on_host}"
+        yield ""
+    own = f" + {_mib(process)} MiB of the process with its libraries" if process else ""
+    yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)
+    if memory is not None and plan.peak + process > memory:
+        yield f"  more than the machine has; {advice(plan)}"
+    yield from (f"  note: {note}" for note in plan.notes)
+
+
+def step_seconds(plan: Plan, rate: float) -> str:
+    """A line with the minimum time of a step at `rate` FLOP/s, matrix products only."""
+    flops = sum(phase.flops for phase in plan.phases)
+    return f"  at {rate / 1e9:,.0f} GFLOP/s of matrix products a step takes at least {flops / rate:,.2g} s"
+
+
+def _table(phases: Sequence[Phase]) -> Iterator[str]:
+    widths = [max(len(phase.name), 9) for phase in phases]
+    names = list(dict.fromkeys(part for phase in phases for part in phase.parts))
+
+    def row(name: str, cells: Sequence[str]) -> str:
+        columns = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"  {name:<{_WIDTH}} {columns}"
+
+    yield row("memory, MiB", [phase.name for phase in phases])
+    for name in names:
+        yield row(name, [_mib(phase.parts.get(name, 0)) for phase in phases])
+    yield row("all", [_mib(phase.peak) for phase in phases])
+    yield ""
+    yield row("work of a step", [phase.name for phase in phases])
+    yield row("tokens", [f"{phase.tokens:,}" for phase in phases])
+    yield row("TFLOP", [f"{phase.flops / 1e12:.3g}" for phase in phases])
+
+
+def _of_memory(size: int, memory: int | None) -> str:
+    return "" if memory is None else f", {size / memory:.0%} of the machine's {_mib(memory)} MiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.0f}" if size else "-"
+
+
+def advice(plan: Plan) -> str:
+    """Keys that lower the largest reducible part of the peak phase."""
+    parts, section, models = plan.largest.parts, plan.stage, plan.trained
+    checkpointing = " and ".join(f"{model}.activation_checkpointing" for model in models)
+    transient = (*ACTIVATIONS, WORKING, "allocator", *(() if CACHE in parts else (LOGITS,)))
+    trained = [name for name in parts if name == GRADIENTS or name.endswith("optimizer")]
+    rollout = f"lower {section}.rollout.max_num_seqs or {section}.rollout.max_new_tokens"
+    options = {
+        f"lower {section}.tokens_per_microbatch, or set {checkpointing}": sum(parts.get(p, 0) for p in transient),
+        f"train an adapter ({models[0]}.lora) or fewer layers ({models[0]}.frozen_layers)": sum(
+            parts[name] for name in trained
+        ),
+        **({rollout: parts[CACHE] + parts.get(LOGITS, 0)} if CACHE in parts else {}),
+        "take a smaller model": sum(size for name, size in parts.items() if name.endswith("weights")),
+    }
+    return max(options, key=lambda text: options[text])

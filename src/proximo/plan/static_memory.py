@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from proximo.config.run import OptimizerConfig
-from proximo.learner.optimizer import trainable_parameters
+from proximo.learner.optimizers import trainable_parameters
 from proximo.plan.cost_model import Model
 from proximo.plan.record import Role
 

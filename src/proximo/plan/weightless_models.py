@@ -13,18 +13,16 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from proximo.config.run import ModelConfig, ScalarModelConfig, TokenizerConfig
 from proximo.errors import ModelError
 from proximo.hub import is_local
-from proximo.models.dropout import disable_dropout
-from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import random_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.randomness import own_randomness
+from proximo.models.pretrained.side_effects import own_randomness, quiet_transformers
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
-from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import vocabulary_size
 from proximo.models.scalar import ScalarModel, no_classifier
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.sharing import base_alone
+from proximo.models.transformers_model import disable_dropout, freeze_layers
 from proximo.run.checkpoint_lookup import stage_result
 from proximo.run.make.models import build_tokenizer, lora_options
 

@@ -1,6 +1,6 @@
-"""Builds the task of `proximo ppo` from its recipe. The steps: task.py, trainer.py."""
+"""Builds the task of `proximo ppo` from its recipe, with its critic. The steps: task.py, trainer.py."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import ModelConfig
+from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.load_report import LoadReport
@@ -21,16 +21,15 @@ from proximo.data.rows import row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
-from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
-from proximo.models.pretrained.sources import ModelSource, adapter_or_folder
-from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
+from proximo.models.pretrained.folders import refuse_second_adapter
+from proximo.models.pretrained.sources import ModelSource, adapter_folder, adapter_or_folder
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing import check_scalar_adapter, is_shared, scalar_from_adapter, value_on_base
+from proximo.models.transformers_model import check_lengths
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.reference_answers import answer_responses
-from proximo.ppo.roles.critic_initialisation import build_value, value_reader
+from proximo.ppo.roles.reward import answer_responses
 from proximo.ppo.task import PPOTask, make_difficulty_filter
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
@@ -45,10 +44,14 @@ from proximo.run.make.models import (
     build_language_model,
     build_reference,
     build_reward_source,
+    build_scalar_model,
     build_tokenizer,
+    build_value_on_trunk,
     check_readers,
+    finish_scalar_model,
     gives_same_ids,
     load_reward_tokenizer,
+    lora_options,
     model_source,
     prepare_device,
 )
@@ -84,8 +87,9 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     for own in owns:
         if own is not None and not gives_same_ids(own, tokenizer):
             check_rendering(TextEncoder(own), data.all_prompts)
+    budget = recipe.ppo.tokens_per_microbatch
     build = partial(
-        build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget(recipe)
+        build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget
     )
     early = [
         None if isinstance(config, ModelRewardConfig) else build_on_first(partial(build, config), name=config.name)
@@ -113,10 +117,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     compared = device_spec.on(recipe.devices.reference.device)
     reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
-    readers = {**scorers, "policy": policy, "reference": reference, "value": value}
-    _check_positions(recipe, data.all_prompts, readers)
-    _check_answer_positions(data.answers, scorers)
-    _check_text_positions(data.texts, policy)
+    _check_context(recipe, data, scorers, {"policy": policy, "reference": reference, "value": value})
     unsaved = _unsaved_models(recipe, policy, reference, value, sources)
     fingerprint = inputs_fingerprint(rows, tokenizer, unsaved) | dict(data.texts.inputs)
     # After fingerprints were taken, which are of the weights on disk.
@@ -180,10 +181,10 @@ def _prepare_frozen(
     `beside`: trained models, whose tensors a frozen one may share.
     """
     for model in rewards:
-        narrow_frozen(model, beside=beside)
+        model.narrow_frozen(beside=beside)
         shard_model(model, recipe.devices, role="reward", beside=beside)
     if reference is not None and recipe.ppo.kl.reference_every_steps is None:
-        narrow_frozen(reference, beside=beside)
+        reference.narrow_frozen(beside=beside)
 
 
 def _check_rows(sources: Sequence[RewardSource | None], rows: SplitRows, data: "_Data") -> None:
@@ -298,40 +299,84 @@ def _unsaved_models(
     return models
 
 
-def budget(recipe: PPORecipe) -> int:
-    """Maximum number of tokens in a forward pass."""
-    return recipe.ppo.tokens_per_microbatch
-
-
-def _check_positions(
-    recipe: PPORecipe, prompts: Iterable[Prompt], models: Mapping[str, LanguageModel | ScalarModel | None]
+def _check_context(
+    recipe: PPORecipe,
+    data: _Data,
+    scorers: Mapping[str, ScalarModel],
+    models: Mapping[str, LanguageModel | ScalarModel | None],
 ) -> None:
-    """Raises ConfigError if the longest prompt plus response exceeds the context of a model."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    for role, model in models.items():
+    """Raises ConfigError if a sequence exceeds the context of a model that reads it.
+
+    `scorers`: reward models, which also read the reference answers. `models`: those of the other roles.
+    """
+    longest = max(len(prompt.token_ids) for prompt in data.all_prompts)
+    lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in data.answers]
+    answered = max(lengths, key=sum, default=(0, 0))
+
+    for role, model in (*scorers.items(), *models.items()):
         if model is not None:
-            check_lengths(
-                model.base.config,
-                role=role,
-                max_prompt_tokens=longest,
-                max_response_tokens=recipe.ppo.rollout.max_new_tokens,
-            )
-
-
-def _check_text_positions(texts: "_Texts", policy: LanguageModel) -> None:
-    """Raises ConfigError if the longest PTX text exceeds the context of the policy."""
-    check_lengths(
-        policy.base.config,
-        role="policy",
-        max_prompt_tokens=texts.longest,
-        max_response_tokens=0,
-        section="ptx_data",
-    )
-
-
-def _check_answer_positions(answers: Sequence[Response], scorers: Mapping[str, ScalarModel]) -> None:
-    """Raises ConfigError if the longest prompt plus reference answer exceeds the context of a reward model."""
-    lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in answers]
-    prompt_tokens, answer_tokens = max(lengths, key=sum, default=(0, 0))
+            config, response = model.base.config, recipe.ppo.rollout.max_new_tokens
+            check_lengths(config, role=role, max_prompt_tokens=longest, max_response_tokens=response)
     for role, model in scorers.items():
-        check_lengths(model.base.config, role=role, max_prompt_tokens=prompt_tokens, max_response_tokens=answer_tokens)
+        check_lengths(model.base.config, role=role, max_prompt_tokens=answered[0], max_response_tokens=answered[1])
+    if (policy := models["policy"]) is not None:
+        config, texts = policy.base.config, data.texts.longest
+        check_lengths(config, role="policy", max_prompt_tokens=texts, max_response_tokens=0, section="ptx_data")
+
+
+def build_value(
+    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
+) -> ScalarModel | None:
+    """The critic: on the policy's backbone or a copy of it, from the reward model with its head, or from a checkpoint.
+
+    None if the advantage estimator needs no critic. Raises ModelError if it cannot be built.
+    """
+    config, device_spec = recipe.value, device_spec.on(recipe.devices.value.device)
+    if not recipe.ppo.uses_critic:
+        return None
+    if config.init_from == "trunk":
+        return build_value_on_trunk(config, policy, device_spec=device_spec)
+    if config.init_from == "policy":
+        return _from_policy(recipe, policy, device_spec=device_spec)
+    if config.init_from == "reward":
+        return _from_reward(recipe, policy, tokenizer, device_spec=device_spec)
+    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, device_spec=device_spec)
+
+
+def value_reader(recipe: PPORecipe) -> ScalarModelConfig | ModelRewardConfig | None:
+    """The section of the model whose embedding the critic uses for the policy's ids; None if it is the policy's own."""
+    config = recipe.value
+    if not recipe.ppo.uses_critic or config.init_from in ("policy", "trunk"):
+        return None
+    return _scorer(recipe) if config.init_from == "reward" else config
+
+
+def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
+    return next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
+
+
+def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, device_spec: DeviceSpec) -> ScalarModel:
+    config = recipe.value
+    if config.lora is not None:
+        source = model_source(recipe.model, seed=device_spec.seed)
+        refuse_second_adapter(adapter_folder(source), source.name)
+    if config.lora is not None and policy.has_adapter:
+        options = lora_options(config.lora, seed=device_spec.seed)
+        model = value_on_base(policy, options, HeadStart.ZERO, seed=device_spec.seed)
+        return finish_scalar_model(model, config.model_copy(update={"lora": None}), device_spec=device_spec)
+    model = scalar_from_language_model(policy, HeadStart.ZERO, seed=device_spec.seed)
+    if model.device != device_spec.loading_device:
+        model.model.to(device_spec.loading_device)
+    return finish_scalar_model(model, config, device_spec=device_spec)
+
+
+def _from_reward(
+    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
+) -> ScalarModel:
+    config, scorer = recipe.value, _scorer(recipe)
+    path, revision = scorer.path, scorer.revision
+    if scorer.share_base:
+        model = scalar_from_adapter(policy, adapter_or_folder(path, revision), role="value")
+        return finish_scalar_model(model, config, device_spec=device_spec)
+    start = config.model_copy(update={"init_from": "path", "path": path, "revision": revision})
+    return build_scalar_model(start, tokenizer, fresh_head=None, device_spec=device_spec)

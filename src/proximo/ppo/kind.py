@@ -7,7 +7,7 @@ from proximo.trainer_kinds import TrainerKind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from proximo.metrics.trainer_metrics import TrainerMetrics
+    from proximo.metrics.shared_declarations import TrainerMetrics
     from proximo.plan.stages import StageContext, StageCosts
     from proximo.ppo.recipe import PPORecipe
     from proximo.ppo.task import PPOTask
@@ -78,7 +78,7 @@ class PPOKind(TrainerKind["PPORecipe"]):
         return dry_run(recipe)
 
     def plan(self, recipe: "PPORecipe", context: "StageContext") -> "StageCosts":
-        from proximo.ppo.plan.step import plan_ppo
+        from proximo.ppo.plan import plan_ppo
 
         return plan_ppo(recipe, context)
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,6 @@ from proximo.algorithms.masking import segment_sum
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
-from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.ppo.calls import PHASES, TracedCall
 from proximo.ppo.experience import (
@@ -29,7 +28,8 @@ from proximo.ppo.experience import (
     task_reward_of,
     token_values,
 )
-from proximo.ppo.update.invariants import DEFAULT, broken_limits
+from proximo.ppo.roles.policy import sampled_logprobs
+from proximo.ppo.update.guards import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 from proximo.rollout.asynchronous import Rollouts
@@ -144,9 +144,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     return metrics
 
 
-def update_metrics(
-    outcome: StepOutcome, *, precision: str, objective: ObjectiveConfig = DEFAULT
-) -> dict[str, MetricValue]:
+def update_metrics(outcome: StepOutcome, *, precision: str, objective: ObjectiveConfig) -> dict[str, MetricValue]:
     """Metrics of the policy and value updates, and of the first-minibatch check."""
     metrics = {} if outcome.policy is None else dict(outcome.policy.metrics)
     if outcome.value is not None:
@@ -197,6 +195,30 @@ def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
         "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
         "response/unscored": Sum(len(scored) - len(kept)),
     }
+
+
+def distinct_fraction(responses: Iterable[Sequence[int]], *, n: int = 2) -> float | None:
+    """Distinct-n: distinct n-grams divided by all n-grams, over all responses together (arXiv:1510.03055).
+
+    None if no response has `n` tokens. The value falls as the number of tokens grows, so compare only sets of about the
+    same size.
+    """
+    seen: set[tuple[int, ...]] = set()
+    total = 0
+    for token_ids in responses:
+        for start in range(len(token_ids) - n + 1):
+            seen.add(tuple(token_ids[start : start + n]))
+            total += 1
+    return len(seen) / total if total else None
+
+
+def repeated_fraction(token_ids: Sequence[int], *, n: int = 4) -> float:
+    """Share of a response's n-grams that repeat an earlier one: 1 - distinct / all. 0 below n + 1 tokens.
+
+    0 if no n-gram occurs twice, near 1 for a response that loops.
+    """
+    ngrams = [tuple(token_ids[start : start + n]) for start in range(len(token_ids) - n + 1)]
+    return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
@@ -269,7 +291,7 @@ def mismatch_metrics(experience: Experience, steps_behind: Tensor | None = None)
 
     `steps_behind`: where it is above 0, earlier weights drew the token, and it is left out.
     """
-    sampled = _sampled_logprobs(experience)
+    sampled = sampled_logprobs([scored.response for scored in experience.scored])
     given = experience.mask & sampled.isfinite()
     missing = Sum(int((experience.mask & ~given).sum()))
     if steps_behind is not None:
@@ -287,7 +309,7 @@ def mismatch_metrics(experience: Experience, steps_behind: Tensor | None = None)
 def staleness_metrics(experience: Experience, ahead: StepAhead) -> dict[str, MetricValue]:
     """How old the weights were that sampled, how far they are from the learner's, and who waited for whom."""
     mask, behind, taken = experience.mask, ahead.steps_behind, ahead.rollouts
-    sampled = _sampled_logprobs(experience)
+    sampled = sampled_logprobs([scored.response for scored in experience.scored])
     stale = mask & (behind > 0) & sampled.isfinite()
     given = mask & sampled.isfinite()
     weights = torch.where(given, (experience.old_logprobs - sampled).double().exp(), 0.0)
@@ -301,10 +323,6 @@ def staleness_metrics(experience: Experience, ahead: StepAhead) -> dict[str, Met
         "staleness/learner_idle_fraction": Mean(taken.waited_seconds, taken.seconds),
         "staleness/engine_idle_fraction": Mean(taken.idle_seconds, taken.seconds),
     }
-
-
-def _sampled_logprobs(experience: Experience) -> Tensor:
-    return torch.cat([scored.response.logprobs for scored in experience.scored])
 
 
 def _sum(x: Tensor, mask: Tensor) -> float:

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.console import Console
 from torch import Tensor
 
 from proximo.algorithms.controllers import KLController
@@ -19,42 +20,34 @@ from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
+from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
-from proximo.learner.user_optimizer import OwnOptimizer
-from proximo.metrics.recorder import Recorder
+from proximo.metrics.catalogue import Recorder
+from proximo.metrics.console import ProgressInfo, ProgressView
+from proximo.metrics.console import open_progress as open_view
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import Calls, OwnCall, check_own_calls
-from proximo.ppo.inputs.coerce import (
-    PromptLike,
-    ResponseLike,
-    Score,
+from proximo.ppo.roles.build import make_roles, step_digest
+from proximo.ppo.step import possible_calls, ppo_step
+from proximo.ppo.step_arguments import Mask, PromptLike, ResponseLike, Score, as_prompts, as_responses, as_scored
+from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
+from proximo.ppo.train_state import TrainState, first_coefficient
+from proximo.ppo.trainer_arguments import (
     as_policy,
-    as_prompts,
     as_reference,
-    as_responses,
-    as_scored,
-    as_value,
-    check_models,
-)
-from proximo.ppo.inputs.parts import (
     as_seed,
     as_source,
+    as_value,
     check_config,
     check_learning,
+    check_models,
     check_rows,
     check_tokenizer,
     check_training,
 )
-from proximo.ppo.inputs.token_ids import Mask
-from proximo.ppo.roles.build import make_roles
-from proximo.ppo.roles.digest import step_digest
-from proximo.ppo.roles.in_notebook import open_progress
-from proximo.ppo.step import possible_calls, ppo_step
-from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
-from proximo.ppo.train_state import TrainState, first_coefficient
 from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.source import scored_once, statistics_of
 from proximo.rewards.weighted import Reward
@@ -64,6 +57,7 @@ from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
 from proximo.run.memory import check_release
 from proximo.run.user_code import call_on_step
+from proximo.trainer_kinds import TrainerKind, recipe_kind
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -77,7 +71,7 @@ class PPOTrainer:
         tokenizer: the policy's tokenizer.
         reference: the reference of the KL. None makes a copy of the policy, or uses its base under LoRA.
         value: the critic. None starts one from a copy of the policy's backbone with a new head; "trunk" puts the head
-            on the policy's own backbone (as does a `scalar_on(policy)` of models/sharing/trunk.py).
+            on the policy's own backbone (as does a `scalar_on(policy)` of models/sharing.py).
         reward: source or function that scores in `train`; `step` takes scores. `NoReward()` learns from `reference`.
         ptx: texts for the language-modelling loss of `config.ptx`.
         config: the options of PPO; None for the defaults.
@@ -329,3 +323,11 @@ class PPOTrainer:
             masks=masks,
         )
         return self.roles.policy.with_logprobs(records)
+
+
+def open_progress(*, first_step: int, total_steps: int, quiet: bool) -> ProgressView:
+    """A live view in a notebook. Elsewhere `train` shows nothing."""
+    console, kind = Console(stderr=True), recipe_kind("ppo")
+    assert isinstance(kind, TrainerKind)
+    info = ProgressInfo(trainer=kind, total_steps=total_steps, first_step=first_step)
+    return open_view(info, console=console, quiet=quiet or not console.is_jupyter)

@@ -16,8 +16,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
-from proximo.models.batching import plan_shares
-from proximo.models.packing import Packed, pack, send, shareable_prefixes
+from proximo.models.packing import Packed, pack, plan_shares, send, shareable_prefixes
 from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from proximo.data.codec.decoding import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
-from proximo.models.dropout import evaluating
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
+from proximo.models.transformers_model import evaluating
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, Growing
 from proximo.rollout.engine import Holding, fingerprint

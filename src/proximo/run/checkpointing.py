@@ -9,14 +9,14 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
 from proximo.checkpoint.tensors import capture_optimizer, read_optimizer, write_optimizer
 from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
-from proximo.learner.low_memory_adamw import page_state
+from proximo.learner.optimizers import page_state
 from proximo.learner.update import Learner
-from proximo.models.adapter_detection import is_adapted
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import load_weights, save_pretrained, whole_adapter
 from proximo.models.pretrained.sharded_folders import SHARDS, assemble, holds_shards, save_configs, saved_tensors
 from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.trunk import load_head, save_head, whole_head, write_head
+from proximo.models.sharing import load_head, save_head, whole_head, write_head
+from proximo.models.transformers_model import is_adapted
 from proximo.rollout.stopping import name_endings
 
 if TYPE_CHECKING:  # transformers takes seconds to import

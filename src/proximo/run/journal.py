@@ -21,7 +21,7 @@ from proximo.errors import ProximoError, redacted
 from proximo.message_text import count_of
 from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
 from proximo.metrics.report.page import write_report
-from proximo.metrics.report.run_facts import PUSH_FAILURES
+from proximo.metrics.report.run_summary import PUSH_FAILURES
 from proximo.metrics.report.views import run_alarms, without_update
 from proximo.metrics.run_files import read_run
 from proximo.metrics.values import Sum

@@ -21,7 +21,7 @@ from proximo.config.run import ScalarModelConfig
 from proximo.errors import RunFolderError
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.formatting import format_change, format_number
-from proximo.metrics.report.before_after import before_after
+from proximo.metrics.report.run_summary import before_after
 from proximo.metrics.run_files import Run, read_run
 from proximo.run.checkpoint_lookup import saved_recipe
 from proximo.run.preflight import Input, data_inputs, model_input, reward_inputs

@@ -16,11 +16,17 @@ from proximo.config.sinks import FunctionSinkConfig, SinkConfig
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.message_text import count_of
 from proximo.metrics.alarm_watch import AlarmWatch
+from proximo.metrics.catalogue import Recorder
 from proximo.metrics.console import ProgressInfo, ProgressView
-from proximo.metrics.recorder import Recorder
-from proximo.metrics.sinks import ReportSink, SampleSink, Sink, history
+from proximo.metrics.sinks import (
+    TRACKERS,
+    ReportSink,
+    SampleSink,
+    Sink,
+    TrackedRun,
+    history,
+)
 from proximo.metrics.tensorboard_sink import TensorBoardSink
-from proximo.metrics.trackers import TRACKERS, TrackedRun
 from proximo.metrics.values import Last, Sum
 from proximo.rewards.function_binding import import_function
 from proximo.run.task import Record

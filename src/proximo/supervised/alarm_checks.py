@@ -1,4 +1,4 @@
-"""Checks behind the alarms of SFT, reward model training, DPO and KTO. The alarms' texts: alarms.py.
+"""Checks behind the alarms of SFT, reward model training, DPO and KTO. The alarms' texts: metrics.py.
 
 Only evaluations in the second half of a run are judged: before that, the model has hardly begun to learn. Thresholds
 on shares of pairs take the number of pairs into account.

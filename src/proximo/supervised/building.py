@@ -1,26 +1,42 @@
-"""What all supervised trainers build alike: data and tokenizer, before any weights are loaded, then a task's inputs."""
+"""What all supervised trainers build alike: data and tokenizer, a task's inputs, and without weights a task's plan.
+
+Data come before any weights are loaded, so that a bad file fails early.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.data.load_report import LoadReport
 from proximo.data.rows import Row
 from proximo.data.token_cache import TokenCache
-from proximo.models.context_length import check_lengths
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
+from proximo.models.transformers_model import check_lengths, disable_dropout
+from proximo.plan.cost_model import (
+    Batches,
+    StepCost,
+    TrainingPass,
+    inference_cost,
+    likelihood_loss,
+    sequential_cost,
+    training_cost,
+)
+from proximo.plan.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
+from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
+from proximo.plan.weightless_models import language_model, make_reference
 from proximo.run.make.conversion import check_optimizer
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
 from proximo.run.make.models import DeviceSpec, build_tokenizer, check_readers, prepare_device
 from proximo.run.make.sharding import shard_model
 from proximo.run.resumption import inputs_fingerprint
-from proximo.supervised.recipes import SupervisedRecipe
+from proximo.supervised.recipes import ReferenceRecipe, SupervisedConfig, SupervisedRecipe
 from proximo.supervised.task import Example, Model, TaskInputs
 
 
@@ -129,4 +145,102 @@ def task_inputs(
             *(f"data: {begun.rows.description}", f"training {rows}: {split.report}", *notes),
             *(*evaluation_notes(recipe.data, split.held_out_report), *begun.cache.notes),
         ),
+    )
+
+
+def plan_update(
+    models: Mapping[str, LanguageModel | ScalarModel],
+    config: SupervisedConfig,
+    loss: Callable[[PassProfiler, PackedResponses], Tensor],
+    *,
+    max_tokens: int,
+    sequences_per_row: int,
+    context: StageContext,
+    readings: Mapping[str, int] | None = None,
+) -> StageCosts:
+    """Costs of one update, on a rank. The first model is trained.
+
+    `sequences_per_row`: 2 for preference pairs, else 1. `readings`: role -> how often its model reads as many rows
+    before the update; None for once, by each model that is not trained.
+    """
+    to_fake_tensors(*(model.model for model in models.values()))
+    layout = context.lay_out(models, lambda role: "reference" if role == "reference" else "model")
+    lengths = truncated_lengths(models, prompt=1, response=max_tokens - 1)
+    count, budget = config.rows_per_update, config.tokens_per_microbatch
+    optimizer = config.optimizer
+    update = Batches.of(
+        lengths, count, token_budget=budget, sequences_per_row=sequences_per_row, num_ranks=context.ranks.num
+    )
+    (trained, learner), *others = models.items()
+    readings = dict.fromkeys((role for role, _ in others), 1) if readings is None else readings
+    tokens = sequences_per_row * context.ranks.share(count) * lengths.total
+    training_pass = TrainingPass(loss=loss, batches=update, tokens=tokens)
+    reduced = layout.reduced([learner.model], rounds=len(update.groups), in_backward=optimizer.in_backward)
+    costs: dict[str, StepCost] = {
+        f"{role}_logprobs": sequential_cost([inference_cost(models[role], update)] * times)
+        for role, times in readings.items()
+    }
+    costs["train"] = training_cost([learner.model], [training_pass], in_backward=optimizer.in_backward, reduced=reduced)
+    return StageCosts(
+        models=models,
+        optimized={trained: ([learner.model], optimizer)},
+        costs=costs,
+        update=update,
+        token_budget=budget,
+        layout=layout,
+    )
+
+
+def _policy_and_reference(
+    recipe: ReferenceRecipe, context: StageContext
+) -> tuple[LanguageModel, dict[str, LanguageModel | ScalarModel]]:
+    """The policy, and both models by role, as reference.py builds them, but without weights."""
+    configs = context.configs
+    num_tokens = configs.num_tokens(recipe.tokenizer, recipe.model)
+    with building():
+        policy = language_model(configs.sized(recipe.model, num_tokens), recipe.model, precision=context.precision)
+        reference = make_reference(recipe.reference, policy, configs, num_tokens)
+        reference.narrow_frozen(beside=[policy.model])
+    return policy, {"policy": policy, "reference": reference}
+
+
+def plan_one_model(
+    recipe: SupervisedRecipe,
+    context: StageContext,
+    *,
+    role: str,
+    make: Callable[..., Any],
+    loss: Callable[[Any], Callable[[PassProfiler, PackedResponses], Tensor]],
+    dropout: bool,
+) -> StageCosts:
+    """Models and costs of a step that trains one model.
+
+    `make`: `language_model` or `scalar_model`. `loss`: makes the loss of that model.
+    """
+    config = context.configs.sized(recipe.model, context.configs.num_tokens(recipe.tokenizer, recipe.model))
+    with building():
+        model = make(config, recipe.model, precision=context.precision, dropout=dropout)
+    return plan_update(
+        {role: model},
+        recipe.training,
+        loss(model),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=recipe.sequences_per_row,
+        context=context,
+    )
+
+
+def plan_with_reference(
+    recipe: ReferenceRecipe, context: StageContext, *, readings: Mapping[str, int] | None = None
+) -> StageCosts:
+    """Models and costs of a step that trains a policy beside its reference. `readings`: see `plan_update`."""
+    policy, models = _policy_and_reference(recipe, context)
+    return plan_update(
+        models,
+        recipe.training,
+        likelihood_loss(policy),
+        max_tokens=recipe.data.max_tokens,
+        sequences_per_row=recipe.sequences_per_row,
+        context=context,
+        readings=readings,
     )

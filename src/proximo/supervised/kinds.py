@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import ModuleType
 
-    from proximo.metrics.trainer_metrics import TrainerMetrics
+    from proximo.metrics.shared_declarations import TrainerMetrics
     from proximo.plan.stages import StageContext, StageCosts
     from proximo.run.task import Task
-    from proximo.supervised.dpo.recipe import DPORecipe
-    from proximo.supervised.kto.recipe import KTORecipe
-    from proximo.supervised.prm.recipe import PRMRecipe
-    from proximo.supervised.reward.recipe import RewardRecipe
-    from proximo.supervised.sft.recipe import SFTRecipe
+    from proximo.supervised.dpo_recipe import DPORecipe
+    from proximo.supervised.kto_recipe import KTORecipe
+    from proximo.supervised.prm_recipe import PRMRecipe
+    from proximo.supervised.reward_recipe import RewardRecipe
+    from proximo.supervised.sft_recipe import SFTRecipe
 
 
 class SupervisedKind(TrainerKind[RecipeType]):
-    """A trainer in the folder of its name, whose two files are imported when they are first used.
+    """A trainer in two files that begin with its name, imported when they are first used.
 
-    `recipe.py` has `SCHEMA` and `METRICS`, `trainer.py` has `build_task` and `plan`.
+    `NAME_recipe.py` has `SCHEMA` and `METRICS`, `NAME_trainer.py` has `build_task` and `plan`.
     """
 
     def _file(self, name: str) -> "ModuleType":
-        return import_module(f"proximo.supervised.{self.name}.{name}")
+        return import_module(f"proximo.supervised.{self.name}_{name}")
 
     @property
     def schema(self) -> type[RecipeType]:

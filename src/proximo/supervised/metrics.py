@@ -3,19 +3,18 @@
 from collections.abc import Mapping
 
 from proximo.metrics.alarms import PROBLEM, RESTART, WARNING, Rule
-from proximo.metrics.curves import Curve, Section, Trace, held_out
-from proximo.metrics.definitions import DOWN, Metric
+from proximo.metrics.definitions import DOWN, Curve, Metric, Section, Trace, held_out
 from proximo.metrics.shared_declarations import (
     COMMON_RULES,
     NO_UPDATE,
     NOT_FINITE,
     SKIPPED,
     SPEED,
+    TrainerMetrics,
     balancing_metric,
     no_update_rule,
     rate_rule,
 )
-from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.alarm_checks import Accuracy

@@ -10,13 +10,17 @@ from torch import Tensor, nn
 
 from proximo.algorithms.masking import segment_sum
 from proximo.errors import DataError
-from proximo.models.batching import plan_own_share
-from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.context_length import check_lengths
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.packing import Packed, PackedResponses, pack_nothing, pack_responses, shareable_prefixes
-from proximo.models.sharing.shared_base import base_alone
+from proximo.models.packing import (
+    Packed,
+    PackedResponses,
+    pack_nothing,
+    pack_responses,
+    plan_own_share,
+    shareable_prefixes,
+)
+from proximo.models.sharing import base_alone
+from proximo.models.transformers_model import check_lengths, disable_dropout
 from proximo.run.make.models import build_language_model, build_reference
 from proximo.run.make.sharding import shard_model
 from proximo.run.resumption import inputs_fingerprint
@@ -58,7 +62,7 @@ def build_policy_and_reference(recipe: ReferenceRecipe, begun: Start, *, longest
     for role, model in {"policy": policy, "reference": reference}.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=longest, max_response_tokens=0)
     fingerprint = inputs_fingerprint(begun.rows, tokenizer, _unsaved_models(policy, reference))
-    narrow_frozen(reference, beside=[policy.model])
+    reference.narrow_frozen(beside=[policy.model])
     shard_model(policy, recipe.devices, role="model", beside=[reference.model])
     shard_model(reference, recipe.devices, role="reference", beside=[policy.model])
     return PolicyAndReference(policy=policy, reference=reference, fingerprint=fingerprint)

@@ -149,7 +149,7 @@ class SavedRun:
         """
         from proximo.commands.generate import GenerateOptions, generate, generate_ranked
         from proximo.config.engine import engine_named
-        from proximo.ppo.inputs.parts import as_source
+        from proximo.ppo.trainer_arguments import as_source
         from proximo.rollout.responses import Ranked, Responses
 
         options = GenerateOptions(

@@ -20,7 +20,7 @@ from proximo_verifiers.callables import calling_problem
 if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
-    from proximo.plan.text import Plans
+    from proximo.plan.record import Plans
     from proximo.ppo.recipe import PPORecipe
 
 
@@ -118,7 +118,7 @@ class Training:
         """Memory and compute of a step of each stage, on this kind of device, as a list that prints as a table."""
         from proximo.plan.machine import device_kind
         from proximo.plan.profiling import make_plans
-        from proximo.plan.text import Plans
+        from proximo.plan.record import Plans
 
         device = device_kind(self.recipe.run)
         return Plans(make_plans(self.recipe, device=device, num_ranks=self._num_ranks()))

@@ -12,9 +12,9 @@ from proximo.config.run import RunConfig, ScalarModelConfig
 from proximo.config.schema.fields import sections_of
 from proximo.config.stages import MARK
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.prm.recipe import PRMRecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.prm_recipe import PRMRecipe
+from proximo.supervised.reward_recipe import RewardRecipe
+from proximo.supervised.sft_recipe import SFTRecipe
 
 
 class StagedRecipe(Recipe):

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm
 from proximo.metrics.catalogue import trainer_by_metrics
-from proximo.metrics.curves import Section, Trace
-from proximo.metrics.report.before_after import BeforeAfter, before_after
-from proximo.metrics.report.rendering import rendered
-from proximo.metrics.report.run_facts import facts
-from proximo.metrics.report.sample_pairs import pair_samples
+from proximo.metrics.definitions import Section, Trace
+from proximo.metrics.report.page import rendered
+from proximo.metrics.report.run_summary import BeforeAfter, before_after, facts, pair_samples
 from proximo.metrics.report.views import (
     LONG_ENOUGH_FOR_ALARMS,
     SAMPLES_FOLDED,

@@ -18,10 +18,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from proximo.metrics.calibration import Calibration
-from proximo.metrics.curves import Curve, Style, Trace
+from proximo.metrics.definitions import Curve, Style, Trace
 from proximo.metrics.formatting import format_number
-from proximo.metrics.report.pointer_values import Area, Reading, area_of, readout
-from proximo.metrics.report.svg import GRID, INK, MUTED, SERIES, embed_svg, figure_to_svg
+from proximo.metrics.report.svg import (
+    GRID,
+    INK,
+    MUTED,
+    SERIES,
+    Area,
+    Reading,
+    area_of,
+    embed_svg,
+    figure_to_svg,
+    readout,
+)
 from proximo.metrics.run_files import Run, Series
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.5

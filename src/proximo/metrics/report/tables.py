@@ -12,8 +12,7 @@ from rich.text import Text
 
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_change, format_number
-from proximo.metrics.report.before_after import BeforeAfter, before_after
-from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
+from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, pair_samples
 from proximo.metrics.run_files import Sample, read_run
 
 Row = TypeVar("Row")

@@ -11,11 +11,9 @@ from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
-from proximo.metrics.curves import Curve, Section
+from proximo.metrics.definitions import Curve, Section
 from proximo.metrics.formatting import format_change, format_number
-from proximo.metrics.report.before_after import BeforeAfter, before_after
-from proximo.metrics.report.run_facts import facts
-from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
+from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, facts, pair_samples
 from proximo.metrics.run_files import Run, Sample, ScoredPair
 from proximo.metrics.shared_declarations import NO_UPDATE
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.models.attention.packed import AttentionOptions, PackedLayout
-from proximo.models.attention.prefix_copies import PrefixCopies
+from proximo.models.attention.packed import AttentionOptions, PackedLayout, PrefixCopies
 from proximo.models.packing import cumulative_lengths
 
 

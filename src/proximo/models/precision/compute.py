@@ -253,7 +253,7 @@ class _Linear:
 
 
 class _Embedding:
-    """Rows of a table; where that is bf16 (bf16_storage.py), as float32, since the residual stream begins with them."""
+    """Rows of a table; where that is bf16 (`narrow_frozen`), as float32, since the residual stream begins with them."""
 
     def __init__(self, module: nn.Embedding) -> None:
         self._module = module

@@ -12,10 +12,10 @@ from torch import Tensor
 from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
 from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
-from proximo.models.adapter_detection import base_of, is_adapted
 from proximo.models.pretrained.sharded_folders import SHARDS, holds_shards, load_tensors
-from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
+from proximo.models.transformers_model import base_of, is_adapted
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel

@@ -1,4 +1,4 @@
-"""Sources of models: reads configurations and refuses unsupported models before any weight is read."""
+"""Sources of models: reads configurations, and refuses unsupported models before any weight is read."""
 
 import difflib
 from collections.abc import Mapping
@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from proximo.errors import ModelError, memory_ran_out
 from proximo.hub import is_local, not_there, within_reach
-from proximo.models.pretrained.damaged_files import GENERATION, damage_in, misspelt_key, overlooked_damage_in
 from proximo.models.pretrained.folders import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    GENERATION,
     base_of_adapter,
+    damage_in,
     is_adapter_folder,
+    misspelt_key,
+    overlooked_damage_in,
     refuse_other_inputs,
 )
-from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.quantised import Quantisation
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -241,3 +244,40 @@ def first_part(error: Exception) -> str:
     """The start of a library's message, which may be a page long, or empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:300] + " ..."
+
+
+_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""Names of the coefficient in configurations."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balancing:
+    """How a model is balanced."""
+
+    coefficient: float
+    """Of the loss, above 0."""
+    experts_per_token: int
+    """k."""
+
+
+def balancing_of(config: "PreTrainedConfig", coefficient: float | None = None) -> Balancing | None:
+    """The balancing of a model's configuration, or with `coefficient` in its place; 0 means none.
+
+    A configuration asks with `output_router_logits`, as the losses of transformers read it. Raises ModelError for a
+    coefficient of a model that has no such loss.
+    """
+    text = config.get_text_config()
+    nested = getattr(text, "ffn_config", None)  # DBRX
+    known = [getattr(text, name) for name in _COEFFICIENTS if getattr(text, name, None) is not None]
+    known += [nested.moe_loss_weight] if hasattr(nested, "moe_loss_weight") else []
+    if not known:
+        if coefficient:
+            raise ModelError(
+                f"balancing_coefficient is {coefficient:g}, but a {text.model_type} model has no loss that balances "
+                "experts: leave it out"
+            )
+        return None
+    if coefficient is None:
+        coefficient = float(known[0]) if getattr(text, "output_router_logits", False) else 0.0
+    per_token = nested.moe_top_k if hasattr(nested, "moe_top_k") else text.num_experts_per_tok
+    return Balancing(coefficient=coefficient, experts_per_token=per_token) if coefficient else None

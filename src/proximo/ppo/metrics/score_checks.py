@@ -1,4 +1,4 @@
-"""Checks of PPO's alarms on scores, lengths and groups. Checks on updates: update_checks.py."""
+"""Checks of PPO's alarms on scores, lengths and groups, and when a run counts as a success."""
 
 import math
 from statistics import fmean
@@ -6,16 +6,10 @@ from statistics import fmean
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series, setting
-from proximo.ppo.metrics.signs import (
-    ends,
-    has_constant_scores,
-    has_one_update,
-    is_flat,
-    rises,
-    succeeds,
-    where_scores_differ,
-)
 
+SOLVED_SHARE = 0.9
+MIN_SPREAD = 0.25
+"""Scores of a step differ if their standard deviation exceeds this share of the largest fifth's."""
 MIN_STEPS = 10
 """Smallest number of steps for checks that compare two trends."""
 MAX_LENGTH_CORRELATION = 0.7
@@ -231,3 +225,82 @@ def in_circles(run: Run) -> str | None:
     return (
         f"{means[-1]:.0%} of the 4-grams of a response occurred in it before; it was {means[0]:.0%} in the first fifth."
     )
+
+
+def has_one_update(run: Run) -> bool:
+    """Whether a step of the run has one update. It is made where the ratio is 1, so that nothing can be clipped."""
+    ppo = run.config, "ppo"
+    if setting(*ppo, "epochs_per_step") != 1:
+        return False
+    of_update = setting(*ppo, "minibatch_responses")
+    if of_update is None:
+        return setting(*ppo, "num_minibatches") == 1
+    sizes = [setting(*ppo, key) for key in ("prompts_per_step", "responses_per_prompt")]
+    return None not in sizes and of_update == sizes[0] * sizes[1]
+
+
+def succeeds(run: Run) -> bool:
+    """Whether the run has a high score: near its maximum, and either saturated or far above its start.
+
+    Saturated: nearly all responses of a step have the step's highest score, or the task reward nearly reaches
+    `ppo.solved_score`. Far above: by more than the standard deviation of the scores in the first fifth.
+    """
+    score = run.series("score/mean")
+    means, best = fifths(score), fifths(run.series("score/best_fraction"))
+    if means is None:
+        return False
+    noise = 2 * fifth_noise(score)
+    if means[-1] < max(means) - noise:
+        return False
+    rise = means[-1] - means[0]
+    solved = setting(run.config, "ppo", "solved_score")
+    task_reward = fifths(run.series("score/task_reward_mean")) or means
+    if solved is not None and task_reward[-1] >= SOLVED_SHARE * solved > 0:
+        return True
+    if best is not None and best[-1] >= SOLVED_SHARE and (rise > noise or best[0] >= SOLVED_SHARE):
+        return not has_constant_scores(run)
+    spread = fifths(run.series("score/std"))
+    return spread is not None and rise > max(noise, spread[0])
+
+
+def has_constant_scores(run: Run) -> bool:
+    """Whether all responses of a step had the same score in at least 90% of the steps, including the first."""
+    spreads = run.series("score/std").values
+    return len(spreads) >= 5 and spreads[0] == 0 and spreads.count(0) >= 0.9 * len(spreads)
+
+
+def where_scores_differ(run: Run, name: str) -> Series:
+    """The metric at the steps whose scores differ, compared with the fifth of the run where they differ most.
+
+    Without differences in score, a critic has nothing to explain and length explains nothing.
+    """
+    series, spread = run.series(name), run.series("score/std")
+    widest = max(fifths(spread) or (0.0,))
+    wide = {step for step, value in zip(*_points(spread), strict=True) if value > MIN_SPREAD * widest}
+    if not len(spread):
+        return series
+    kept = [(step, value) for step, value in zip(*_points(series), strict=True) if step in wide]
+    return Series(tuple(step for step, _ in kept), tuple(value for _, value in kept))
+
+
+def rises(series: Series) -> bool:
+    """Whether the mean of the last fifth is clearly above that of the first."""
+    first, last = ends(series)
+    return last - first > 5 * fifth_noise(series)
+
+
+def is_flat(series: Series) -> bool:
+    """Whether the mean of the last fifth does not exceed that of the first by more than noise."""
+    first, last = ends(series)
+    return last - first <= 2 * fifth_noise(series)
+
+
+def ends(series: Series) -> tuple[float, float]:
+    """Means of the first and the last fifth. The series must have at least five steps."""
+    means = fifths(series)
+    assert means is not None
+    return means[0], means[-1]
+
+
+def _points(series: Series) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    return series.steps, series.values

@@ -2,13 +2,22 @@
 
 import math
 from collections.abc import Callable, Mapping
+from statistics import fmean
 
 from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.shared_declarations import SKIPPED_CAUSE, idle_lines, no_update_detail
-from proximo.ppo.metrics.signs import destructive_step, has_one_update, succeeds, where_scores_differ
+from proximo.ppo.metrics.score_checks import has_one_update, succeeds, where_scores_differ
 
+LARGE_CLIP_FRACTION, LARGE_KL = 0.3, 0.1
+"""A step may be destructive if it exceeds both, or five times the second alone (nats per token)."""
+COMPARED_STEPS = 5
+"""Number of steps before and after a large step whose mean scores are compared."""
+MIN_FALL = 0.25
+"""Smallest fall of the score that counts, in standard deviations of the step's scores."""
+IMMEDIATE_SHARE = 2 / 3
+"""Share of the fall that must come with the next step. A slower decline is not the effect of a single step."""
 USELESS_VARIANCE = 0.01
 SMALL_MOVE = 1e-5
 """KL in nats per token below which the policy hardly moves."""
@@ -31,20 +40,43 @@ LEFT_OUT_ADVICE = (
 )
 
 
+def destructive_step(run: Run) -> tuple[Mapping[str, float], Mapping[str, float], tuple[float, float]] | None:
+    """The first step with large updates after which the score fell for good: its line, the next one, and the mean
+    scores before and after.
+
+    A step samples before it updates, so the effect of its updates shows in the scores of the next step.
+    """
+    lines = [line for line in run.lines if "score/mean" in line]
+    scores = [line["score/mean"] for line in lines]
+    for index, line in enumerate(lines[:-2]):
+        clipped, moved = line.get("policy/clip_fraction", 0.0), line.get("policy/approx_kl", 0.0)
+        if moved < LARGE_KL or (clipped < LARGE_CLIP_FRACTION and moved < 5 * LARGE_KL):
+            continue
+        before = fmean(scores[max(0, index + 1 - COMPARED_STEPS) : index + 1])
+        after = fmean(scores[index + 1 : index + 1 + COMPARED_STEPS])
+        limit = before - MIN_FALL * line.get("score/std", 0.0)
+        is_immediate = scores[index] - scores[index + 1] >= IMMEDIATE_SHARE * (before - after)
+        if is_immediate and max(scores[index + 1], after, fmean(scores[-COMPARED_STEPS:])) < limit:
+            return line, lines[index + 1], (before, after)
+    return None
+
+
 def destroyed(run: Run) -> Finding | None:
     """A destructive step with its figures, and advice on the settings that caused it."""
-    step = destructive_step(run)
-    if step is None:
+    found = destructive_step(run)
+    if found is None:
         return None
-    kl = (
+    line, following, (before, after) = found
+    kl, kl_after = line.get("kl/sequence"), following.get("kl/sequence")
+    moved = (
         ""
-        if step.kl is None
-        else f", and the KL from the reference went from {number(step.kl[0])} to {number(step.kl[1])} nats"
+        if kl is None or kl_after is None
+        else f", and the KL from the reference went from {number(kl)} to {number(kl_after)} nats"
     )
+    clipped, movement = line.get("policy/clip_fraction", 0.0), line.get("policy/approx_kl", 0.0)
     detail = (
-        f"Step {step.step}: {step.clip_fraction:.0%} of tokens were clipped, the policy moved by "
-        f"{number(step.movement)} nats per token{kl}. The score fell from {number(step.score[0])} to "
-        f"{number(step.score[1])} and did not recover."
+        f"Step {int(line['step'])}: {clipped:.0%} of tokens were clipped, the policy moved by {number(movement)} nats "
+        f"per token{moved}. The score fell from {number(before)} to {number(after)} and did not recover."
     )
     rate, epochs = (
         setting(run.config, "ppo", *keys) for keys in (("policy_optimizer", "learning_rate"), ("epochs_per_step",))

@@ -1,1 +1,1 @@
-"""The workers of a run, each with a model: policy, value, reference, reward, average. `build.py` makes them."""
+"""The workers of a run, each with a model, made by `build.py`. Reference and average are in `worker.py`."""

@@ -1,37 +1,43 @@
-"""Builds the workers of all roles of a PPO run."""
+"""The workers of all roles of a PPO run: built from models, given their learners, and compared between ranks."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.run import OptimizerConfig
 from proximo.data.examples import TextExample
-from proximo.distributed.world import current
+from proximo.distributed.world import checksum, current
 from proximo.errors import ConfigError
-from proximo.learner.user_optimizer import OwnOptimizer
-from proximo.models.bf16_storage import narrow_frozen
-from proximo.models.dropout import disable_dropout
+from proximo.learner.expert_balance import ExpertBalance
+from proximo.learner.optimizers import OwnOptimizer
+from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.shared_base import base_alone
-from proximo.models.sharing.trunk import is_on_trunk, scalar_on
-from proximo.ppo.roles.ahead import RolloutsAhead
-from proximo.ppo.roles.learners import make_learners
-from proximo.ppo.roles.moving_average import AverageWorker
+from proximo.models.sharing import base_alone, is_on_trunk, scalar_on
+from proximo.models.transformers_model import disable_dropout
+from proximo.ppo.roles.async_rollouts import RolloutsAhead
 from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
-from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RoleWorker
+from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.epochs import num_minibatches
 from proximo.ppo.update.ptx import make_text_loss
+from proximo.records import Experience
 from proximo.rewards.source import RewardSource
 from proximo.rollout.asynchronous import SamplingPlan
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.ranks_engine import on_ranks
 from proximo.rollout.stopping import ending_ids
+from proximo.run.make.conversion import optimizer_options
 from proximo.run.make.sharding import shard_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -105,7 +111,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         raise ConfigError(problem)
     trained = [model.model for model in (policy, critic) if model is not None]
     if reference is not None and own_reference and config.kl.reference_every_steps is None:
-        narrow_frozen(reference, beside=trained)
+        reference.narrow_frozen(beside=trained)
     _shard(devices or DevicesConfig(), policy=policy, value=critic, reference=reference, average=copy)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
     reward_worker = RewardWorker(reward, tokenizer, config)
@@ -210,3 +216,100 @@ def built_in_engine(model: LanguageModel, tokenizer: "PreTrainedTokenizerBase", 
     """The built-in engine, which uses the model's own tensors, on all ranks."""
     endings = ending_ids(model.base, tokenizer)
     return on_ranks(LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs))
+
+
+def make_learners(
+    policy: LanguageModel,
+    value: ScalarModel | None,
+    config: PPOConfig,
+    own: Mapping[str, OwnOptimizer] | None = None,
+    *,
+    shares_trunk: bool = False,
+) -> tuple[Learner, Learner | None]:
+    """The learners of the policy and of the value model, if there is one. `own`: custom optimizers by role.
+
+    The policy is not updated during critic warm-up, so its schedule is as long as the remaining steps. On a shared
+    trunk, the policy's learner trains policy and value head, and the second learner trains the head alone during
+    warm-up; without warm-up there is none.
+
+    Raises ConfigError for a custom optimizer of a role that is not trained, or that the configuration also sets.
+    """
+    own = {} if own is None else own
+    _check_own(own, ["policy", *([] if value is None else ["value"])], config)
+    updates_per_step = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
+    rate = 1e-5 if policy.has_adapter else 1e-6
+    policy_options = config.policy_optimizer or OptimizerConfig(learning_rate=rate)
+    trunk_head = value.base.get_submodule("score") if value is not None and shares_trunk else None
+    trained = policy.model if trunk_head is None else nn.ModuleDict({"policy": policy.model, "head": trunk_head})
+    learner = Learner(
+        trained,
+        own.get("policy") or optimizer_options(policy_options),
+        num_updates=(config.num_steps - config.critic_warmup_steps) * updates_per_step,
+        sharding=policy.backbone.sharding,
+        balance=ExpertBalance.of(policy.backbone),
+    )
+    if value is None or (trunk_head is not None and not config.critic_warmup_steps):
+        return learner, None
+    options = own.get("value") or optimizer_options(config.value_optimizer)
+    if trunk_head is not None:
+        num_updates = config.critic_warmup_steps * updates_per_step
+        return learner, Learner(trunk_head, options, num_updates=num_updates, sharding=policy.backbone.sharding)
+    return learner, Learner(
+        value.model,
+        options,
+        num_updates=config.num_steps * updates_per_step,
+        sharding=value.backbone.sharding,
+        balance=ExpertBalance.of(value.backbone),
+    )
+
+
+def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: PPOConfig) -> None:
+    if not isinstance(own, Mapping):
+        raise ConfigError(
+            f"optimizers must be a mapping from roles to optimizers, got {type(own).__name__}: write "
+            'optimizers={"policy": OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))}'
+        )
+    for role, optimizer in own.items():
+        if role not in trained:
+            raise ConfigError(f"optimizers has an entry {role!r}, but the trained models are {' and '.join(trained)}")
+        if not isinstance(optimizer, OwnOptimizer):
+            name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+            raise ConfigError(
+                f"optimizers[{role!r}] must be an OwnOptimizer, got {name}: write OwnOptimizer(make=lambda parameters: "
+                f"{name}(parameters, lr=...)), since it must hold the trainer's own weights"
+            )
+        if f"{role}_optimizer" in config.model_fields_set:
+            raise ConfigError(
+                f"the {role} model has two optimizers, optimizers[{role!r}] and {role}_optimizer of the "
+                "configuration: remove one"
+            )
+
+
+def step_digest(experience: Experience, state: TrainState, roles: Roles) -> dict[str, str]:
+    """Name of a part -> digest. The weights of a sharded model are not compared: each rank has other ones."""
+    digests = {"records": _of_records(experience), "state": _of_text(json.dumps(state.to_json()))}
+    of_policy = {id(parameter) for parameter in roles.policy.model.model.parameters()}
+    for worker in roles.workers:
+        digests[f"state of the {worker.role}"] = _of_text(json.dumps(worker.state()))
+        for role, learner in worker.learners.items():
+            digests |= {f"{part} of the {role}": value for part, value in learner.digest().items()}
+        for role, model in worker.saved_models.items():
+            if role not in worker.learners and model.backbone.sharding is None:  # it moves after the policy
+                own = [parameter for parameter in model.model.parameters() if id(parameter) not in of_policy]
+                digests[f"weights of the {role}"] = f"{checksum(own):016x}"
+    return digests
+
+
+def _of_records(experience: Experience) -> str:
+    digest = hashlib.sha256()
+    for field in fields(experience):
+        value = getattr(experience, field.name)
+        if isinstance(value, Tensor):
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    for scored in experience.scored:
+        digest.update(repr((scored.response.token_ids, scored.score, scored.state)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,5 @@
 """The policy of a PPO run: sampling through its engine, log-probs, and updates."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,31 +15,30 @@ from proximo.algorithms.masking import value_positions
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import ConfigError, TrainingError
+from proximo.errors import ConfigError
 from proximo.learner.update import Learner
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.ppo.experience import nothing_to_learn
-from proximo.ppo.roles.ahead import RolloutsAhead
-from proximo.ppo.roles.passes import LogprobsAndValues, logprobs_of, over_batches
-from proximo.ppo.roles.reference import ReferenceWorker
-from proximo.ppo.roles.sampler_guard import SamplerGuard
+from proximo.ppo.roles.async_rollouts import RolloutsAhead
+from proximo.ppo.roles.sampler_guard import NUM_CANARIES, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, too_many_skipped
-from proximo.ppo.update.guards import PolicyGuard
-from proximo.ppo.update.invariants import check_first_minibatch, likely_causes
-from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_share, value_share
-from proximo.ppo.update.microbatch import Microbatch
-from proximo.ppo.update.policy_loss import (
+from proximo.ppo.update.epochs import Epochs, Microbatch
+from proximo.ppo.update.guards import PolicyGuard, check_first_minibatch, likely_causes, too_many_skipped
+from proximo.ppo.update.losses import (
+    JointStatistics,
     behaviour_metrics,
+    joint_loss,
     learned_part,
     leave_tokens_out,
     policy_columns,
     policy_loss,
+    policy_share,
+    value_share,
 )
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
 from proximo.ppo.update.reports import AT_REST, Report, TrunkReports, UpdateLog, policy_metrics, update_metrics
@@ -55,15 +53,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
 Statistics = TypeVar("Statistics")
-NUM_CANARIES = 4
-"""Prompts of the first rollout on which engine and learner are compared after each push."""
-CANARY_TOKENS = 8
-_PLAIN: dict[str, Any] = dict.fromkeys(("random_limit_min", "top_k", "top_p")) | {"min_new_tokens": 0, "greedy": False}
-"""Options with which any engine gives the log-probs of the full softmax."""
-_UNCHECKED = (
-    "the engine gives no log-probs of the tokens that it samples: nothing shows whether it samples with the policy's "
-    "weights, and its mismatch can be neither measured nor corrected (mismatch/missing_logprobs)"
-)
 
 
 class PolicyWorker(RoleWorker[LanguageModel]):
@@ -90,7 +79,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         `texts`: PTX texts for every update. `ahead`: samples for later steps while this one trains; None samples before
         each step.
         `on_finished`: gives, at each rollout, the callback for responses that are complete, if there is one.
-        `check_first`: check the first minibatch of each step against the limits of update/invariants.py.
+        `check_first`: check the first minibatch of each step against the limits of update/guards.py.
         """
         super().__init__(model, learner)
         self.config = config
@@ -126,31 +115,8 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             self.ahead.before_push()
             self.ahead.push(self.model, version=self.version)
         if push_to(self.engine, self.model, version=self.version) and self._canaries:
-            self._compare_logprobs(self._canaries)
-
-    def _compare_logprobs(self, prompts: Sequence[Prompt]) -> None:
-        """Sample a few tokens to some prompts. Raises TrainingError if engine and learner disagree on their log-probs.
-
-        Weights may be named rightly and be others, and a cache may hold keys and values of earlier ones.
-        """
-        allowed = self.engine.max_logprob_error
-        if allowed is None:
-            return
-        options = sampling_options(self.config)
-        options = replace(options, max_new_tokens=min(CANARY_TOKENS, options.max_new_tokens), **_PLAIN)
-        key = RandomKey(seed=self.seed, purpose="canary")
-        responses = self.engine.generate(prompts, num_samples=1, options=options, key=key)
-        errors = (torch.cat([response.logprobs for response in responses]) - self.logprobs(responses)).abs()
-        if errors.isnan().all():
-            warnings.warn(_UNCHECKED, stacklevel=2)
-        largest = float(errors.nan_to_num(nan=0.0).max())
-        if largest > allowed:
-            raise TrainingError(
-                f"the engine was given the policy's weights of version {self.version}, but its log-probs differ from "
-                f"the learner's by up to {largest:.3g} on {len(prompts)} prompts of the run ({allowed:g} is allowed): "
-                "it samples with other weights, keys and values of earlier ones (a prefix cache that was not reset), "
-                "another temperature, or far less precision"
-            )
+            options = sampling_options(self.config)
+            check_engine(self.engine, self._canaries, self.logprobs, options, seed=self.seed, version=self.version)
 
     def generate(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """Sample the responses of a step, or wait for them if they are sampled ahead."""
@@ -188,7 +154,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
     def release_cache(self) -> None:
         """Return the memory of the rollout's cache to the device before the updates."""
-        release_cache(self.device)
+        release_cache(self.model.device)
 
     def close(self) -> None:
         """End the sampling ahead."""
@@ -316,7 +282,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
     ) -> PolicyGuard[Statistics]:
         def check(statistics: PolicyStatistics) -> None:
             if self.check_first:
-                limits = {"precision": self.precision, "objective": self.config.policy_loss.objective}
+                limits = {"precision": self.model.precision, "objective": self.config.policy_loss.objective}
                 causes = likely_causes(experience, policy_version=self.version)
                 check_first_minibatch(statistics, **limits, causes=causes, step=state.steps_done + 1)
 

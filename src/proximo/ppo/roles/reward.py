@@ -1,15 +1,18 @@
-"""The reward of a PPO run: asks the reward source for scores in each step."""
+"""The reward of a PPO run: asks the source for the scores of responses, and of the answers that are their baselines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import ConfigError
-from proximo.ppo.reference_answers import answer_responses
+from proximo.data.rendering import render_for
+from proximo.data.tokenise import TextEncoder
+from proximo.errors import ConfigError, DataError
 from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.train_state import TrainState
-from proximo.records import Response, Scored, ScoreState
+from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, NoReward, RewardSource, is_eager
 from proximo.run.user_code import checked_scores
 
@@ -78,4 +81,42 @@ def _with_answer(scored: Scored, answer: Scored) -> Scored:
         scored,
         state=ScoreState.INFRASTRUCTURE_FAULT,
         reason=f"the answer that it is compared with was not scored: {answer.reason}",
+    )
+
+
+def check_answers(prompts: Sequence[Prompt]) -> None:
+    """Raises DataError if a prompt has no reference answer."""
+    missing = [prompt.id for prompt in prompts if prompt.answer is None]
+    if missing:
+        raise DataError(
+            f"score.minus_reference_answer needs a reference answer to every prompt, but {len(missing)} of "
+            f"{len(prompts)} have none, first of them prompt {missing[0]!r}: name the column that holds it "
+            "(in the source: `columns: {answer: <column>}`), or leave those rows out"
+        )
+
+
+def answer_responses(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[Response]:
+    """Each prompt's reference answer as a finished response, tokenised as training on it would be.
+
+    Raises DataError if a prompt has no reference answer.
+    """
+    check_answers(prompts)
+    encoder = TextEncoder(tokenizer)
+    return [_response(prompt, str(prompt.answer), encoder) for prompt in prompts]
+
+
+def _response(prompt: Prompt, answer: str, encoder: TextEncoder) -> Response:
+    is_readable = prompt.messages is not None or prompt.text is not None
+    # Only the answer's tokens are used; what they are depends on what they stand behind.
+    readable = prompt if is_readable else replace(prompt, text=encoder.text(prompt.token_ids))
+    _, token_ids = render_for(encoder, readable, answer)
+    return Response(
+        prompt=prompt,
+        sample_index=0,
+        token_ids=token_ids,
+        logprobs=torch.empty(0),
+        response_mask=torch.ones(len(token_ids), dtype=torch.bool),
+        finish=Finish.EOS,
+        policy_version=0,
+        text=answer,
     )

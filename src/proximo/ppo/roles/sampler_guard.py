@@ -1,23 +1,68 @@
-"""Compares the engine that sampled with the learner, before anything of a step is trained."""
+"""Compares the engine with the learner: after each push of weights, and before anything of a step is trained."""
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proximo.algorithms.behaviour import unexplained_difference
-from proximo.errors import GuardError
+from proximo.errors import GuardError, TrainingError
 from proximo.metrics.values import Last, MetricValue
-from proximo.ppo.roles.ahead import RolloutsAhead
-from proximo.records import Experience, Response
+from proximo.ppo.roles.async_rollouts import RolloutsAhead
+from proximo.records import Experience, Prompt, Response
+from proximo.rollout.engine import Engine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
 
+NUM_CANARIES = 4
+"""Prompts of the first rollout on which engine and learner are compared after each push."""
+CANARY_TOKENS = 8
+PLAIN: dict[str, Any] = dict.fromkeys(("random_limit_min", "top_k", "top_p")) | {"min_new_tokens": 0, "greedy": False}
+"""Options with which any engine gives the log-probs of the full softmax."""
+NO_LOGPROBS = (
+    "the engine gives no log-probs of the tokens that it samples: nothing shows whether it samples with the policy's "
+    "weights, and its mismatch can be neither measured nor corrected (mismatch/missing_logprobs)"
+)
 NUM_MEASURED = 8
 """Responses of a step on which the movement of the policy by its updates is measured."""
 NOTHING_COMPARED = (
     "ppo.guards.max_mismatch compares nothing: the engine gives no log-probs of the tokens that it samples. A vLLM "
     "server cannot give them at a temperature other than 1 together with top_k, top_p or min_new_tokens"
 )
+
+
+def check_engine(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    logprobs: Callable[[Sequence[Response]], Tensor],
+    options: SamplingOptions,
+    *,
+    seed: int,
+    version: int,
+) -> None:
+    """Sample a few tokens to some prompts. Raises TrainingError if engine and learner disagree on their log-probs.
+
+    Weights may be named rightly and be others, and a cache may hold keys and values of earlier ones. `logprobs`: [T]
+    those of the learner, whose weights have this version.
+    """
+    allowed = engine.max_logprob_error
+    if allowed is None:
+        return
+    options = replace(options, max_new_tokens=min(CANARY_TOKENS, options.max_new_tokens), **PLAIN)
+    responses = engine.generate(prompts, num_samples=1, options=options, key=RandomKey(seed=seed, purpose="canary"))
+    errors = (torch.cat([response.logprobs for response in responses]) - logprobs(responses)).abs()
+    if errors.isnan().all():
+        warnings.warn(NO_LOGPROBS, stacklevel=2)
+    largest = float(errors.nan_to_num(nan=0.0).max())
+    if largest > allowed:
+        raise TrainingError(
+            f"the engine was given the policy's weights of version {version}, but its log-probs differ from "
+            f"the learner's by up to {largest:.3g} on {len(prompts)} prompts of the run ({allowed:g} is allowed): "
+            "it samples with other weights, keys and values of earlier ones (a prefix cache that was not reset), "
+            "another temperature, or far less precision"
+        )
 
 
 class SamplerGuard:

@@ -1,6 +1,7 @@
 """The critic of a PPO run: values, updates, and normalisation of its outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -9,22 +10,29 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.losses import ValueStatistics
+from proximo.algorithms.masking import masked_mean, masked_variance
+from proximo.algorithms.value_scale import (
+    ReturnMoments,
+    ValueUnits,
+    cumulative_moments,
+    exponential_moments,
+    updated_scale,
+)
 from proximo.checkpoint.ranks import RankWriter, Writer
-from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.reading import Checkpoint, as_record
+from proximo.config.ppo.losses import ExponentialScaleConfig, ValueLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.learner.update import Learner
-from proximo.metrics.values import Mean, MetricValue
+from proximo.metrics.values import Last, Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.experience import token_values
-from proximo.ppo.roles.passes import over_batches
-from proximo.ppo.roles.value_scale import ValueScale
-from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.roles.worker import RoleWorker, over_batches
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, too_many_skipped
-from proximo.ppo.update.microbatch import Microbatch
+from proximo.ppo.update.epochs import Epochs, Microbatch
+from proximo.ppo.update.guards import too_many_skipped
+from proximo.ppo.update.losses import value_loss
 from proximo.ppo.update.reports import Report, UpdateLog, update_metrics
-from proximo.ppo.update.value_loss import value_loss
 from proximo.records import Experience, Response
 from proximo.run.checkpointing import restore_models, writers_for
 
@@ -112,3 +120,61 @@ class ValueWorker(RoleWorker[ScalarModel]):
     def restore(self, checkpoint: Checkpoint) -> None:
         restore_models(checkpoint, self.saved_models, self.learners, head=self._saved_head)
         self.scale.restore(checkpoint.state["task"]["value_scale"])
+
+
+class ValueScale:
+    """Holds moments of the returns and units of the value model, and rescales its head when they change (PopArt).
+
+    Without normalising, outputs are in units of the return and nothing is rescaled.
+    """
+
+    def __init__(self, model: ScalarModel, config: ValueLossConfig) -> None:
+        self._model = model
+        self._config = config
+        self.moments = ReturnMoments()
+        self.units = ValueUnits()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether values are normalised."""
+        return self._config.normalise is not None
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Convert outputs of the value model to units of the return. The shape is kept."""
+        return self.units.to_values(outputs) if self.is_on else outputs
+
+    def follow(self, values: Tensor, returns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Update the units with the returns of a step. Returns (outputs, target outputs), [T] each, for the loss.
+
+        `values` and `returns` are [T] in units of the return. The head is rescaled with the units, so that no value
+        changes. The exception is an untrained head of zeros, which then predicts the mean of the returns.
+        """
+        if not self.is_on or not mask.any():
+            return values, returns
+        is_first = self.moments.weight == 0
+        self.moments = self._with_returns(returns.double(), mask)
+        outputs, before = self.units.to_outputs(values), self.units
+        self.units = updated_scale(before, self.moments, is_first=is_first and self._model.head_is_zero)
+        factor = before.scale / self.units.scale
+        self._model.scale_head(factor)
+        return outputs * factor, self.units.to_outputs(returns)
+
+    @property
+    def metrics(self) -> dict[str, MetricValue]:
+        """Metrics of the units; empty if values are not normalised."""
+        return {"value/scale": Last(self.units.scale), "value/shift": Last(self.units.shift)} if self.is_on else {}
+
+    def state(self) -> dict[str, Any]:
+        """State of the normalisation for a checkpoint, as JSON values."""
+        return {"moments": asdict(self.moments), "units": asdict(self.units)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`. The head is restored with the model."""
+        self.moments = as_record(ReturnMoments, state["moments"])
+        self.units = as_record(ValueUnits, state["units"])
+
+    def _with_returns(self, returns: Tensor, mask: Tensor) -> ReturnMoments:
+        batch = {"mean": float(masked_mean(returns, mask)), "variance": float(masked_variance(returns, mask))}
+        if isinstance(self._config.normalise, ExponentialScaleConfig):
+            return exponential_moments(self.moments, **batch, decay=self._config.normalise.decay)
+        return cumulative_moments(self.moments, **batch, count=int(mask.sum()))

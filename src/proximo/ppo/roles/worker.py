@@ -1,15 +1,29 @@
-"""The base class of workers: a role's model on its device, its learner and its state."""
+"""The base class of workers, with a model's passes over responses, and the workers of models that no update trains.
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+These are the reference, from which the KL is measured, and the moving average of the policy.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
+from proximo.config.ppo.options import PPOConfig
+from proximo.distributed.world import current
 from proximo.learner.update import Learner
+from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
-from proximo.models.precision.placement import Precision
+from proximo.models.packing import PackedResponses, plan_shares, shareable_prefixes
+from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
+from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.epochs import pack_members
+from proximo.records import Response
+from proximo.rollout.engine import Engine
 from proximo.run.checkpointing import restore_models, writers_for
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -27,16 +41,6 @@ class RoleWorker(Generic[Model]):
         """`learner`: None for a role that is not trained on its own."""
         self.model = model
         self.learner = learner
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self.model.device
-
-    @property
-    def precision(self) -> Precision:
-        """The precision that the model computes in."""
-        return self.model.precision
 
     @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
@@ -59,3 +63,160 @@ class RoleWorker(Generic[Model]):
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore what `writers` and `state` saved, bit for bit."""
         restore_models(checkpoint, self.saved_models, self.learners)
+
+
+class LogprobsAndValues(NamedTuple):
+    """What one pass through a shared trunk gives."""
+
+    logprobs: Tensor
+    """[T] log-probs of the response tokens."""
+    values: Tensor
+    """[T + R] values before each response token and after the last one, in units of the return."""
+
+
+class ReferencePass(NamedTuple):
+    """What the reference says of the responses."""
+
+    logprobs: Tensor
+    """[T] log-probs of the response tokens."""
+    full_kl: Tensor | None = None
+    """[T] KL over the whole vocabulary at each state; None where it is not measured."""
+
+
+@torch.no_grad()
+def over_batches(
+    responses: Sequence[Response],
+    run: Callable[[PackedResponses], Tensor],
+    model: LanguageModel | ScalarModel,
+    config: PPOConfig,
+    *,
+    extra: int = 0,
+) -> Tensor:
+    """Apply `run` to balanced batches, and return its rows in the order of the responses, on the CPU.
+
+    `extra`: rows per response in addition to one per token. Results are copied to the CPU once at the end, so that no
+    batch waits for the previous one. On several ranks each computes its share, and every rank gets all rows.
+    """
+    world = current()
+    plans = plan_shares(
+        [len(r.prompt.token_ids) + len(r.token_ids) for r in responses],
+        token_budget=config.tokens_per_microbatch,
+        num_ranks=world.size,
+        prefixes=shareable_prefixes([r.prompt.token_ids for r in responses]),
+    )
+    results = []
+    with casting(), model.backbone.at_work():
+        for indices in plans[world.rank]:
+            batch = pack_members(responses, indices, device=model.device)
+            rows = model.backbone.run_pass(partial(run, batch))
+            results.append(rows if indices else rows[:0])
+    rows = world.gather_rows(torch.cat(results), what="what a model gives for the responses")
+    order = [index for plan in plans for indices in plan for index in indices]
+    sizes = [len(responses[index].token_ids) + extra for index in order]
+    pieces = dict(zip(order, rows.split(sizes), strict=True))
+    return torch.cat([pieces[index] for index in range(len(responses))])
+
+
+def logprobs_of(model: LanguageModel, responses: Sequence[Response], config: PPOConfig) -> Tensor:
+    """[T] log-probs of the response tokens at the temperature of the rollout."""
+    temperature = config.rollout.temperature
+    return over_batches(
+        responses, lambda batch: model.response_logprobs(batch, temperature=temperature).logprobs, model, config
+    )
+
+
+class ReferenceWorker(RoleWorker[LanguageModel]):
+    """The worker of the reference: a frozen model, which may follow the policy.
+
+    Under LoRA it is the policy's own base.
+    """
+
+    role = "reference"
+
+    def __init__(self, model: LanguageModel, config: PPOConfig, *, engine: Engine | None = None) -> None:
+        """`engine`: samples from the reference in evaluations; None if they do not need it."""
+        super().__init__(model)
+        self.config = config
+        self.engine = engine
+
+    @property
+    def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
+        return {} if self.config.kl.reference_every_steps is None else {self.role: self.model}
+
+    def logprobs(self, responses: Sequence[Response], policy: RoleWorker[LanguageModel] | None = None) -> ReferencePass:
+        """[T] log-probs of the reference, and with `policy` the [T] full KL over the vocabulary, else None."""
+        if policy is None:
+            return ReferencePass(logprobs_of(self.model, responses, self.config))
+        learner, temperature = policy.model, self.config.rollout.temperature
+
+        def run(batch: PackedResponses) -> Tensor:
+            """[N, 2] log-probs and full KL, from one pass of each model."""
+            own, hidden = self._hidden(batch), learner.hidden_states(batch.packed, batch.predictors)
+            tokens = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
+            divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
+            return torch.stack([tokens.logprobs, divergence], dim=-1)
+
+        def run_with_both(batch: PackedResponses) -> Tensor:
+            return learner.backbone.run_pass(lambda: run(batch))
+
+        with learner.backbone.at_work():
+            both = over_batches(responses, run_with_both, self.model, self.config)
+        logprobs, divergences = both.unbind(-1)
+        return ReferencePass(logprobs, divergences)
+
+    def divergence(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Divergence:
+        """The policy against the reference over the whole vocabulary at each of N states, in chunks.
+
+        `hidden`: [N, D] states of the policy.
+        """
+        temperature = self.config.rollout.temperature
+        return self.model.backbone.run_pass(
+            lambda: full_divergence(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
+        )
+
+    def follow(self, state: TrainState, policy: RoleWorker[LanguageModel]) -> None:
+        """Move towards the policy by `kl.reference_decay`, every `kl.reference_every_steps` steps."""
+        kl = self.config.kl
+        if kl.reference_every_steps is not None and state.steps_done % kl.reference_every_steps == 0:
+            follow(self.model.model, policy.model.model, decay=kl.reference_decay)
+
+    @torch.no_grad()
+    def _hidden(self, batch: PackedResponses) -> Tensor:
+        return self.model.hidden_states(batch.packed, batch.predictors)
+
+
+class AverageWorker(RoleWorker[LanguageModel]):
+    """The moving average of the policy. `evaluate_average` evaluates it instead of the policy."""
+
+    role = "average"
+
+    def __init__(self, model: LanguageModel, config: PPOConfig, *, engine: Engine) -> None:
+        """`engine`: samples from the average in evaluations."""
+        super().__init__(model)
+        self.decay = config.average_decay or 0.0
+        self.engine = engine
+
+    @property
+    def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
+        return {self.role: self.model}
+
+    def move(self, policy: RoleWorker[LanguageModel]) -> None:
+        """Move the average towards the policy by `average_decay`."""
+        follow(self.model.model, policy.model.model, decay=self.decay)
+
+
+@torch.no_grad()
+def follow(follower: nn.Module, leader: nn.Module, *, decay: float) -> None:
+    """follower <- decay * follower + (1 - decay) * leader, parameter by parameter, in place; 0 copies, bit for bit.
+
+    Buffers are copied. Both have the same architecture; a parameter that is tied to another one moves once.
+    """
+    leading = dict(leader.named_parameters())
+    for name, parameter in follower.named_parameters():
+        if decay == 0:
+            parameter.copy_(leading[name])
+        else:
+            parameter.lerp_(leading[name].to(parameter), 1 - decay)
+    buffers = dict(leader.named_buffers())
+    for name, buffer in follower.named_buffers():
+        buffer.copy_(buffers[name])

@@ -1,23 +1,57 @@
-"""Runs the updates of a step: epochs of minibatches over one experience. The losses are passed in."""
+"""Runs the updates of a step: epochs of minibatches over one experience, each cut into micro-batches.
 
-from collections.abc import Callable, Sequence
+The losses are passed in.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.update import Learner, UpdateResult
+from proximo.errors import TrainingError
+from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
+from proximo.models.packing import (
+    Packed,
+    PackedResponses,
+    pack_nothing,
+    pack_responses,
+    plan_own_share,
+    send,
+    shareable_prefixes,
+)
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.guards import PolicyGuard
-from proximo.ppo.update.micro_batching import cut_minibatch, plan_updates
-from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.ptx import JointUpdates
 from proximo.ppo.update.reports import UpdateLog
-from proximo.records import Experience
+from proximo.records import Experience, Response
 
 Statistics = TypeVar("Statistics")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Microbatch:
+    """Whole responses of a minibatch with all inputs of a loss. T is the number of their response tokens."""
+
+    packed: PackedResponses
+    mask: Tensor
+    """[T] bool: tokens that count in the loss."""
+    columns: dict[str, Tensor]
+    """Name -> [T] inputs of the loss, in the order of the packed targets."""
+    num_update_tokens: int
+    """Number of masked-in tokens in the whole minibatch: the denominator of a mean over tokens."""
+    num_update_responses: int
+    """Number of responses in the whole minibatch: the denominator of a mean over responses."""
+
+    @property
+    def tokens(self) -> Packed:
+        """All tokens of the micro-batch."""
+        return self.packed.packed
 
 
 class Epochs:
@@ -74,16 +108,119 @@ class Epochs:
         return taken
 
 
-def too_many_skipped(results: Sequence[UpdateResult], config: PPOConfig, *, role: str, step: int) -> str | None:
-    """Why the run ends after this step: more than `guards.max_skipped_fraction` of the updates were skipped. Else None.
+def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: int) -> list[list[int]]:
+    """Indices of the responses of each minibatch, over all epochs. `step` counts from 0.
 
-    `step` counts from 0.
+    Raises TrainingError if no response has a token in the mask.
     """
-    skipped = [result.refusal for result in results if result.refusal]
-    limit = config.guards.max_skipped_fraction
-    if len(skipped) <= limit * len(results):
-        return None
-    return (
-        f"step {step + 1}: {len(skipped)} of {len(results)} updates of the {role} were skipped, more than "
-        f"ppo.guards.max_skipped_fraction = {limit:g} allows; the last reason: {skipped[-1]}"
+    parts = experience.mask.split(list(experience.lengths))
+    members = [index for index, part in enumerate(parts) if part.any()]
+    if not members:
+        raise TrainingError(
+            f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
+            "truncation: mask, or could not be scored"
+        )
+    groups: list[int] | list[str] | None = None
+    if config.policy_loss.is_pairwise:  # not by the prompt, of which a step may have several pairs
+        groups = [index // 2 for index in members]
+    elif config.groups_together:
+        groups = [experience.scored[index].response.prompt.id for index in members]
+    epochs = plan_minibatches(
+        members,
+        size=config.responses_per_update,
+        num_epochs=config.epochs_per_step,
+        seed=seed,
+        step=step,
+        groups=groups,
     )
+    return [minibatch for epoch in epochs for minibatch in epoch]
+
+
+def plan_minibatches(
+    members: Sequence[int],
+    *,
+    size: int,
+    num_epochs: int,
+    seed: int,
+    step: int,
+    groups: Sequence[Hashable] | None = None,
+) -> list[list[list[int]]]:
+    """epoch -> minibatch -> members, each member once per epoch; the last minibatch of an epoch may be smaller.
+
+    `groups`: the group of each member. Then groups are permuted, and the members of a group stay together. None
+    permutes members.
+    The result depends only on the arguments, so a resumed run that repeats a step sees the same minibatches.
+    """
+    together: dict[Hashable, list[int]] = {}
+    for place, member in enumerate(members):
+        together.setdefault(place if groups is None else groups[place], []).append(member)
+    units = list(together.values())
+    plan = []
+    for epoch in range(num_epochs):
+        order = np.random.Generator(np.random.Philox(key=[seed, (step << 16) + epoch])).permutation(len(units))
+        shuffled = [member for i in order for member in units[i]]
+        plan.append([shuffled[start : start + size] for start in range(0, len(shuffled), size)])
+    return plan
+
+
+def num_minibatches(num_members: int, size: int) -> int:
+    """Minibatches of one epoch."""
+    return -(-num_members // size)
+
+
+def cut_minibatch(
+    experience: Experience,
+    columns: dict[str, Tensor],
+    minibatch: Sequence[int],
+    *,
+    token_budget: int,
+    device: torch.device,
+    in_pairs: bool = False,
+) -> list[Microbatch]:
+    """Split a minibatch into micro-batches of whole responses within the token budget. `columns`: name -> [T].
+
+    On several ranks these are this rank's micro-batches. One without responses is a pass over nothing. `in_pairs`: each
+    two responses that follow one another stay together, also where they exceed the budget.
+    """
+    responses = [scored.response for scored in experience.scored]
+    sizes, ends = experience.lengths, list(accumulate(experience.lengths))
+    units = [minibatch[i : i + 2] for i in range(0, len(minibatch), 2)] if in_pairs else [[i] for i in minibatch]
+    prompts = [responses[unit[0]].prompt.token_ids for unit in units]
+    plan = plan_own_share(
+        # The responses of a pair share their prompt, except for its last token.
+        [
+            len(prompt) + sum(sizes[i] for i in unit) + len(unit) - 1
+            for prompt, unit in zip(prompts, units, strict=True)
+        ],
+        token_budget=token_budget,
+        prefixes=shareable_prefixes(prompts),
+    )
+    chosen = [[i for index in indices for i in units[index]] for indices in plan]
+    # Indexing is several times as fast as splitting every column into all its responses.
+    source = experience.mask.device
+
+    def indices_of(members: Sequence[int]) -> Tensor:
+        nothing = torch.arange(0, device=source)
+        return torch.cat([nothing, *(torch.arange(ends[i] - sizes[i], ends[i], device=source) for i in members)])
+
+    token_indices = [indices_of(members) for members in chosen]
+    masks = [experience.mask[indices] for indices in token_indices]
+    num_update_tokens = int(experience.mask[indices_of(minibatch)].sum())
+    return [
+        Microbatch(
+            packed=pack_members(responses, members, device=device),
+            mask=send(mask, device),
+            columns={name: send(column[indices], device) for name, column in columns.items()},
+            num_update_tokens=num_update_tokens,
+            num_update_responses=len(minibatch),
+        )
+        for members, indices, mask in zip(chosen, token_indices, masks, strict=True)
+    ]
+
+
+def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:
+    """Pack the selected responses with their prompts; none of them as a sequence of one token without a response."""
+    if not indices:
+        return pack_nothing(device)
+    chosen = [responses[i] for i in indices]
+    return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)

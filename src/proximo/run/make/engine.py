@@ -20,8 +20,8 @@ from proximo.errors import ConfigError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import ModelSource, adapter_base
-from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import is_quantised
 from proximo.rollout.engine import Engine

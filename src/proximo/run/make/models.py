@@ -14,22 +14,25 @@ from proximo.data.tokenise import TextEncoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.models.adapter_detection import is_adapted
-from proximo.models.compilation import check_compiler
-from proximo.models.freezing import freeze_layers
-from proximo.models.language import LanguageModel
+from proximo.models.backbone import check_compiler
+from proximo.models.language import LanguageModel, PackedModel
 from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
-from proximo.models.packed_model import PackedModel
 from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
-from proximo.models.pretrained.balancing import balancing_of
 from proximo.models.pretrained.folders import refuse_second_adapter
-from proximo.models.pretrained.sources import ModelSource, adapter_base, adapter_folder, adapter_or_folder, read_config
+from proximo.models.pretrained.sources import (
+    ModelSource,
+    adapter_base,
+    adapter_folder,
+    adapter_or_folder,
+    balancing_of,
+    read_config,
+)
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel, step_separator_of
-from proximo.models.sharing.shared_base import scalar_from_adapter
-from proximo.models.sharing.trunk import copy_head, scalar_on
+from proximo.models.sharing import copy_head, scalar_from_adapter, scalar_on
+from proximo.models.transformers_model import freeze_layers, is_adapted
 from proximo.rewards.model import ModelReward
 from proximo.rewards.prm import ProcessReward
 from proximo.rewards.source import RewardSource

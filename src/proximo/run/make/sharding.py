@@ -9,9 +9,9 @@ from proximo.config.devices import DevicesConfig
 from proximo.distributed.unread_parameters import read_all
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.models.freezing import decoder_layers
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
+from proximo.models.transformers_model import decoder_layers
 
 
 def shard_model(

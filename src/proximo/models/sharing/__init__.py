@@ -1,1 +1,0 @@
-"""Models that share weights: adapters over one base (`shared_base.py`), a value head on the policy (`trunk.py`)."""

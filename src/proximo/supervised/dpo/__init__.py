@@ -1,1 +1,0 @@
-"""DPO and IPO: `recipe.py` without torch, and `trainer.py`."""

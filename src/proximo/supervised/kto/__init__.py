@@ -1,1 +1,0 @@
-"""KTO: `recipe.py` without torch, and `trainer.py`."""

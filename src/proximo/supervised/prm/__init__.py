@@ -1,1 +1,0 @@
-"""The process reward model: `recipe.py` without torch, and `trainer.py`."""

@@ -1,1 +1,0 @@
-"""Supervised fine-tuning: `recipe.py` without torch, and `trainer.py`."""

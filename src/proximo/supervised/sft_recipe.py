@@ -1,0 +1,120 @@
+"""The recipe of supervised fine-tuning, its metrics, curves and alarms. Without torch."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from proximo.config.data import TextDataConfig
+from proximo.config.recipe import check_quantisation, check_tokenizer
+from proximo.config.run import ModelConfig, OptimizerConfig
+from proximo.metrics.definitions import DOWN, Curve, Metric, Trace, held_out
+from proximo.metrics.shared_declarations import HELD_OUT_LOSS
+from proximo.metrics.values import ExponentialMean, Mean, Sum
+from proximo.supervised import alarm_checks as checks
+from proximo.supervised.metrics import OVERFITTING_RULE, flat_loss_rule, spike_rule, supervised_metrics
+from proximo.supervised.recipes import SupervisedRecipe, UpdateSection
+
+
+class SFTConfig(UpdateSection):
+    """How often and in which portions supervised fine-tuning goes through the examples."""
+
+    rows_key: ClassVar[str] = "examples_per_step"
+
+    num_epochs: float = Field(1.0, gt=0)
+    """Epochs over the data; may be fractional."""
+    examples_per_step: int = Field(32, ge=1)
+    """Examples per update."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    dropout: bool = False
+    """Use the model's dropout in training."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="cosine")
+    """Optimizer of the model."""
+
+
+class SFTRecipe(SupervisedRecipe):
+    """What `proximo sft` reads: the model, the examples, and how it trains on them."""
+
+    section: ClassVar[str] = "sft"
+    memory_settings: ClassVar[str] = "lower sft.tokens_per_microbatch, or set model.activation_checkpointing"
+
+    model: ModelConfig
+    """The model to train."""
+    data: TextDataConfig
+    """Training data."""
+    sft: SFTConfig = SFTConfig()
+    """Training settings."""
+
+    def check_models(self) -> None:
+        check_quantisation(self.model, "model", self.run)
+        if self.tokenizer.train_vocab_size is None:
+            check_tokenizer(self.model, "model", self.tokenizer)
+        elif self.model.path is not None:
+            raise ValueError(
+                "tokenizer.train_vocab_size makes a new tokenizer, whose ids do not fit trained weights: set "
+                "model.config, or remove it"
+            )
+
+
+TRAINING = (
+    Metric("sft/loss", Mean, "nats per token", DOWN).means(
+        "Negative log-prob of the next token, mean over the tokens in the loss mask of the step."
+    ),
+    Metric("sft/perplexity", ExponentialMean, "perplexity", DOWN).means(
+        "exp of sft/loss. It depends on the tokenizer; use bits per character to compare tokenizers."
+    ),
+    Metric("sft/tokens", Sum, "tokens").means("Number of tokens in the loss mask of the step."),
+)
+
+EVALUATION = (
+    HELD_OUT_LOSS,
+    Metric("evaluation/perplexity", ExponentialMean, "perplexity", DOWN).means(
+        "exp of the mean nats per held-out token."
+    ),
+    Metric("evaluation/bits_per_character", Mean, "bits", DOWN).means(
+        "Bits of all held-out tokens divided by the number of characters of their text: comparable between tokenizers."
+    ),
+)
+
+CURVES = (
+    Curve("loss", "Loss", "nats per token").draws(
+        Trace("sft/loss", "training"),
+        held_out("evaluation/loss"),
+        healthy="Both curves fall and stay together. Held-out loss rising while the training loss falls: the model "
+        "overfits, so use the lowest point.",
+    ),
+    Curve("bits", "Bits per character", "bits").draws(
+        held_out("evaluation/bits_per_character"),
+        healthy="Falls. Use this value to compare models: it does not depend on the tokenizer.",
+    ),
+)
+
+RULES = (
+    spike_rule("sft/loss", "sft.optimizer"),
+    OVERFITTING_RULE,
+    flat_loss_rule("sft/loss", "sft.optimizer", checks.FLAT_LOSS),
+)
+
+METRICS = supervised_metrics(
+    "sft",
+    "Supervised fine-tuning",
+    TRAINING,
+    evaluation=EVALUATION,
+    watched={
+        "sft/loss": "loss",
+        "evaluation/loss": "held-out loss",
+        "evaluation/bits_per_character": "bits/char",
+        "sft/learning_rate": "lr",
+    },
+    before_after={
+        "Loss": ("evaluation/loss", "sft/loss"),
+        "Bits per character": ("evaluation/bits_per_character",),
+        "Perplexity": ("evaluation/perplexity", "sft/perplexity"),
+    },
+    curves=CURVES,
+    gradients="Falls from a high start, then steady.",
+    rules=RULES,
+)
+
+
+SCHEMA = SFTRecipe
