@@ -52,7 +52,7 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    wanted = {"prompts": 4, "problems": 1, "texts": 6, "pairs": 6, "labelled": 2, "steps": 1, "chat": 1, "tools": 1}
+    wanted = {"prompts": 2, "problems": 1, "texts": 2, "pairs": 1, "labelled": 1, "steps": 1, "chat": 1, "tools": 1}
     assert {kind: kinds.count(kind) for kind in set(kinds)} == wanted
 
 
