@@ -38,7 +38,7 @@ def test_every_key_is_on_the_page_with_its_type_and_default():
     assert "| `seed` | whole number, at least 0, below 2147483648 | `0` |" in page
     assert "| `clip` | number or null, above 0 | `0.2` |" in page
     assert "| `betas` | list of 2 (number) | `[0.9, 0.95]` |" in page
-    assert "| `kind` | `reward` or `loss` or `margin` or `none` | `reward` |" in page
+    assert "| `kind` | `reward` | `reward` |" in page
     assert "| `folder` | text | required |" in page
 
 
