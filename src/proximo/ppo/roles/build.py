@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.ppo.run_checks import trunk_problem
 from proximo.data.examples import TextExample
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
