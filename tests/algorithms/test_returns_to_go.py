@@ -36,12 +36,6 @@ def flat(rows: list[list[float | None]]) -> Tensor:
     return torch.tensor([0.0 if x is None else x for row in rows for x in row], dtype=torch.float64)
 
 
-def test_by_hand():
-    rewards = torch.tensor([-0.5, 0.25, 1.0, 4.0])
-    found = returns_to_go(rewards, torch.tensor([True, True, True, True]), (3, 1), gamma=1.0)
-    assert found.tolist() == [0.75, 1.25, 1.0, 4.0]
-
-
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
 def test_matches_the_definition_as_a_sum_and_skips_what_a_tool_wrote(gamma):
     found = returns_to_go(torch.where(MASK, REWARDS, NAN), MASK, LENGTHS, gamma=gamma)

@@ -38,7 +38,7 @@ def test_every_key_is_on_the_page_with_its_type_and_default():
         "- `seed` (integer, ≥ 0, < 2147483648; `0`): ",
         "- `clip` (number or null, > 0; `0.2`): ",
         "- `betas` (list of 2 numbers; `[0.9, 0.95]`): ",
-        "- `kind` (`reward`, `loss`, `margin`, `none`; `reward`): ",
+        "- `kind` (`reward`; `reward`): ",
         "- `precision` (`float32`, `tf32`, `bf16`, `auto`): ",
         "- `tensorboard` (`true`, `false`): ",
         "- `folder` (text; required): ",

@@ -86,7 +86,7 @@ def test_a_discount_makes_equal_scores_of_different_lengths_a_lesson() -> None:
 
 
 def test_estimators_without_a_critic_make_nothing_of_equal_scores_by_themselves() -> None:
-    made, _ = step(1.0, 1.0, 1.0, estimator="return_to_go")
+    made, _ = step(1.0, 1.0, 1.0, kind="return_to_go")
     assert not made.is_flat
     assert not made.advantages.any()
 
@@ -116,7 +116,7 @@ def moved(made: PPOTrainer, role: str) -> bool:
 
 
 @pytest.mark.parametrize("kl", ["none", "loss"])
-def test_a_solved_policy_keeps_every_bit_while_its_critic_learns(kl: dict[str, str]) -> None:
+def test_a_solved_policy_keeps_every_bit_while_its_critic_learns(kl: str) -> None:
     assert not moved(solved(kl=kl), "policy")
     assert moved(solved(kl=kl), "value")
     assert moved(solved(kl=kl, advantage={"least_spread": None}), "policy")

@@ -20,7 +20,6 @@ from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
-TENTH = {"kind": "scored", "scale": 0.1}
 FAULTY = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
 
 
@@ -66,39 +65,6 @@ def test_without_options_scores_are_left_as_they_are() -> None:
     assert found.counted.tolist() == [True, True, False]
     assert found.penalised is None
     assert found.moments == NOTHING_SEEN
-
-
-def test_the_score_of_a_cut_response_is_scaled_after_the_clip() -> None:
-    """4 is clipped to 3, a tenth of which is left where the limit cut it; a penalty comes after."""
-    found = shape([ended(4.0), cut(4.0), cut(-1.0)], clip=3.0, truncation=TENTH, missing_eos_penalty=0.5)
-    assert found.values.tolist() == pytest.approx([3.0, 0.3 - 0.5, -0.1 - 0.5])
-
-
-def test_rewards_of_single_tokens_are_scaled_with_the_score_of_a_cut_response() -> None:
-    batch = [replace(each, token_rewards=(1.0, 2.0, 0.5)) for each in (ended(4.0), cut(4.0))]
-    found = shape(batch, truncation=TENTH)
-    assert found.token_rewards is not None
-    assert found.token_rewards.tolist() == pytest.approx([1.0, 2.0, 0.5, 0.1, 0.2, 0.05])
-    assert found.values.tolist() == pytest.approx([4.0, 0.4])
-
-
-def test_everything_happens_in_the_documented_order() -> None:
-    """Answer, bias, scale, running moments, clip, penalties: each number below is wrong in any other order."""
-    earlier = RunningMoments(count=1, mean=0.0, squares=0.0)
-    batch = [replace(ended(5.0, num_tokens=6), answer_score=1.0)]
-    # (5 - 1 + 2) * 3 = 18; with an earlier 0: deviation sqrt(162), 18 / 12.728 = 1.414; clipped to 1.
-    options = {"minus_reference_answer": True, "bias": 2.0, "scale": 3.0, "normalise": "scale", "clip": 1.0}
-    found = shape(batch, moments=earlier, **options)
-    assert found.moments.mean == pytest.approx(9.0)
-    assert found.moments.deviation == pytest.approx(162**0.5)
-    assert found.values.tolist() == [1.0]
-    # Too short by one token costs 4; 6 tokens are the second of the four before 8, half of 0.5: neither is clipped.
-    penalties = {"min_tokens": 7, "min_tokens_penalty": 4.0, "overlong_buffer_tokens": 4, "overlong_penalty": 0.5}
-    assert shape(batch, moments=earlier, **options, **penalties).values.tolist() == [1.0 - 4.0 - 0.25]
-    replaced = shape(batch, moments=earlier, **options, **penalties, penalty_mode="replace")
-    assert replaced.values.tolist() == [-4.0 - 0.25]
-    assert replaced.penalised is not None
-    assert replaced.penalised.tolist() == [True]
 
 
 def test_moments_grow_from_step_to_step_and_count_what_counts() -> None:

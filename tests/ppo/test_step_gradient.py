@@ -198,10 +198,11 @@ def test_on_a_shared_trunk_they_add_up_to_the_gradient_of_both_objectives(coeffi
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kl", ["none", {"kind": "reward", "estimator": "k1"}], ids=lambda kl: kl["kind"])
-def test_returns_to_go_without_a_critic_add_up_to_the_same_gradient(kl: dict[str, str]) -> None:
+@pytest.mark.parametrize("kl", ["none", "reward"])
+def test_returns_to_go_without_a_critic_add_up_to_the_same_gradient(kl: str) -> None:
     """What came before a token is left out of its return: that changes no expectation."""
     advantage = {"kind": "return_to_go", "standardise": False}
-    found = expected_gradient(temperature=1.0, kl={**kl, "coefficient": BETA}, advantage=advantage)
+    options = {"kind": kl, "coefficient": BETA} if kl == "reward" else kl
+    found = expected_gradient(temperature=1.0, kl=options, advantage=advantage)
     wanted = -objective(temperature=1.0, beta=0.0 if kl == "none" else BETA, of_sequences=True)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)

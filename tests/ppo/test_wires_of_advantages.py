@@ -177,6 +177,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
         {"kind": "return_to_go", "gamma": GAMMA},
         lambda rows: standardised(of_returns(rows), pstdev),
     ),
+    "groups standardised by default": (
+        {"kind": "group_return_to_go", "gamma": GAMMA},
+        lambda rows: standardised(against_group(rows), pstdev),
+    ),
     "standardised, unbiased": (
         {"gamma": GAMMA, "gae_lambda": LAM, "unbiased_variance": True},
         lambda rows: standardised(of_gae(rows), stdev),

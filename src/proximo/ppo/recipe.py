@@ -9,10 +9,9 @@ from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
-from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.ppo.run_checks import distillation_problem, trunk_problem
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,

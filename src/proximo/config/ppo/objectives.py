@@ -4,7 +4,7 @@ A new objective is a section here, in `Objective`, and its formula in `algorithm
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,6 +20,8 @@ class ObjectiveConfig(Section):
     kind: str
     is_pairwise: ClassVar[bool] = False
     """Whether the loss compares two responses to a prompt. Its formula is that of a pair then."""
+    implies: ClassVar[Mapping[str, Any]] = {}
+    """Other keys of the section `ppo`, which have these values where they are not given."""
     reads_responses: ClassVar[bool] = False
     """Whether the formula also takes the mask and the lengths of the responses."""
     clip_is_wider_than_rounding: ClassVar[bool] = True
@@ -137,6 +139,11 @@ class PairObjectiveConfig(ObjectiveConfig):
     """What the losses over pairs of responses to a prompt have in common; `kl.coefficient` is their beta."""
 
     is_pairwise: ClassVar[bool] = True
+    implies: ClassVar[Mapping[str, Any]] = {
+        "responses_per_prompt": 2,
+        "kl": {"kind": "margin"},
+        "advantage": {"kind": "group_centred"},
+    }
 
 
 class OnlineDPOConfig(PairObjectiveConfig):
@@ -177,10 +184,10 @@ Objective = SerializeAsAny[
 """All objectives, the default first."""
 
 
-def compares_pairs(given: Any) -> bool:
-    """Whether an objective compares two responses to a prompt; `given` as in a recipe, before it is validated."""
+def objective_class(given: Any) -> type[ObjectiveConfig] | None:
+    """The section of an objective as a recipe gives it, before it is validated; None for an unknown one."""
     if isinstance(given, ObjectiveConfig):
-        return given.is_pairwise
+        return type(given)
     kind = given.get("kind") if isinstance(given, dict) else given
     section = section_for(Objective, {"kind": kind})
-    return section is not None and issubclass(section, PairObjectiveConfig)
+    return section if section is not None and issubclass(section, ObjectiveConfig) else None

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.ppo.advantage import Advantage, GAEConfig
-from proximo.config.ppo.implied import with_implied
+from proximo.config.ppo.implied import pairs_problem, with_implied
 from proximo.config.ppo.kl import KL, RewardKLConfig
 from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, PTXConfig, ValueLossConfig
-from proximo.config.ppo.pairs import pairs_problem
 from proximo.config.ppo.score import ScoreConfig
 from proximo.config.ppo.truncation import ScoredTruncationConfig, Truncation
 from proximo.config.run import OptimizerConfig

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.ppo.run_checks import trunk_problem
 from proximo.config.run import OptimizerConfig
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
