@@ -1,7 +1,7 @@
 """Decides when a response ends, and makes its text.
 
 A response keeps its tokens up to and including the one that ends it. Its text is the text that it adds to its prompt
-(`data/codec/decoding.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
+(`data/codec.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
 decoded text, so they may span several tokens and begin inside one.
 Most tokens cannot complete a stop string, and one look-up shows that. For the others a few tokens are decoded, and the
 whole response only if the string occurs in them.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from proximo.data.codec.decoding import UNFINISHED, common_length, decode, decode_behind
+from proximo.data.codec import UNFINISHED, common_length, decode, decode_behind
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from proximo.data.codec.decoding import response_text
+from proximo.data.codec import response_text
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
