@@ -15,7 +15,7 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from tool_templates import TOOL_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.token_cache import TokenCache
 from proximo.errors import DataError
 from run_outcomes import assert_same_outcome, outcome

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proximo.data.codec.decoding import response_text
+from proximo.data.codec import response_text
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from proximo.algorithms.process_rewards import Aggregate, running_aggregate, step_deltas
-from proximo.data.stepwise.examples import is_right
-from proximo.data.stepwise.steps import (
+from proximo.data.step_examples import is_right
+from proximo.data.steps import (
     DEFAULT_SEPARATOR,
     Solution,
     StepFinder,

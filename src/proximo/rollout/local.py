@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from proximo.data.codec.decoding import end_of_prompt
+from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting

@@ -1,7 +1,7 @@
 """Decides which tokens end a response, when it ends, and makes its text.
 
 A response keeps its tokens up to and including the one that ends it. Its text is the text that it adds to its prompt
-(`data/codec/decoding.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
+(`data/codec.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
 decoded text, so they may span several tokens and begin inside one.
 Most tokens cannot complete a stop string, and one look-up shows that. For the others a few tokens are decoded, and the
 whole response only if the string occurs in them.
@@ -16,6 +16,7 @@ from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
 from proximo.models.pretrained.vocabulary import end_of_sequence_ids
+from proximo.data.codec import UNFINISHED, common_length, decode, decode_behind
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preferences import pair_accuracy
 from proximo.config.data import PreferenceDataConfig
-from proximo.data.codec.decoding import decode, response_text
+from proximo.data.codec import decode, response_text
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.templates.chat import Learned
 from proximo.learner.update import UpdateResult

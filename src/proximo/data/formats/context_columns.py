@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.messages import messages_cell, parsed, tools_cell, without_added_nulls
 from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, prepend_messages, user_turn
-from proximo.data.formats.tool_calls import parsed, tools_cell, without_added_nulls
 from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
 from proximo.errors import DataError

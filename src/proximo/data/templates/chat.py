@@ -18,10 +18,9 @@ from typing import Any, Literal, NamedTuple
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.formats.prompt_response import no_template
-from proximo.data.templates.conversation_text import check_template, conversation_text
+from proximo.data.templates.conversation_text import DUMMY, check_template, conversation_text
 from proximo.data.templates.ignored_content import unread
 from proximo.data.templates.limits import RenderingError, TemplateLimitError, try_template
-from proximo.data.templates.tool_forms import DUMMY
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError

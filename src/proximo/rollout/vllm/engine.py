@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.codec.decoding import end_of_prompt
+from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue, Sum

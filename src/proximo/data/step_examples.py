@@ -1,17 +1,16 @@
 """Rows to `StepExample`, the training input of a process reward model: a solution in steps, each with a label."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from proximo.data.formats.prompt_response import in_form
-from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import count_unread
-from proximo.data.rows import Row, check_row_ids, row_id
-from proximo.data.stepwise.labelled_rows import LabelledSolution, labelled_solutions
-from proximo.data.stepwise.steps import (
+from proximo.data.formats.row_formats import LabelledSolution, labelled_solutions
+from proximo.data.load_report import LoadReport
+from proximo.data.loading import load_in_portions
+from proximo.data.rendering import TooLong, count_unread
+from proximo.data.rows import Row, row_id
+from proximo.data.steps import (
     DEFAULT_SEPARATOR,
     EncodedSolution,
     Solution,
@@ -22,7 +21,6 @@ from proximo.data.stepwise.steps import (
 )
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.data.truncation import TooLong
 from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -81,36 +79,20 @@ def load_step_examples(
     Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row, and if no example is left;
     ConfigError for a separator that the tokenizer cannot write.
     """
-    loader = _Loader(TextEncoder(tokenizer, cache), options)
-    examples = collected(loader.examples(rows))
+    encoder = TextEncoder(tokenizer, cache)
+    check_separator(encoder, options.separator)
+    finder = StepFinder(tokenizer=encoder.tokenizer, separator=options.separator)
+    examples, report = load_in_portions(
+        rows,
+        lambda remarks: labelled_solutions(rows, remarks),
+        lambda item: item[1].num_characters + sum(map(len, item[2])),
+        lambda portion: _portion(encoder, portion, options, finder),
+    )
     if not examples:
         raise DataError(
-            f"no solution is left: {loader.report} (step_separator {options.separator!r}, "
-            f"max_tokens {options.max_tokens})"
+            f"no solution is left: {report} (step_separator {options.separator!r}, max_tokens {options.max_tokens})"
         )
-    return examples, loader.report
-
-
-class _Loader:
-    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
-
-    def __init__(self, encoder: TextEncoder, options: StepOptions) -> None:
-        check_separator(encoder, options.separator)
-        self.encoder = encoder
-        self.options = options
-        self.finder = StepFinder(tokenizer=encoder.tokenizer, separator=options.separator)
-        self.report = LoadReport(num_rows=0, num_kept_rows=0)
-
-    def examples(self, rows: Sequence[Row]) -> Iterator[StepExample]:
-        check_row_ids(rows)
-        remarks: Counter[Remark] = Counter()
-        for portion in portions(
-            labelled_solutions(rows, remarks), lambda item: item[1].num_characters + sum(map(len, item[2]))
-        ):
-            examples, report = _portion(self.encoder, portion, self.options, self.finder)
-            self.report += report
-            yield from examples
-        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
+    return examples, report
 
 
 def _portion(

@@ -1,8 +1,9 @@
-"""Reads a file as UTF-8 text, or raises an error that says why it is not text."""
+"""Reads a file as UTF-8 text, as lines or as documents, or raises an error that says why it is not text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from proximo.data.rows import Row
 from proximo.errors import DataError
 
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -97,3 +98,32 @@ def _decode(data: bytes, label: str, line_word: str, *, first_line: int = 1) -> 
 def _place(data: bytes, offset: int, first_line: int) -> tuple[int, int]:
     line_start = data.rfind(b"\n", 0, offset) + 1
     return data.count(b"\n", 0, offset) + first_line, offset - line_start + 1
+
+
+def document_rows(lines: Iterable[str], source: str, *, separator: str | None) -> Iterator[Row]:
+    """Documents between lines equal to `separator`; None separates at blank lines, "" makes the file one document.
+
+    `lines` keep their line ends; "\\r\\n" becomes "\\n". Empty lines around a document are removed, empty documents
+    are skipped. Raises DataError if no line of the file equals the separator.
+    """
+    number = 0
+    for document in _documents(lines, source, separator):
+        content = document.strip("\n")
+        if content.strip():
+            number += 1
+            yield Row(source=source, number=number, values={"text": content})
+
+
+def _documents(lines: Iterable[str], source: str, separator: str | None) -> Iterator[str]:
+    between = None if separator == "" else (separator or "").strip()
+    document: list[str] = []
+    is_divided = False
+    for line in lines:
+        if line.strip(" \t\r\n") == between:
+            yield "".join(document)
+            document, is_divided = [], True
+        else:
+            document.append(line.replace("\r\n", "\n"))
+    if separator and not is_divided:
+        raise DataError(f"{source}: no line is the separator {separator!r}; give the line that separates documents")
+    yield "".join(document)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from proximo.data.codec.decoding import UNFINISHED, decode, response_text
+from proximo.data.codec import UNFINISHED, decode, response_text
 from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn
 from proximo.data.rendering import render
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
