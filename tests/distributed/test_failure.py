@@ -281,7 +281,6 @@ def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
     assert ended.status == status, ended.output
     assert not ended.errors
     assert ended.output.count(f"{number.name}: ending this step") == 1
-    assert "ignores it" not in ended.output, "the other rank heeds it not, but rank 0 does"
     step = read_lines(run / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
     assert ended.outcome["state"] == "stopped"

@@ -223,11 +223,6 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     return open_sink
 
 
-def failures_of(sinks: Sequence[GuardedSink]) -> int:
-    """Failures of all sinks since the start of the process."""
-    return sum(sink.num_failures for sink in sinks)
-
-
 class Logs:
     """Writes metrics and samples of each step to files and to every sink, including the one that raises alarms."""
 
@@ -255,7 +250,7 @@ class Logs:
     def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
         recorder = Recorder()
         recorder.record("progress/step", Last(step))
-        failures = failures_of(self.trackers)
+        failures = sum(tracker.num_failures for tracker in self.trackers)
         if failures > self._failures_told:
             recorder.record("progress/sink_failures", Sum(failures - self._failures_told))
             self._failures_told = failures
