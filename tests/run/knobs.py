@@ -604,11 +604,11 @@ GRADED = {
     ),
     "workers": ("ppo/test_verifier_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
     "answer_seconds": (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants",
     ),
     "step_seconds": (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
     ),
 }
@@ -647,7 +647,7 @@ SHOWN_ELSEWHERE = {
     ),
     **{(verifiers.VerifierRewardConfig, name): test for name, test in GRADED.items()},
     (verifiers.CustomVerifierRewardConfig, "worker_memory_mib"): (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
     ),
     **{
