@@ -13,7 +13,7 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.rewards.sources import CustomVerifierRewardConfig
+from proximo.config.rewards.verifiers import CustomVerifierRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.precision.placement import Precision
 from proximo.ppo import from_recipe

@@ -3,10 +3,9 @@
 import pytest
 
 from graded_programs import open_sandbox
-from proximo.config.rewards import code as section_of_code
-from proximo.config.rewards.code import CodeRewardConfig
-from proximo.config.rewards.sources import WORKER_MEMORY_MIB, AnswerScores
+from proximo.config.rewards import verifiers as section_of_code
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
+from proximo.config.rewards.verifiers import WORKER_MEMORY_MIB, AnswerScores, CodeRewardConfig
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.code.verifier import LEAST_WALL_PER_CPU, RUN_FRACTION, CodeOptions
 from proximo_verifiers.verifier import ScoreState

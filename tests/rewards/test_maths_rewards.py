@@ -11,10 +11,9 @@ import pytest
 import torch
 import yaml
 
-import proximo.config.rewards.maths as config_module
+import proximo.config.rewards.verifiers as config_module
 from builders import tiny_tokenizer
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.sources import AnswerScores
+from proximo.config.rewards.verifiers import AnswerScores, CountdownRewardConfig, MathsRewardConfig
 from proximo.errors import ConfigError, DataError, MissingExtraError
 from proximo.records import ScoreState
 from proximo.rewards.verifier_reward import VerifierReward

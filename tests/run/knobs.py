@@ -8,11 +8,10 @@ from builders import CHARACTERS
 from proximo.config import data, devices, engine, run, sinks
 from proximo.config.ppo import advantage, kl, losses, objectives, truncation
 from proximo.config.ppo import options as ppo
-from proximo.config.rewards import maths as rewards_maths
-from proximo.config.rewards import remote as rewards_remote
 from proximo.config.rewards import sources as rewards
 from proximo.config.rewards import texts as rewards_texts
-from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.rewards import verifiers
+from proximo.config.rewards.verifiers import CodeRewardConfig
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import sections_of
 from proximo.ppo.recipe import PPORecipe
@@ -574,16 +573,16 @@ KNOBS = [
     Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
     Knob(rewards.FunctionRewardConfig, "kwargs", "ppo", function(kwargs={"letter": "b"}), function()),
     Knob(rewards.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
-    Knob(rewards.CustomVerifierRewardConfig, "kind", "ppo", verifier(), function()),
-    Knob(rewards.CustomVerifierRewardConfig, "name", "ppo", verifier(name="other"), verifier()),
+    Knob(verifiers.CustomVerifierRewardConfig, "kind", "ppo", verifier(), function()),
+    Knob(verifiers.CustomVerifierRewardConfig, "name", "ppo", verifier(name="other"), verifier()),
     Knob(
-        rewards.CustomVerifierRewardConfig,
+        verifiers.CustomVerifierRewardConfig,
         "verifier_class",
         "ppo",
         verifier(verifier_class="example_verifiers:Hostile"),
         verifier(),
     ),
-    Knob(rewards.CustomVerifierRewardConfig, "kwargs", "ppo", verifier(kwargs={"letter": "b"}), verifier()),
+    Knob(verifiers.CustomVerifierRewardConfig, "kwargs", "ppo", verifier(kwargs={"letter": "b"}), verifier()),
 ]
 
 SINKS = {
@@ -610,11 +609,11 @@ GRADED = {
     ),
     "workers": ("ppo/test_verifier_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
     "answer_seconds": (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants",
     ),
     "step_seconds": (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
     ),
 }
@@ -651,19 +650,19 @@ SHOWN_ELSEWHERE = {
         "verifiers/code/test_code_rows.py",
         "test_programs_and_tests_import_the_packages_that_are_named",
     ),
-    **{(rewards.VerifierRewardConfig, name): test for name, test in GRADED.items()},
-    (rewards.CustomVerifierRewardConfig, "worker_memory_mib"): (
-        "rewards/test_verifier_reward.py",
+    **{(verifiers.VerifierRewardConfig, name): test for name, test in GRADED.items()},
+    (verifiers.CustomVerifierRewardConfig, "worker_memory_mib"): (
+        "verifiers/test_grades_of_workers.py",
         "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
     ),
     **{
-        (rewards.AnswerScores, name): (
+        (verifiers.AnswerScores, name): (
             "verifiers/code/test_code_grades.py",
             "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice",
         )
         for name in ("correct", "incorrect")
     },
-    (rewards.AnswerScores, "no_answer"): (
+    (verifiers.AnswerScores, "no_answer"): (
         "verifiers/code/test_code_grades.py",
         "test_an_answer_without_a_program_has_a_score_of_its_own",
     ),
@@ -688,11 +687,11 @@ SHOWN_ELSEWHERE = {
     },
     # Another address, limit or token of a service, whose grades do not depend on them.
     **{
-        (rewards_remote.RemoteRewardConfig, name): (
+        (rewards.RemoteRewardConfig, name): (
             "rewards/remote/test_remote_section.py",
             "test_every_key_of_the_section_reaches_the_client",
         )
-        for name in rewards_remote.RemoteRewardConfig.model_fields
+        for name in rewards.RemoteRewardConfig.model_fields
     },
     **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     (sinks.TrackerSinkConfig, "samples"): (
@@ -861,27 +860,27 @@ SHOWN_ELSEWHERE = {
     ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
     # What a verifier does with its options needs no run; that a run asks it, one of its tests shows.
     **{
-        (rewards_maths.MathsRewardConfig, name): (
+        (verifiers.MathsRewardConfig, name): (
             "verifiers/maths/test_maths_verifier.py",
             "test_an_option_of_the_maths_verifier_changes_a_grade",
         )
-        for name in rewards_maths.MathsRewardConfig(kind="maths").verifier_options()
+        for name in verifiers.MathsRewardConfig(kind="maths").verifier_options()
         if not name.startswith("symbolic")
     },
-    (rewards_maths.MathsRewardConfig, "symbolic"): (
+    (verifiers.MathsRewardConfig, "symbolic"): (
         "verifiers/maths/test_maths_verifier.py",
         "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
     ),
     **{
-        (rewards_maths.CountdownRewardConfig, name): (
+        (verifiers.CountdownRewardConfig, name): (
             "verifiers/maths/test_countdown.py",
             "test_an_option_of_the_countdown_verifier_changes_a_grade",
         )
-        for name in rewards_maths.CountdownRewardConfig(kind="countdown").verifier_options()
+        for name in verifiers.CountdownRewardConfig(kind="countdown").verifier_options()
     },
     **{
         (section, name): ("rewards/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
-        for section in (rewards_maths.MathsRewardConfig, rewards_maths.CountdownRewardConfig)
+        for section in (verifiers.MathsRewardConfig, verifiers.CountdownRewardConfig)
         for name in ("kind", "name")
     },
 }

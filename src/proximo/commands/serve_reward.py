@@ -11,8 +11,7 @@ import uvicorn
 
 from proximo.commands.serve_options import ServeOptions
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.rewards.sources import ModelRewardConfig, RemoteRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.protocol import SCHEMA

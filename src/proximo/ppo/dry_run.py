@@ -9,9 +9,8 @@ from pkgutil import resolve_name
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
+from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig, VerifierRewardConfig
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
 from proximo.data.formats.typed_columns import answer_cell

@@ -14,15 +14,9 @@ from proximo.checkpoint.run_folder import Resume, check_run, is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import (
-    CustomVerifierRewardConfig,
-    FunctionRewardConfig,
-    ModelRewardConfig,
-    VerifierRewardConfig,
-)
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
+from proximo.config.rewards.verifiers import CodeRewardConfig, CustomVerifierRewardConfig, VerifierRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig, SinkConfig

@@ -12,7 +12,7 @@ from reward_services import ScriptedService, good, grades, reply
 from proximo.cli import main
 from proximo.commands.pipeline import run as pipeline
 from proximo.commands.pipeline.recipe import PipelineRecipe
-from proximo.config.rewards.remote import RemoteRewardConfig
+from proximo.config.rewards.sources import RemoteRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.ppo import from_recipe
 from proximo.rewards.protocol import checked_body

@@ -8,7 +8,6 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
-from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.config.rewards.texts import (
     JSONSchemaRewardConfig,
     LengthRewardConfig,
@@ -16,6 +15,7 @@ from proximo.config.rewards.texts import (
     RepetitionRewardConfig,
     ThinkAnswerRewardConfig,
 )
+from proximo.config.rewards.verifiers import VerifierRewardConfig
 from proximo_verifiers.verifier import Answer, Grade
 
 GOOD = "<think>a</think><answer>41</answer>"

@@ -6,10 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.code import CodeRewardConfig
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.sources import AnswerRewardConfig, VerifierRewardConfig
 from proximo.config.rewards.text_rules import pattern_problem, schema_problem
+from proximo.config.rewards.verifiers import (
+    AnswerRewardConfig,
+    CodeRewardConfig,
+    CountdownRewardConfig,
+    MathsRewardConfig,
+    VerifierRewardConfig,
+)
 from proximo.metrics.definitions import COMPONENT
 
 VERIFIERS = "proximo.rewards.text_verifiers"

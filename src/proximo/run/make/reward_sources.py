@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import cast
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, RemoteRewardConfig
+from proximo.config.rewards.verifiers import VerifierRewardConfig
 from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
