@@ -36,7 +36,7 @@ def check_start(recipe: "Recipe", options: "RunOptions") -> None:
 
     RunFolderError for a folder that holds another run.
     """
-    from proximo.commands.preflight_warnings import device_problem
+    from proximo.commands.dry_run import device_problem
     from proximo.run.folders import check_folders
     from proximo.run.hub.checks import check_push
 
