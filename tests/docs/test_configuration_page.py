@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from docs.configuration import configuration_page
-from proximo.cli.configuration import json_schema
+from proximo.cli.recipes import json_schema
 from proximo.config.schema.fields import key_paths
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
 

@@ -3,11 +3,11 @@
 import json
 import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from proximo.cli import main
-from proximo.commands import preflight_warnings
 from proximo.run import dry_run as lines
 from proximo.run import preflight
 from recipe_files import PIPELINE, PPO, SFT, write_recipe
@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
 
 
 def dry_run(capsys, kind, text, *overrides):
-    status = main([kind, write_recipe(preflight_warnings.Path.cwd(), text), *overrides, "--dry-run"])
+    status = main([kind, write_recipe(Path.cwd(), text), *overrides, "--dry-run"])
     said = capsys.readouterr()
     return status, said.out, said.err
 
@@ -92,7 +92,7 @@ def test_positions_that_answers_alone_fill_are_a_mistake(capsys):
 
 
 def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
-    monkeypatch.setattr(preflight_warnings, "version", lambda name: f"{metadata.version(name).split('+')[0]}+cpu")
+    monkeypatch.setattr("proximo.commands.dry_run.version", lambda name: f"{metadata.version(name).split('+')[0]}+cpu")
     status, _, err = dry_run(capsys, "sft", SFT, "run.device=cuda")
     assert status == 0
     assert "run.device is cuda, but torch" in err
