@@ -14,7 +14,7 @@ from proximo.errors import TrainingError
 from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores
 from proximo.ppo.scores import ConstantRewardSteps, check_constant_rewards
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
-from proximo.ppo.update.reports import Report
+from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
