@@ -14,7 +14,7 @@ from proximo.algorithms.losses import (
     value_statistics,
 )
 from proximo.algorithms.objectives import ppo
-from proximo.ppo.update.reports import policy_metrics
+from proximo.ppo.update.epochs import policy_metrics
 
 N = 12
 GENERATOR = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.definitions import Curve, Metric
 from proximo.metrics.shared_declarations import RUN, SPEED
-from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Quantile, Sum
+from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Quantile, Sum
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 REDUCTIONS: Mapping[type[MetricValue], str] = {
@@ -18,7 +18,6 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
     Sum: "sum",
     Quantile: "quantile of all values",
     Max: "max",
-    Min: "min",
     Last: "last",
 }
 

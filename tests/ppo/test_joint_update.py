@@ -17,7 +17,7 @@ from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_m
 from proximo.models.sharing import is_on_trunk, scalar_on
 from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.build import Roles, make_learners
-from proximo.ppo.update.reports import Report
+from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
 from roles_made import roles_of, state

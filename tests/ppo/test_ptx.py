@@ -23,8 +23,8 @@ from proximo.models.transformers_model import disable_dropout
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
+from proximo.ppo.update.epochs import Report
 from proximo.ppo.update.ptx import TextLoss
-from proximo.ppo.update.reports import Report
 from proximo.run.options import RunOptions
 from roles_made import state
 from tiny_runs import changed, make_inputs, recipe_of, run

@@ -16,8 +16,8 @@ from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.experience import RawAdvantages, sequence_kl
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
+from proximo.ppo.update.epochs import Report
 from proximo.ppo.update.guards import broken_limits
-from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Finish, Scored, ScoreState
 from records_made import prompt, response, scored
 

@@ -17,8 +17,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import GuardError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
-from proximo.ppo.roles.async_rollouts import RolloutsAhead
-from proximo.ppo.roles.sampler_guard import SamplerGuard
+from proximo.ppo.roles.sampler import RolloutsAhead, SamplerGuard
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response
 from proximo.run.options import RunOptions

@@ -5,7 +5,7 @@ not a mean of means. An empty value has `value` None, which is not the same as 0
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -131,22 +131,8 @@ class Max:
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
         """The largest of `values`."""
-        return cls(_extreme(list(values), max))
-
-    def combine(self, other: Self) -> Self:
-        return type(self).of(part for part in (self.value, other.value) if part is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Min:
-    """The smallest value; None for no values. NaN if any value is NaN."""
-
-    value: float | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Self:
-        """The smallest of `values`."""
-        return cls(_extreme(list(values), min))
+        numbers = list(values)
+        return cls(math.nan if any(map(math.isnan, numbers)) else max(numbers, default=None))
 
     def combine(self, other: Self) -> Self:
         return type(self).of(part for part in (self.value, other.value) if part is not None)
@@ -189,9 +175,3 @@ def combine(first: MetricValue, second: MetricValue) -> MetricValue:
 def _check_count(count: float) -> None:
     if not (math.isfinite(count) and count >= 0):
         raise ValueError(f"the count of a metric value must be zero or more and finite, not {count}")
-
-
-def _extreme(numbers: list[float], choose: Callable[[list[float]], float]) -> float | None:
-    if any(math.isnan(number) for number in numbers):
-        return math.nan
-    return choose(numbers) if numbers else None

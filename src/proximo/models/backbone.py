@@ -37,7 +37,7 @@ from proximo.models.pretrained.sources import Balancing, balancing_of
 from proximo.models.pretrained.vocabulary import settle_tying
 from proximo.models.transformers_model import base_of, position_limit
 
-if TYPE_CHECKING:  # transformers takes seconds to import
+if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
     from peft import PeftModel
 
     from proximo.distributed.sharding import Sharding

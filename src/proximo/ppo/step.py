@@ -16,6 +16,8 @@ from proximo.ppo.selection import Batch, has_enough_groups, select
 from proximo.ppo.step_metrics import StepOutcome
 from proximo.ppo.train_state import TrainState, adapted_coefficient
 from proximo.ppo.update.reports import Report
+from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.epochs import Report
 from proximo.records import Passes, Prompt, Scored
 
 

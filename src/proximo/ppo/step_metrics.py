@@ -29,8 +29,8 @@ from proximo.ppo.experience import (
     token_values,
 )
 from proximo.ppo.roles.policy import sampled_logprobs
+from proximo.ppo.update.epochs import Report, first_minibatch_metrics
 from proximo.ppo.update.guards import broken_limits
-from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 from proximo.rollout.asynchronous import Rollouts
 

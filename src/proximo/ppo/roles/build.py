@@ -22,9 +22,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing import base_alone, is_on_trunk, scalar_on
 from proximo.models.transformers_model import disable_dropout
-from proximo.ppo.roles.async_rollouts import RolloutsAhead
 from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
 from proximo.ppo.roles.reward import RewardWorker, eager_begin
+from proximo.ppo.roles.sampler import RolloutsAhead
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RoleWorker
 from proximo.ppo.train_state import TrainState

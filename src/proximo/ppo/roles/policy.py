@@ -24,10 +24,21 @@ from proximo.models.packing import PackedResponses
 from proximo.ppo.experience import nothing_to_learn
 from proximo.ppo.roles.async_rollouts import RolloutsAhead
 from proximo.ppo.roles.sampler_guard import NUM_CANARIES, SamplerGuard, check_engine
+from proximo.ppo.counted import nothing_to_learn
+from proximo.ppo.roles.sampler import NUM_CANARIES, RolloutsAhead, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, Microbatch
+from proximo.ppo.update.epochs import (
+    AT_REST,
+    Epochs,
+    Microbatch,
+    Report,
+    TrunkReports,
+    UpdateLog,
+    policy_metrics,
+    update_metrics,
+)
 from proximo.ppo.update.guards import PolicyGuard, check_first_minibatch, likely_causes, too_many_skipped
 from proximo.ppo.update.losses import (
     JointStatistics,
@@ -41,7 +52,6 @@ from proximo.ppo.update.losses import (
     value_share,
 )
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
-from proximo.ppo.update.reports import AT_REST, Report, TrunkReports, UpdateLog, policy_metrics, update_metrics
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine

@@ -29,10 +29,9 @@ from proximo.models.scalar import ScalarModel
 from proximo.ppo.experience import token_values
 from proximo.ppo.roles.worker import RoleWorker, over_batches
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, Microbatch
+from proximo.ppo.update.epochs import Epochs, Microbatch, Report, UpdateLog, update_metrics
 from proximo.ppo.update.guards import too_many_skipped
 from proximo.ppo.update.losses import value_loss
-from proximo.ppo.update.reports import Report, UpdateLog, update_metrics
 from proximo.records import Experience, Response
 from proximo.run.checkpointing import restore_models, writers_for
 

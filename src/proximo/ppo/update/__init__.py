@@ -1,1 +1,1 @@
-"""The updates of a step: epochs of minibatches (`epochs.py`), losses, guards and reports."""
+"""The updates of a step: epochs of minibatches with their reports (`epochs.py`), losses, guards, and texts beside."""

@@ -46,8 +46,7 @@ from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
-from proximo.ppo.update.epochs import Microbatch
-from proximo.ppo.update.reports import UpdateLog
+from proximo.ppo.update.epochs import Microbatch, UpdateLog
 from proximo.records import Experience
 
 
