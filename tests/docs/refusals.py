@@ -7,6 +7,7 @@ the page, and that no validator is without a row.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,11 +222,15 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 )
 """Command, section of the page, what is changed in a small good recipe of that command."""
 
+ADVICE = re.compile(
+    r"[:;] (?:or )?(?:change|give|keep|leave|load|lower|make|merge|move|name|put|raise|remove|set|use|write)\b.*$"
+)
+"""What a message says of what to do, at its end."""
 INTRODUCTION = """\
 # Invalid combinations of settings
 
-These settings are refused before anything is loaded. Each line has settings and the error message that they get in an
-otherwise valid recipe of `proximo ppo`, or of the command that begins the line.
+These settings are refused before anything is loaded. Each line has settings, in an otherwise valid recipe of `proximo
+ppo` or of the command that begins the line, and the reason. The error message also says what to do.
 """
 
 
@@ -280,7 +285,8 @@ def page() -> str:
         for row in rows:
             if row.section == section:
                 command = "" if row.kind == "ppo" else f"{row.kind}: "
-                lines.append(f"- {command}`{row.changes}`: {' '.join(row.reasons)}")
+                reasons = " ".join(ADVICE.sub("", reason) for reason in row.reasons)
+                lines.append(f"- {command}`{row.changes}`: {reasons}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
