@@ -16,7 +16,6 @@ from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience,
 from proximo.ppo.selection import check_constant_rewards
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.train_state import ConstantRewardSteps
-from proximo.ppo.update.reports import Report
 from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored

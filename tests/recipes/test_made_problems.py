@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from proximo.config.rewards.maths import CountdownRewardConfig
 from proximo.config.rewards.verifiers import CountdownRewardConfig
-from proximo.data import countdown, programs
 from proximo.errors import ConfigError
 from proximo.recipes import countdown, programs
 from proximo_verifiers.maths.countdown import CountdownVerifier

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.checkpoint.versions import installed_version
+from proximo.checkpoint.environment import installed_version
 from proximo.message_text import address
 
 app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
@@ -167,7 +167,7 @@ def _sandbox() -> Finding:
 
 
 def _vllm() -> Finding:
-    from proximo.rollout.vllm.environment import environment_folder
+    from proximo.rollout.vllm.process import environment_folder
 
     folder = environment_folder(None)
     if (folder / "bin" / "python").is_file():

@@ -66,7 +66,7 @@ def plan(
     with loading():
         from proximo.plan.machine import device_kind, memory_bytes, process_bytes, product_rate
         from proximo.plan.profiling import make_plans
-    from proximo.plan.text import describe, step_seconds, to_json
+    from proximo.plan.record import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)
     process = process_bytes() if device == "cpu" else 0

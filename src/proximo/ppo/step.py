@@ -15,8 +15,6 @@ from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.selection import Batch, has_enough_groups, select
 from proximo.ppo.step_metrics import StepOutcome
 from proximo.ppo.train_state import TrainState, adapted_coefficient
-from proximo.ppo.update.reports import Report
-from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import Report
 from proximo.records import Passes, Prompt, Scored
 

@@ -11,12 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from proximo.data.codec.decoding import UNFINISHED, common_length, decode, decode_behind
+from proximo.data.codec import UNFINISHED, common_length, decode, decode_behind
 from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
 from proximo.models.pretrained.vocabulary import end_of_sequence_ids
-from proximo.data.codec import UNFINISHED, common_length, decode, decode_behind
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 

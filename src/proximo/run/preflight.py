@@ -20,13 +20,9 @@ from proximo.config.rewards.verifiers import CodeRewardConfig, CustomVerifierRew
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig, SinkConfig
-from proximo.data.readers.file_text import refuse_other_than_text
+from proximo.data.readers.text_files import refuse_other_than_text
 from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
 from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
-from proximo.config.sinks import FunctionSinkConfig
-from proximo.data.readers.text_files import refuse_other_than_text
-from proximo.errors import ConfigError, DataError, ModelError
-from proximo.hub import TOKENIZER_FILES, is_local, not_there
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
 from proximo.user_code import IMPORT_PATH
 from proximo_verifiers.grader import num_cores

@@ -22,9 +22,6 @@ from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.ppo.experience import nothing_to_learn
-from proximo.ppo.roles.async_rollouts import RolloutsAhead
-from proximo.ppo.roles.sampler_guard import NUM_CANARIES, SamplerGuard, check_engine
-from proximo.ppo.counted import nothing_to_learn
 from proximo.ppo.roles.sampler import NUM_CANARIES, RolloutsAhead, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
