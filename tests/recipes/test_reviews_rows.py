@@ -12,7 +12,7 @@ import pytest
 
 from proximo.errors import ConfigError
 from proximo.recipes.reviews import flaws
-from proximo.recipes.reviews.drafts import _pick, clean_draft
+from proximo.recipes.reviews.drafts import clean_draft
 from proximo.recipes.reviews.gold import COMPONENTS, gold_components, gold_score, thing_of
 from proximo.recipes.reviews.review_rows import (
     FORM_FLAWS,
@@ -112,13 +112,6 @@ def test_a_row_is_a_function_of_seed_and_position(make):
 )
 def test_the_rows_are_those_that_the_published_figures_were_measured_on(make, digest):
     assert hashlib.sha256(json.dumps(make(300, 5)).encode()).hexdigest().startswith(digest)
-
-
-def test_a_word_is_picked_as_the_standard_library_picks_it():
-    first, second = Random("pick"), Random("pick")
-    for number in range(1, 40):
-        words = [str(index) for index in range(number)]
-        assert [_pick(first, words) for _ in range(20)] == [second.choice(words) for _ in range(20)]
 
 
 def test_rows_do_not_depend_on_how_python_hashes_strings():
