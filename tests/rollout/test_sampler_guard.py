@@ -103,6 +103,8 @@ def test_no_healthy_run_with_a_server_is_stopped(staleness: int) -> None:
     trainer, _ = trained(staleness=staleness)
     lines = trainer.train(["ab", "cde", "f", "gh"], reward=length)
     assert max(line["mismatch/unexplained"] for line in lines) < 1e-4
+    if staleness:
+        assert [line["staleness/max_steps"] for line in lines] == [0, 1, staleness]
 
 
 def test_a_float32_run_whose_sampler_is_the_learner_compares_nothing() -> None:
