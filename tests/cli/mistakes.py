@@ -89,7 +89,7 @@ RECIPES = (
     _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
     _recipe("recipe of another command", SFT, "a recipe for `proximo sft`, not for `proximo ppo`"),
     _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
-    _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?"),
+    _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?", "pythia-1b-tldr"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is not supported", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
