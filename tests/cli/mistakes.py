@@ -1,7 +1,6 @@
 """A table of what users get wrong, and the message that each gets. Imports no torch and no pytest.
 
-A row is one command line in a folder of its own. Rows of other areas (data, models, run folders) are appended here; a
-mistake that is only found once torch is there says so with `before_torch=False`.
+A row is one command line in a folder of its own. Rows of other areas (data, models, run folders) are appended here.
 """
 
 import json
@@ -27,7 +26,6 @@ class Mistake:
     argv: tuple[str, ...]
     pieces: tuple[str, ...]
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    before_torch: bool = True
 
 
 def _recipe(
