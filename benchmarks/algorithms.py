@@ -124,7 +124,7 @@ def sorting_ppo(folder: Path) -> dict[str, Any]:
         "ppo": {
             "num_steps": 48,
             "rollout": {"max_new_tokens": 16},
-            "kl": {"apply_to": "none"},
+            "kl": "none",
             "policy_optimizer": {"learning_rate": 3e-4},
         },
     }

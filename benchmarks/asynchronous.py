@@ -1,7 +1,6 @@
 """PPO with a slow engine and bounds on staleness: time, score and age of the samples, beside what a model predicts.
 
     python benchmarks/asynchronous.py --seeds 3 --processes 2
-    python benchmarks/asynchronous.py --seeds 1 --wall
 
 The task is to count down: after the prompt 17 the right response is 16 15 ... 0, and its score is the share of the
 numbers before the first mistake. The policy begins with a mistake in every fourth token. Prompts have a long tail:
@@ -10,8 +9,7 @@ the median is 4, and the longest of a batch is 20 to 60.
 A pass of the engine is as long for one response as for all, so a batch takes as long as its longest response: G. What
 remains of a step takes T. Two engines: `one batch at a time` queues calls, as the built-in engine does, and `several
 batches at once` decodes all calls together, as vLLM does. Time is simulated (simulated_clock.py), with T = 1, so that
-the figures do not depend on the machine. With --wall the engine is a process of its own that sleeps after each pass
-(slow_server.py), and times are seconds of the machine.
+the figures do not depend on the machine.
 
 Prediction, with X_t the time at which step t asks for its responses and D_t when they are there: X_{t+1} =
 max(X_t, D_t) + T, and D_{t+k} = X_t + G for several batches at once, max(X_t, D_{t+k-1}) + G for one at a time, and
@@ -28,7 +26,7 @@ import functools
 import random
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import chain, pairwise, product
@@ -38,11 +36,10 @@ from typing import Any
 
 import torch
 from simulated_clock import SimulatedEngine
-from slow_server import SlowEngine
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.calls import OwnCall
@@ -97,14 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
     parser.add_argument("--steps", type=int, default=40, help="steps of each run")
-    parser.add_argument("--processes", type=int, default=1, help="runs at once by the simulated clock, one thread each")
-    parser.add_argument("--wall", action="store_true", help="measure seconds instead, one run at a time")
+    parser.add_argument("--processes", type=int, default=1, help="runs at once, one thread each")
     options = parser.parse_args()
     torch.set_num_threads(1)
     jobs = [(case, seed, options.steps) for seed, case in product(range(options.seeds), CASES)]
-    if options.wall:
-        print_table(list(by_the_wall(jobs)))
-        return
     for seed in range(options.seeds):
         first_model(seed)  # once for all processes
     rows = []
@@ -124,30 +117,7 @@ def simulated(case: Case, seed: int, num_steps: int) -> dict[str, Any]:
     return run(case, seed, engine, num_steps=num_steps)
 
 
-def by_the_wall(jobs: Sequence[tuple[Case, int, int]]) -> Iterator[dict[str, Any]]:
-    """The runs in seconds of this machine. Training takes what it takes; passes sleep accordingly."""
-    engine = SlowEngine(shape(), tokenizer())
-    try:
-        pass_of = calibrate(engine)
-        for case, seed, num_steps in jobs:
-            engine.prepare(pass_of[case.slowness], several_calls=case.engine == ENGINES[1])
-            yield run(case, seed, engine, num_steps=num_steps)
-    finally:
-        engine.close()
-
-
-def calibrate(engine: SlowEngine, num_steps: int = 8) -> dict[float, float]:
-    """How many seconds a pass sleeps so that a batch takes 1 and 3 times as long as training."""
-    engine.prepare(0.0)
-    made = Watched(Case(slowness=0, engine=ENGINES[0], bound=0, weight="none"), 0, engine, num_steps=num_steps)
-    made.train(texts(0), reward=share_right, on_step=lambda *_: made.note())
-    training = statistics.median(made.training[2:])
-    passes = statistics.mean(max(lengths) for lengths in engine.lengths.values())
-    compute = statistics.median(engine.seconds.values())
-    return {slowness: max(0.0, slowness * training - compute) / passes for slowness in (1, 3)}
-
-
-def run(case: Case, seed: int, engine: SlowEngine | SimulatedEngine, *, num_steps: int) -> dict[str, Any]:
+def run(case: Case, seed: int, engine: SimulatedEngine, *, num_steps: int) -> dict[str, Any]:
     """One run: its time, its scores, and what it learned from."""
     made = Watched(case, seed, engine, num_steps=num_steps)
     history = made.train(texts(seed), reward=share_right, on_step=lambda *_: made.note())
@@ -190,12 +160,12 @@ def predict(sampling: Sequence[float], training: Sequence[float], case: Case) ->
 class Watched(PPOTrainer):
     """A trainer that notes the lengths it trains on, when its steps end, and its weights every few steps."""
 
-    def __init__(self, case: Case, seed: int, engine: SlowEngine | SimulatedEngine, *, num_steps: int) -> None:
+    def __init__(self, case: Case, seed: int, engine: SimulatedEngine, *, num_steps: int) -> None:
         config = PPOConfig(
             num_steps=num_steps,
             prompts_per_step=PROMPTS_PER_STEP,
             epochs_per_step=1,
-            kl={"apply_to": "none"},
+            kl="none",
             rollout={"max_new_tokens": LARGEST + 4, "max_num_seqs": PROMPTS_PER_STEP, "staleness": case.bound},
             policy_optimizer={"learning_rate": LEARNING_RATE},
             value_optimizer={"learning_rate": LEARNING_RATE},

@@ -31,10 +31,10 @@ SHORT_DIGITS = {
     "evaluation_sources": [{"function": "sorting:problems", "kwargs": {"num_rows": 128, "seed": 2, "digits": 3}}],
 }
 EASY_COUNTDOWN = {
-    "sources": [{"function": "proximo.data.countdown:rows", "kwargs": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
+    "sources": [{"function": "proximo.recipes.countdown:rows", "kwargs": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
     "evaluation_sources": [
         {
-            "function": "proximo.data.countdown:rows",
+            "function": "proximo.recipes.countdown:rows",
             "kwargs": {"num_rows": 128, "seed": 2, "split": "held_out", "signs": "+"},
         }
     ],
@@ -46,7 +46,7 @@ HEALTHY = {
     "digits-in-groups": Case(task="digits", changes={"ppo": GROUPS}),
     "digits-without-critic": Case(task="digits", changes={"ppo": {"advantage": "return_to_go"}}),
     "digits-solved": Case(task="digits", changes={"reward": rewarded("begins_well"), "ppo": {"num_steps": 80}}),
-    "digits-kl-in-loss": Case(task="digits", changes={"ppo": {"kl": {"apply_to": "loss", "estimator": "k2"}}}),
+    "digits-kl-in-loss": Case(task="digits", changes={"ppo": {"kl": {"kind": "loss", "estimator": "k2"}}}),
     "reviews": Case(task="reviews"),
     "reviews-again": Case(task="reviews", changes={"run": {"seed": 1}}),
     "reviews-in-groups": Case(task="reviews", changes={"ppo": {**GROUPS, "advantage": "leave_one_out"}}),
@@ -159,7 +159,7 @@ SICK = {
     "too-much-kl-in-loss": Case(
         task="digits",
         wrong="KL in the loss with a coefficient of 20, a thousand times",
-        changes={"ppo": {"kl": {"apply_to": "loss", "estimator": "k2", "coefficient": 20.0}}},
+        changes={"ppo": {"kl": {"kind": "loss", "estimator": "k2", "coefficient": 20.0}}},
         alarm="The KL in the loss outweighs the advantages",
     ),
     "rejected-tokens": Case(
@@ -185,8 +185,8 @@ SICK = {
                 **policy_rate(1e-3),
                 "num_steps": 80,
                 "prompts_per_step": 64,
-                "advantage": {"estimator": "return_to_go", "standardise": False},
-                "kl": {"apply_to": "none"},
+                "advantage": {"kind": "return_to_go", "standardise": False},
+                "kl": "none",
             },
         },
         alarm="Entropy collapses",

@@ -12,6 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,6 @@ SETTINGS = (
     *("num_epochs", "optimizer", "desirable_weight", "undesirable_weight"),
 )
 """The settings of a trainer that they read, or the sections that hold them."""
-NAMES = {"ppo": "", "sft": ", SFT", "reward": ", reward model", "prm": ", PRM", "dpo": ", DPO", "kto": ", KTO"}
-"""Trainer -> what the table says of it."""
 
 
 def main() -> None:
@@ -141,18 +140,21 @@ def rounded(metric: str, value: float | None) -> float | None:
 
 
 def print_table(found: dict[str, Run]) -> None:
-    """A row for each run: what was wrong, and what was raised."""
-    print("| run | task | what is wrong | first alarm | what it explains |\n|---|---|---|---|---|")
+    """A row for each first alarm, with the runs that raised it."""
+    raised: dict[str, list[str]] = defaultdict(list)
     for name, each in found.items():
-        alarms = run_alarms(each)
-        first = f"*{alarms[0].title}*" if alarms else "none"
-        effects = ", ".join(alarm.title for alarm in (alarms[0].consequences if alarms else ()))
-        others = "".join(f"; also {alarm.title}" for alarm in alarms[1:])
-        task = CASES[name].task.partition("-")[0] + NAMES[CASES[name].trainer]
-        print(f"| `{name}` | {task} | {CASES[name].wrong or 'nothing'} | {first} | {effects}{others} |")
-    wrong = [name for name, each in found.items() if [a.title for a in run_alarms(each)][:1] != expected(name)]
+        for alarm in run_alarms(each)[:1]:
+            raised[alarm.title].append(f"`{name}`")
+    print("| first alarm | failing runs |\n|---|---|")
+    for title, names in raised.items():
+        print(f"| *{title}* | {', '.join(names)} |")
+    judged = [
+        f"{name} ({CASES[name].wrong or 'nothing is wrong'})"
+        for name, each in found.items()
+        if [alarm.title for alarm in run_alarms(each)][:1] != expected(name)
+    ]
     print(
-        f"{len(HEALTHY)} healthy, {len(CASES) - len(HEALTHY)} sick; judged otherwise than expected: {wrong or 'none'}"
+        f"{len(HEALTHY)} healthy, {len(CASES) - len(HEALTHY)} sick; judged otherwise than expected: {judged or 'none'}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from healthy_case import Case, shipped_stages
 
 from algorithms import model_of, sorting_sft
-from proximo.data.running_sums import rows
+from proximo.recipes.running_sums import rows
 
 COIN, UNTAUGHT = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"
 GAP, BY_HEART = "Accuracy is much higher in training than held out", "The held-out loss rises again"
@@ -25,7 +25,7 @@ UNLIKELY_DESIRABLE = "The desirable answers become much less likely"
 UNBALANCED = "One label outweighs the other"
 
 EVERY_50 = {"evaluate_every_steps": 50}
-REVIEWS = "proximo.data.reviews.review_rows:"
+REVIEWS = "proximo.recipes.reviews.review_rows:"
 
 
 def rate(trainer: str, learning_rate: float) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def review_pairs(num_rows: int, noise: float = 0.15) -> list[dict[str, Any]]:
 def sums(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
     """Sums of three numbers in steps."""
     kwargs = {"num_rows": num_rows, "num_terms": 3, "largest": 4, "careless": 0.3} | arguments
-    return [{"function": "proximo.data.running_sums:rows", "kwargs": kwargs}]
+    return [{"function": "proximo.recipes.running_sums:rows", "kwargs": kwargs}]
 
 
 def mislabelled_sums(num_rows: int) -> Iterator[dict[str, Any]]:

@@ -79,7 +79,7 @@ def measure(case: Case, folder: str, *, threads: int) -> None:
     import torch
     from side_proximo import config_of, make_trainer
 
-    from proximo import PPOConfig
+    from proximo.config.ppo.options import PPOConfig
 
     torch.set_num_threads(threads)
     job = Job(models=folder, size=case.size, regime=case.regime, epochs=1, steps=1, threads=threads)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.rewards.verifiers import CodeRewardConfig
 from proximo.records import Finish, Prompt, Response
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.verifier import ScoreState

@@ -20,7 +20,7 @@ PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 POINTS = 50
 BLUE, ORANGE = "#1f6fb2", "#d9730d"
 PAIRS = {
-    "function": "proximo.data.reviews.review_rows:preference_rows",
+    "function": "proximo.recipes.reviews.review_rows:preference_rows",
     "kwargs": {"num_rows": 3600, "seed": 1, "noise": 0.15},
 }
 FROM_PAIRS = [

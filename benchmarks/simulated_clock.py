@@ -15,8 +15,7 @@ from typing import Any
 
 import proximo.rollout.asynchronous as sampling_ahead
 from proximo.records import Prompt, Response
-from proximo.rollout.fair_lock import FairLock
-from proximo.rollout.local import LocalEngine
+from proximo.rollout.local import FairLock, LocalEngine
 
 DEADLINE_SECONDS = 600.0
 

@@ -91,7 +91,7 @@ def prepare(task: str, folder: Path, demo: Path | None) -> dict[str, Any]:
         texts = [row["prompt"] for row in problems(4000, seed=1)]
         policy, reward = model_of(folder / "digits-sft", "policy"), None
     else:
-        from proximo.data.reviews.review_rows import prompt_rows
+        from proximo.recipes.reviews.review_rows import prompt_rows
 
         if demo is None:
             demo = folder / "demo"

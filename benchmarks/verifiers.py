@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.sources import VerifierRewardConfig
+from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig, VerifierRewardConfig
 from proximo.records import Finish, Prompt, Response
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.maths.countdown import CountdownVerifier

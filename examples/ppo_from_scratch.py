@@ -21,9 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 
 from proximo.algorithms import kl
 from proximo.algorithms.advantages import gae
-from proximo.algorithms.flat_layout import value_positions
 from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
-from proximo.algorithms.masking import standardise
+from proximo.algorithms.masking import standardise, value_positions
 from proximo.algorithms.shaping import shape_rewards
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses, plan_batches

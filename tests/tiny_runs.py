@@ -182,7 +182,7 @@ def _ppo(place: Path) -> dict[str, Any]:
             "epochs_per_step": 1,
             "minibatch_responses": 3,
             "tokens_per_microbatch": 40,
-            "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 20},
+            "kl": {"coefficient": 0.1, "adaptive": {"target": 0.5, "horizon": 20}},
             "rollout": {"max_new_tokens": 4, "max_num_seqs": 4},
             "policy_optimizer": _optimizer(),
             "value_optimizer": _optimizer(),

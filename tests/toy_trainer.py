@@ -30,7 +30,7 @@ from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained
 from proximo.run.make.conversion import example_options
 from proximo.run.make.data import read_split
 from proximo.run.make.models import build_language_model, build_tokenizer, prepare_device
-from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.resumption import inputs_fingerprint
 from proximo.run.task import Record
 from proximo.supervised.building import plan_update
 from proximo.supervised.sft_recipe import SFTRecipe

@@ -136,7 +136,7 @@ def tiny_trainer(kind: str, *, device: str, how: str) -> PPOTrainer:
         value = "trunk"
     elif kind == "group":
         given |= {"responses_per_prompt": 4, "minibatch_responses": 16}
-        given["advantage"] = {"estimator": "group_standardised"}
+        given["advantage"] = {"kind": "group_standardised"}
     else:
         torch.manual_seed(5)
         policy = policy.with_adapter(LoRAOptions(rank=8))

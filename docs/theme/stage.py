@@ -77,7 +77,7 @@ FORMULAS_HEAD = (
 )
 API_HEAD = "Everything that `import proximo` offers. [As a library](library.md) shows how the parts work together."
 VERIFIERS_HEAD = "What `import proximo_verifiers` offers; [how to use it elsewhere](verifiers-elsewhere.md)."
-INDEX_ROW = re.compile(r"^\| \[[^]]*\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
+INDEX_ROW = re.compile(r"^- \[[^]]*\]\(([^)]+)\): (.+)$", re.MULTILINE)
 
 
 def main(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
 from proximo.commands.library.saved_run import SavedRun, compare
 from proximo.commands.library.training import Training
-from proximo.config.ppo.kl import KLConfig
 from proximo.config.ppo.options import PPOConfig, RolloutConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import OptimizerConfig
@@ -47,7 +46,6 @@ __all__ = [
     "Finish",
     "FunctionReward",
     "FunctionRewardConfig",
-    "KLConfig",
     "LanguageModel",
     "LocalEngine",
     "MissingExtraError",

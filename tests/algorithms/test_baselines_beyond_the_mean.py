@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import group_centred, length_weighted, pass_at_k
+from proximo.algorithms.group_baselines import group_centred, length_weighted, pass_at_k
 
 GROUPS = torch.tensor([4, 1, 4, 4, 1, 4, 7])
 SCORES = torch.tensor([0.3, 2.0, -1.0, 0.3, 5.0, 1.7, 9.0], dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo_loss
+from proximo.algorithms.preferences import dpo_loss, implicit_rewards, ipo_loss
 
 
 def sigmoid(x: float) -> float:

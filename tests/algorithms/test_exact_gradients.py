@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import broadcast_to_tokens, gae, returns_to_go
-from proximo.algorithms.flat_layout import segment_sum, value_positions
+from proximo.algorithms.advantages import gae, returns_to_go
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3, weighted_k3
 from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
-from proximo.algorithms.masking import sum_per_token
+from proximo.algorithms.masking import broadcast_to_tokens, segment_sum, sum_per_token, value_positions
 from proximo.algorithms.objectives import TokenLosses, cispo, gspo, sapo
 from proximo.algorithms.shaping import prefix_deltas, shape_rewards
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proximo.algorithms.advantages import gae, length_adaptive_lam
-from proximo.algorithms.flat_layout import value_positions
+from proximo.algorithms.masking import value_positions
 
 LENGTHS = (4, 1, 6, 3)
 
@@ -59,29 +59,6 @@ def test_matches_the_definition_as_a_double_sum(gamma, lam, with_holes):
     torch.testing.assert_close(found[1], torch.tensor(wanted[1], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_by_hand():
-    rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25, 8.0])
-    arguments = {"bootstrap": torch.tensor([False]), "gamma": 1.0, "lam": 0.5}
-    advantages, returns = gae(rewards, values, all_true(2), (2,), **arguments)
-    # delta = [0.25 - 0.5, 1 - 0.25] = [-0.25, 0.75]; A_0 = -0.25 + 0.5 * 0.75
-    assert advantages.tolist() == [0.125, 0.75]
-    assert returns.tolist() == [0.625, 1.0]
-
-
-def test_with_gamma_and_lambda_one_the_return_is_the_reward_to_go_whatever_the_values():
-    rewards, values, _ = batch()
-    nothing = torch.zeros(4, dtype=torch.bool)
-    _, returns = gae(rewards, values, all_true(14), LENGTHS, bootstrap=nothing, gamma=1.0, lam=1.0)
-    to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in rewards.split(LENGTHS)])
-    torch.testing.assert_close(returns, to_go, rtol=0, atol=1e-12)
-
-
-def test_with_lambda_zero_the_advantage_is_the_error_of_one_step():
-    rewards, values, _ = batch((3,))
-    advantages, _ = gae(rewards, values, all_true(3), (3,), bootstrap=all_true(1), gamma=0.9, lam=0.0)
-    torch.testing.assert_close(advantages, rewards + 0.9 * values[1:] - values[:-1], rtol=0, atol=1e-12)
-
-
 def test_each_response_may_have_its_own_lambda():
     rewards, values, mask = batch()
     lams, cut = [0.3, 1.0, 0.95, 0.0], torch.tensor([True, False, True, False])
@@ -97,32 +74,6 @@ def test_a_lambda_that_adapts_to_the_length_by_hand():
     # alpha * tokens = 5, 20, 1, 0.5, 0
     lams = length_adaptive_lam(torch.tensor([100.0, 400.0, 20.0, 10.0, 0.0]), alpha=0.05)
     torch.testing.assert_close(lams, torch.tensor([0.8, 0.95, 0.0, 0.0, 0.0]))
-
-
-def test_an_answer_that_ended_has_no_value_after_its_end():
-    rewards, values, mask = batch()
-    changed = values.clone()
-    changed[[4, 6, 13, 17]] += 100.0
-    ended = torch.tensor([False, False, False, False])
-    options = {"bootstrap": ended, "gamma": 1.0, "lam": 0.95}
-    assert gae(rewards, values, mask, LENGTHS, **options)[0].equal(gae(rewards, changed, mask, LENGTHS, **options)[0])
-    options["bootstrap"] = ~ended
-    before, after = (gae(rewards, v, mask, LENGTHS, **options)[0] for v in (values, changed))
-    assert ((after - before)[mask] > 1).all()
-
-
-def test_tokens_that_a_tool_wrote_are_skipped_and_not_discounted():
-    rewards, values, _ = batch((4,))
-    options = {"bootstrap": all_true(1), "gamma": 0.9, "lam": 0.8}
-    short = gae(rewards, values, all_true(4), (4,), **options)
-    noise = torch.full((3,), 77.0, dtype=torch.float64)
-    longer_rewards = torch.cat([rewards[:2], noise, rewards[2:]])
-    longer_values = torch.cat([values[:2], noise, values[2:]])
-    mask = torch.tensor([True, True, False, False, False, True, True])
-    longer = gae(longer_rewards, longer_values, mask, (7,), **options)
-    for found, wanted in zip(longer, short, strict=True):
-        assert found[mask].equal(wanted)
-        assert not found[~mask].any()
 
 
 def test_a_response_gets_the_same_bits_alone_and_in_any_company():

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import advantages
-from proximo.algorithms.advantages import gae, group_standardised
+from proximo.algorithms.advantages import gae
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights
 from proximo.algorithms.controllers import adaptive_kl
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.group_baselines import group_standardised
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3
 from proximo.algorithms.losses import (
     clipped_policy_loss,
@@ -20,11 +20,10 @@ from proximo.algorithms.losses import (
     policy_statistics,
     value_statistics,
 )
-from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
+from proximo.algorithms.masking import masked_mean, masked_variance, rescale, segment_sum, standardise
 from proximo.algorithms.objectives import gspo, ppo, sapo, sequence_ratios
-from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
-from proximo.algorithms.score_transforms import fixed_penalties
-from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
+from proximo.algorithms.preferences import TokenScores, bradley_terry, divergence_window
+from proximo.algorithms.shaping import clip_scores, fixed_penalties, prefix_deltas, shape_rewards
 from proximo.algorithms.value_scale import ReturnMoments, cumulative_moments, exponential_moments
 
 

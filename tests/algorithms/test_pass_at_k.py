@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 
-from proximo.algorithms.pass_at_k import pass_at_k
+from proximo.ppo.task import pass_at_k
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 5])

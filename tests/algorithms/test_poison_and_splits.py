@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.advantages import gae
-from proximo.algorithms.flat_layout import value_positions
 from proximo.algorithms.kl import k1, k2, weighted_k3
 from proximo.algorithms.losses import (
     clipped_policy_loss,
@@ -28,9 +27,10 @@ from proximo.algorithms.masking import (
     standardise,
     sum_of_response_means,
     sum_per_token,
+    value_positions,
 )
 from proximo.algorithms.objectives import cispo, gspo, ppo, sapo
-from proximo.algorithms.preference import bradley_terry
+from proximo.algorithms.preferences import bradley_terry
 from proximo.algorithms.shaping import shape_rewards
 
 N = 24

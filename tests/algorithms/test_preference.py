@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window, pair_accuracy
+from proximo.algorithms.preferences import TokenScores, bradley_terry, divergence_window, pair_accuracy
 
 
 def log_loss(gap: float) -> float:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from proximo.algorithms.schedules import learning_rate_factor
+from proximo.learner.optimizers import learning_rate_factor
 
 
 def factors(kind, *, num_updates=10, warmup_updates=0, floor=0.0) -> list[float]:

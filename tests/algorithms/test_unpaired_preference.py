@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.unpaired_preference import kto_loss, reference_point
+from proximo.algorithms.preferences import kto_loss, reference_point
 
 DESIRABLE = torch.tensor([True, True, False, False])
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from mixed_programs import KINDS, grade, misgraded, mixture
 
-from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.rewards.verifiers import CodeRewardConfig
 from proximo.errors import SandboxError
 from proximo_verifiers.sandbox.runner import Sandbox
 from proximo_verifiers.verifier import ScoreState

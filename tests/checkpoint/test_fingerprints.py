@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 
-from proximo.checkpoint.environment import describe_environment
+from proximo.checkpoint.environment import PACKAGES, describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, Permission, check_fingerprints, relocatable, relocated
-from proximo.checkpoint.versions import PACKAGES
 from proximo.errors import RunFolderError
 
 SAVED = Fingerprints(
@@ -161,7 +160,7 @@ def test_a_variable_that_chooses_other_instructions_is_part_of_the_environment(m
 
 
 def test_a_package_that_is_not_installed_is_none(monkeypatch):
-    monkeypatch.setattr("proximo.checkpoint.versions.PACKAGES", ("no-such-package-here",))
+    monkeypatch.setattr("proximo.checkpoint.environment.PACKAGES", ("no-such-package-here",))
     assert describe_environment(device="cpu")["no-such-package-here"] is None
 
 

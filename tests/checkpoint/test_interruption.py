@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.store import CheckpointStore
+from proximo.distributed.signals import Interruption
 from waiting import LATEST_SECONDS, wait_until
 
 TRAIN = """
 import signal, sys, time
 from pathlib import Path
-from proximo.checkpoint.interruption import Interruption
+from proximo.distributed.signals import Interruption
 from proximo.checkpoint.store import CheckpointStore
 
 # A shell that runs the tests in the background ignores SIGINT, nohup ignores SIGHUP, and children inherit that.
@@ -111,14 +111,14 @@ def test_a_second_signal_ends_the_process_at_once_even_within_a_save(tmp_path):
 def test_a_signal_that_the_parent_ignores_stays_ignored(tmp_path):
     """As for a process in the background of a script, which must not mind Ctrl-C."""
     code = "import signal, os; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    code += "from proximo.checkpoint.interruption import Interruption\n"
+    code += "from proximo.distributed.signals import Interruption\n"
     code += "with Interruption() as i:\n    os.kill(os.getpid(), signal.SIGINT)\n    print(i.requested)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 def test_a_program_with_a_use_of_its_own_for_a_users_signal_keeps_it():
-    code = "import os, signal\nfrom proximo.checkpoint.interruption import Interruption\n"
+    code = "import os, signal\nfrom proximo.distributed.signals import Interruption\n"
     code += "signal.signal(signal.SIGUSR1, lambda *_: print('mine'))\n"
     code += "with Interruption() as i:\n    os.kill(os.getpid(), signal.SIGUSR1)\n    print(i.requested)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -127,7 +127,7 @@ def test_a_program_with_a_use_of_its_own_for_a_users_signal_keeps_it():
 
 def test_a_forked_child_dies_of_the_signal_as_it_would_otherwise(tmp_path):
     """A pool of reward workers ends its workers with SIGTERM."""
-    code = "import os, signal, time\nfrom proximo.checkpoint.interruption import Interruption\n"
+    code = "import os, signal, time\nfrom proximo.distributed.signals import Interruption\n"
     code += "begun, begin = os.pipe()\n"
     code += "with Interruption() as i:\n    child = os.fork()\n"
     code += "    if not child: os.write(begin, b'x')\n"
@@ -185,7 +185,7 @@ def test_an_interrupt_of_a_process_that_goes_on_gives_the_step_its_time_and_a_se
 
 
 def test_a_sigterm_ends_also_a_process_that_goes_on_after_an_interrupt(tmp_path):
-    code = "import signal, time\nfrom proximo.checkpoint.interruption import Interruption\n"
+    code = "import signal, time\nfrom proximo.distributed.signals import Interruption\n"
     code += "with Interruption(grace_seconds=0.2, keeps_process=True) as i:\n"
     code += "    signal.raise_signal(signal.SIGTERM)\n    time.sleep(1000)\n"
     command = [sys.executable, "-c", code]

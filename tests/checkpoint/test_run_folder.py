@@ -240,6 +240,6 @@ def test_closing_lets_others_in(tmp_path):
 
 def test_rules_and_stores_are_known_without_torch():
     """Mistakes in a command are reported before torch is imported."""
-    code = "import sys, proximo.checkpoint.run_folder, proximo.checkpoint.logs, proximo.checkpoint.interruption; "
+    code = "import sys, proximo.checkpoint.run_folder, proximo.checkpoint.logs, proximo.distributed.signals; "
     code += "import proximo.checkpoint.fingerprints; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,8 +13,8 @@ from checkpoint_faults import FaultyDisk, Stopped, contents, is_whole, save
 from test_store_faults import SCENARIOS, Scenario, assert_nothing_lost
 
 from proximo.checkpoint import atomic, ranks
-from proximo.checkpoint.manifest import read_manifest
 from proximo.checkpoint.ranks import Captured, RankWriter, replace_shards
+from proximo.checkpoint.reading import read_manifest
 from proximo.checkpoint.store import CheckpointStore
 from proximo.distributed.world import World, using
 from proximo.errors import CheckpointError, RankError

@@ -1,7 +1,5 @@
 """When a run saves."""
 
-import pytest
-
 from proximo.checkpoint.store import SaveSchedule
 
 
@@ -41,9 +39,3 @@ def test_by_both_and_by_neither():
     assert both.due(4)
     assert not both.due(5)
     assert not SaveSchedule(every_steps=None, every_minutes=None).due(100)
-
-
-@pytest.mark.parametrize("options", [{"every_steps": 0, "every_minutes": 1}, {"every_steps": 1, "every_minutes": 0}])
-def test_zero_is_not_never(options):
-    with pytest.raises(ValueError, match="or None"):
-        SaveSchedule(**options)

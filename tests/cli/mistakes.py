@@ -93,7 +93,7 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is not supported", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
-    _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator or ppo.advantage.estimator?"),
+    _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator?"),
     _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
     _override("rewards that weigh nothing", "reward.0.weight=0", "every reward source has weight 0"),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
@@ -138,7 +138,7 @@ RECIPES = (
     ),
     _override(
         "a reference to compare with that is not there",
-        "ppo={evaluate_reference: true, kl: {apply_to: none}}",
+        "ppo={evaluate_reference: true, kl: none}",
         "evaluate_reference needs a fixed reference",
     ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
@@ -152,14 +152,12 @@ RECIPES = (
     _override(
         "warm-up to the end", "ppo.critic_warmup_steps=10", "leaves no steps for the policy", "below num_steps (10)"
     ),
-    _override(
-        "KL form with another gradient", "ppo.kl={apply_to: loss, estimator: k3}", "k3 in the loss", "weighted_k3"
-    ),
+    _override("KL form with another gradient", "ppo.kl={kind: loss, estimator: k3}", "must be 'k2', 'weighted_k3'"),
     _override("average that is not kept", "ppo.evaluate_average=true", "evaluate_average needs average_decay"),
     _override(
         "moving a reference that is not there",
-        "ppo.kl={apply_to: none, reference_every_steps: 2}",
-        "kl.reference_every_steps needs a reference",
+        "ppo.kl={kind: none, reference_every_steps: 2}",
+        "reference_every_steps is for kind reward or loss or margin, and this is of kind none",
     ),
     _recipe(
         "moving the base below an adapter",
@@ -170,7 +168,7 @@ RECIPES = (
     _override(
         "second bound of a weight that is bounded",
         "ppo.policy_loss.objective={kind: cispo, dual_clip: 3}",
-        "dual_clip is for kind ppo or gspo, and this is of kind cispo",
+        "dual_clip is for kind ppo, and this is of kind cispo",
     ),
     _override(
         "weights between a policy and itself",
@@ -199,14 +197,21 @@ RECIPES = (
         "no file none.txt",
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
-    _override("bootstrap of scored answers", "ppo.truncation_value=bootstrap", "score.score_truncated: false"),
     _override(
-        "KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "never changes", "set it above 0"
+        "bootstrap without a critic",
+        "ppo={truncation: bootstrap, advantage: return_to_go}",
+        "truncation: bootstrap needs a value model",
+    ),
+    _override(
+        "KL coefficient that cannot adapt",
+        "ppo.kl={coefficient: 0, adaptive: {target: 6}}",
+        "never changes",
+        "set it above 0",
     ),
     _override(
         "KL coefficient that one step ends",
-        "ppo.kl={horizon: 12, target: 6}",
-        "kl.horizon (12) must exceed a fifth of the 64 responses",
+        "ppo.kl.adaptive={horizon: 12, target: 6}",
+        "kl.adaptive.horizon (12) must exceed a fifth of the 64 responses",
     ),
     _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty must be set together"),
     _override(
@@ -221,8 +226,8 @@ RECIPES = (
     ),
     _override(
         "penalty of what has no score",
-        "ppo.score={score_truncated: false, missing_eos_penalty: 1}",
-        "missing_eos_penalty needs score_truncated: true",
+        "ppo={truncation: unscored, score: {missing_eos_penalty: 1}}",
+        "score.missing_eos_penalty is for cut responses, and truncation: unscored gives them no score",
     ),
     _override(
         "whitened rewards of groups",
@@ -251,16 +256,6 @@ RECIPES = (
     ),
     _override("expression that is none", "reward=[{kind: pattern, pattern: 'a('}]", "reward.0.pattern", "missing )"),
     _override(
-        "whole response that matches twice",
-        "reward=[{kind: pattern, pattern: a, match: full, max_matches: 2}]",
-        "max_matches needs match: search",
-    ),
-    _override(
-        "pattern that outlives its worker",
-        "reward=[{kind: pattern, pattern: a, match_seconds: 10}]",
-        "match_seconds (10) must be below answer_seconds (10)",
-    ),
-    _override(
         "schema that is none",
         "reward=[{kind: json_schema, json_schema: {type: objct}}]",
         "reward.0.json_schema",
@@ -277,11 +272,6 @@ RECIPES = (
         "lengths the wrong way round",
         "reward=[{kind: length, shortest: 3, longest: 2}]",
         "shortest (3) must not exceed longest (2)",
-    ),
-    _override(
-        "format bonus without a verifier",
-        "reward=[{kind: think_answer, format_bonus: 0.1}]",
-        "need a verifier: set verifier",
     ),
     _override(
         "workers of a verifier within a form",

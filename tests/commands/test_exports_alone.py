@@ -20,9 +20,9 @@ from proximo.models.packing import pack
 from proximo.models.pretrained.folders import is_adapter_folder
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_model
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from tiny_runs import LLAMA, LORA, Kind, changed, make_inputs, recipe_of, run
 
 IDS = [1, 7, 8, 9, 10, 7]

@@ -10,7 +10,7 @@ import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo import PPOConfig, PPOTrainer, SavedRun, Training
-from proximo.commands.library.report_page import ReportPage
+from proximo.commands.library.saved_run import ReportPage
 from proximo.rollout.responses import Responses
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
 

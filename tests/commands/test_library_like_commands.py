@@ -12,15 +12,17 @@ import pytest
 import typer
 import yaml
 
-from proximo import SavedRun, Training, shipped_recipe, shipped_recipes
 from proximo.cli import main
 from proximo.cli.program import app
+from proximo.commands.library.saved_run import SavedRun
+from proximo.commands.library.training import Training
 from proximo.commands.pipeline import run as pipeline
 from proximo.config.loader import resolved_yaml
+from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError, UserError
 from proximo.metrics.formatting import format_number
 from proximo.plan.record import to_json
-from proximo.run.reporting import journal
+from proximo.run import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
 NO_PYTHON = {"doctor", "engine", "serve-reward"}

@@ -22,7 +22,7 @@ from proximo import (
     WeightedReward,
 )
 from proximo.errors import ConfigError, RunFolderError
-from proximo.run.reporting import journal
+from proximo.run import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
 

@@ -111,7 +111,7 @@ def test_too_many_responses_without_a_score_end_it_and_leave_no_file(
 
 def test_rating_asks_for_no_model_but_the_policy() -> None:
     recipe = sampling_only(PPORecipe.model_validate(RECIPE))
-    assert (recipe.ppo.kl.apply_to, recipe.ppo.uses_critic, recipe.gold) == ("none", False, None)
+    assert (recipe.ppo.kl.kind, recipe.ppo.uses_critic, recipe.gold) == ("none", False, None)
     greedy = PPORecipe.model_validate(RECIPE).ppo.rollout
     assert recipe.ppo.rollout == greedy.model_copy(update={"greedy": False}), "equal responses would rate nothing"
 

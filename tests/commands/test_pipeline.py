@@ -17,10 +17,10 @@ from proximo.models.packing import pack
 from proximo.models.sharing import base_alone
 from proximo.plan.profiling import make_plans
 from proximo.ppo.recipe import PPORecipe
+from proximo.run import journal
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 
-REVIEWS = "proximo.data.reviews.review_rows"
+REVIEWS = "proximo.recipes.reviews.review_rows"
 TINY = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -62,7 +62,7 @@ def recipe(folder: Path, *, lora: bool = False, **ppo: Any) -> PipelineRecipe:
                 "value": {"init_from": "reward"} | adapter,
                 "data": source("prompt_rows", 20),
                 "reward": [{"kind": "model", "path": "@reward"}],
-                "gold": {"kind": "function", "function": "proximo.data.reviews.gold:gold_reward"},
+                "gold": {"kind": "function", "function": "proximo.recipes.reviews.gold:gold_reward"},
                 "ppo": {"num_steps": 2, "prompts_per_step": 4, "rollout": {"max_new_tokens": 8}} | ppo,
             },
         }
@@ -168,7 +168,7 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
 
 def test_a_stage_of_process_rewards_feeds_ppo(finished: Path, tmp_path: Path) -> None:
     start, folder = str(pipeline.whole_result(finished, "@sft")), tmp_path / "run"
-    sums = {"function": "proximo.data.running_sums:rows", "kwargs": {"num_rows": 20, "seed": 1}}
+    sums = {"function": "proximo.recipes.running_sums:rows", "kwargs": {"num_rows": 20, "seed": 1}}
     tree = recipe(folder).model_dump(mode="json", exclude_unset=True)
     tree["sft"] = tree["reward"] = None
     tree["prm"] = {

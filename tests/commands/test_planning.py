@@ -211,7 +211,7 @@ MORE = [
     ("ppo", {"tokenizer.added_tokens": ["<a>", "<b>"]}, "generate"),
     ("ppo", {"model.config.hidden_size": 32}, "generate"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"estimator": "full"}}, "reference_logprobs"),
-    ("ppo", {"ppo.kl": {"apply_to": "loss", "estimator": "full"}}, "train_policy"),
+    ("ppo", {"ppo.kl": {"kind": "loss", "estimator": "full"}}, "train_policy"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
     ("sft", {"data.max_tokens": 60}, "train"),
     ("sft", {"sft.tokens_per_microbatch": 200}, "train"),
@@ -222,7 +222,7 @@ MORE = [
 ]
 LESS = [
     ("ppo", {"model.lora": {"rank": 2}}, "train_value"),
-    ("ppo", {"ppo.kl.apply_to": "none", "ppo.kl.target": None}, "generate"),
+    ("ppo", {"ppo.kl": "none"}, "generate"),
     ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
     ("ppo", {"model.config.num_hidden_layers": 2, "model.frozen_layers": 1}, "train_policy"),
     ("ppo", {"model.config.num_hidden_layers": 4, "model.activation_checkpointing": True}, "train_policy"),

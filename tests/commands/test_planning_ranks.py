@@ -6,7 +6,7 @@ import re
 import pytest
 
 from proximo.cli import main
-from proximo.cli.planning import parse_bytes
+from proximo.cli.recipe_commands import parse_bytes
 from proximo.errors import ConfigError
 from proximo.plan.profiling import make_plans
 from proximo.plan.record import RANK_BYTES

@@ -18,7 +18,7 @@ from datasets import Dataset
 from proximo import SavedRun, Training, session_functions
 from proximo.cli import main
 from proximo.errors import ConfigError, RunFolderError
-from proximo.run.reporting import journal
+from proximo.run import journal
 from tiny_runs import Kind, make_inputs, recipe_of, share_of_vowels
 
 CLOCKS = re.compile("^(time|memory|throughput)/|second|cache")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from proximo.config.devices import devices_problem
 from proximo.config.ineffective_keys import ineffective_keys
 from proximo.config.loader import load_recipe
-from proximo.config.placed_roles import devices_problem
 from proximo.errors import ConfigError
 from recipe_files import DPO, KTO, PIPELINE, PPO, SFT, write_recipe
 
@@ -141,6 +141,11 @@ NOTES = [
             "devices.shard_size has no effect: no model is sharded",
             "devices.reduce_gradients has no effect: no model that trains is sharded",
         ],
+    ),
+    (
+        "dpo",
+        ["devices.reference.device=cuda:1"],
+        ["devices.reference.device has no effect: only PPO has models on several devices of one process"],
     ),
     ("pipeline", ["devices.policy.shard=grads"], []),
     (

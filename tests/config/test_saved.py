@@ -4,8 +4,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from proximo.commands.pipeline.recipe import PipelineRecipe
-from proximo.config.loader import load_recipe
-from proximo.config.saved import read_saved
+from proximo.config.loader import load_recipe, read_saved
 from proximo.config.schema.base import Section
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import RunFolderError

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proximo.config.schema.scalars import plain_scalar
+from proximo.config.schema.positioned_yaml import plain_scalar
 
 
 @pytest.mark.parametrize("word", ["null", "Null", "NULL", "~", ""])

@@ -4,7 +4,7 @@ import pytest
 
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.schema.fields import key_paths
-from proximo.config.schema.suggestions import suggestions
+from proximo.config.schema.validation_messages import suggestions
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo_recipe import DPORecipe
 from proximo.supervised.kto_recipe import KTORecipe

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.rollout import sampling
-from proximo.rollout.noise import exponential_noise
-from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
+from proximo.rollout.sampling import RandomKey, SamplingOptions, exponential_noise, sample
 from proximo_cpu.library import library
 from proximo_cpu.row_kernels import RowKernels, row_kernels_for
 

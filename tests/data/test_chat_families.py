@@ -3,6 +3,7 @@
 The oracle is `apply_chat_template` of transformers.
 """
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -14,13 +15,12 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import render_for
 from proximo.data.rows import Row
-from proximo.data.templates.renderer import RENDERER
+from proximo.data.templates.conversation_text import conversation_text
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
-from proximo.rollout.stop_token_ids import ending_ids
-from proximo.rollout.stopping import StopRules
+from proximo.rollout.stopping import StopRules, ending_ids
 
 ASK = {"role": "user", "content": "is it?"}
 YES, NO = ({"role": "assistant", "content": text} for text in ("yes", "no"))
@@ -59,8 +59,8 @@ def test_it_is_rendered_as_transformers_renders_it(family: Family) -> None:
     system = [{"role": "system", "content": "be kind"}] if family.has_system else []
     for messages in CONVERSATIONS:
         for is_open in (True, False):
-            given = {"messages": [*system, *messages], "add_generation_prompt": is_open, "tools": None}
-            rendered = RENDERER.render(family.template, {**tokenizer.special_tokens_map, **given})
+            tokens = json.dumps(tokenizer.special_tokens_map)
+            rendered = conversation_text(family.template, tokens, [*system, *messages], open_reply=is_open)
             assert rendered == tokenizer.apply_chat_template(
                 [*system, *messages], tokenize=False, add_generation_prompt=is_open
             )

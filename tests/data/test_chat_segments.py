@@ -1,11 +1,13 @@
 """What the assistant wrote is found under every chat template, or refused by name where a loss needs to know."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from builders import tiny_tokenizer
 from chat_families import PLAIN_CHAT_TEMPLATE
-from proximo.data.templates import conversation_text
-from proximo.data.templates import renderer as templates
+from proximo.data.templates import limits
 from proximo.data.templates.chat import end_of_turn_ids, render_conversation
 from proximo.data.templates.turn_ends import end_of_turn
 from proximo.data.tokenise import TextEncoder
@@ -159,26 +161,76 @@ def test_a_conversation_may_begin_with_the_assistant() -> None:
         parts(indexing, [REPLY, ASK], [REPLY], learned="all")
 
 
-@pytest.mark.parametrize(
-    ("harm", "limit"),
-    [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s of computing"),
-        ("{{ 'a' * 10000000000 }}", "MiB of memory"),
-    ],
-)
-def test_a_template_that_would_never_end_is_one_message(harm: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "CPU_SECONDS", 1)
-    renderer = templates.TemplateRenderer()
-    monkeypatch.setattr(conversation_text, "RENDERER", renderer)
-    encoder = encoder_with(harm + TEMPLATES["chatml"])
-    with pytest.raises(
-        ModelError, match=f"here: the chat template of 'the/tokenizer' could not be.*more than.*{limit}"
-    ):
-        render_conversation(encoder, [ASK], origin="here")
-    with pytest.raises(ModelError, match="end of turn: the chat template"):
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HARMS = {
+    "a loop": (LOOP, "1 s of computing"),
+    "a loop in a marked answer": ("{%- generation -%}" + LOOP + "{%- endgeneration %}", "1 s of computing"),
+    "a number without end": ("{{ 9 ** (9 ** (9 ** 9)) }}", "1 s of computing"),
+    "a text of 10 GB": ("{{ 'a' * 10000000000 }}", "1024 MiB of memory"),
+}
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One second of computing for a trial."""
+    monkeypatch.setattr(limits, "CPU_SECONDS", 1)
+    limits.try_template.cache_clear()
+    yield
+    limits.try_template.cache_clear()
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_template_that_never_ends_is_refused_by_a_trial_in_another_process(harm: str) -> None:
+    template, limit = HARMS[harm]
+    with pytest.raises(ModelError, match=f"more than {limit}"):
+        limits.try_template(template + TEMPLATES["chatml"], "{}")
+
+
+def test_the_trial_comes_first_and_names_the_tokenizer() -> None:
+    encoder = encoder_with(HARMS["a text of 10 GB"][0])
+    with pytest.raises(ModelError, match="end of turn: the chat template of 'the/tokenizer' .* 1024 MiB of memory"):
         end_of_turn_ids(encoder)
-    assert parts(TEMPLATES["chatml"], [ASK])[0], "the next rendering has a process of its own"
-    renderer.close()
+
+
+def test_a_template_that_refuses_or_fails_passes_the_trial() -> None:
+    for template in ("{{ raise_exception('no') }}", "{% if %}", "{{ strftime_now('%Y') | tojson(indent=1) }}"):
+        limits.try_template(template, '{"eos_token": "<eos>"}')
+
+
+LOOP_FOR_ONE = "{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}" + TEMPLATES["chatml"]
+"""Loops over words that only one row has, so that no trial sees it."""
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second of computing for a rendering in this process."""
+    monkeypatch.setattr(limits, "CPU_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "WATCH_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_rendering_that_never_ends_is_ended_here_with_its_row_and_template() -> None:
+    encoder = encoder_with(LOOP_FOR_ONE)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"here: the chat template of 'the/tokenizer' could not be.* 0\.1 s of"):
+            render_conversation(encoder, [{"role": "user", "content": "loop"}], origin="here")
+        assert render_conversation(encoder, [ASK], origin="here").prompt, "the next rendering is not disturbed"
+
+
+@pytest.mark.usefixtures("short")
+def test_the_watchdog_ends_the_rendering_of_a_thread_that_is_late_and_no_other() -> None:
+    encoder = encoder_with(LOOP_FOR_ONE)
+
+    def rendered(content: str) -> bool:
+        try:
+            return bool(render_conversation(encoder, [{"role": "user", "content": content}], origin="here").prompt)
+        except ModelError:
+            return False
+
+    with ThreadPoolExecutor(4) as threads:
+        words = [str(number) for number in range(40)]
+        assert list(threads.map(rendered, ["loop", *words, "loop"])) == [False, *[True] * 40, False]
 
 
 def test_what_a_template_may_not_touch_is_its_refusal() -> None:

@@ -22,12 +22,11 @@ from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
-from proximo.data.readers.columns import with_columns
 from proximo.data.readers.problems import as_problem
 from proximo.data.readers.reading import read_source
-from proximo.data.readers.source import DataSource
+from proximo.data.readers.source import DataSource, with_columns
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.errors import DataError
 
 USER, REPLY = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "re"}

@@ -15,7 +15,7 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from tool_templates import TOOL_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    wanted = {"prompts": 4, "problems": 1, "texts": 6, "pairs": 6, "labelled": 2, "steps": 1, "chat": 1, "tools": 1}
+    wanted = {"prompts": 2, "problems": 1, "texts": 2, "pairs": 1, "labelled": 1, "steps": 1, "chat": 1, "tools": 1}
     assert {kind: kinds.count(kind) for kind in set(kinds)} == wanted
 
 

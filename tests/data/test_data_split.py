@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.data.readers.split import DataPhase, hold_out, phase_indices, split_boundaries
+from proximo.data.order import DataPhase, hold_out, phase_indices, split_boundaries
 from proximo.errors import ConfigError
 
 VECTORS = {

@@ -1,8 +1,7 @@
 """Data larger than memory: what lies on disk is what would lie in memory, and training on it has the same bits."""
 
-import errno
 import os
-from array import array
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.token_cache import TokenCache
 from proximo.errors import DataError
 from run_outcomes import assert_same_outcome, outcome
@@ -105,7 +104,7 @@ def test_a_run_on_data_that_lie_on_disk_has_the_same_bits(kind, tmp_path, monkey
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder / "report.html")
 
 
 @pytest.mark.usefixtures("small")
@@ -164,11 +163,7 @@ def test_mistakes_are_named_as_in_memory(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_that_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    def full(file: int, content: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "r+b"))  # noqa: SIM115
     with pytest.raises(DataError, match=f"{tmp_path} has no room.*TMPDIR"):
         collected(rows())
 
@@ -199,10 +194,12 @@ def test_portions_are_cached_and_told_in_one_note(tmp_path: Path, monkeypatch: p
     assert "files in" in note
 
 
-def test_an_example_takes_a_number_of_memory() -> None:
-    """What memory holds of a record on disk is where it ends."""
+def test_records_on_disk_are_not_in_memory() -> None:
+    import pyarrow
+
     example = TextExample(id="a", token_ids=tuple(range(100)), loss_mask=(True,) * 100)
+    before = pyarrow.total_allocated_bytes()
     kept = OnDisk(example for _ in range(1000))
-    held = [value for value in vars(kept).values() if isinstance(value, array | dict | list)]
-    assert sum(len(value) for value in held) == 1001
-    assert sum(value.itemsize * len(value) for value in held if isinstance(value, array)) < 10_000
+    assert len(kept) == 1000
+    assert not kept._others
+    assert pyarrow.total_allocated_bytes() - before < 10_000

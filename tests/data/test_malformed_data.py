@@ -252,12 +252,12 @@ PLACES = [
     ("unknown module", {"path": "no_such_module_here:rows"}, ["cannot import 'no_such_module_here'", "PYTHONPATH"]),
     (
         "unknown function",
-        {"path": "proximo.data.pairing:label_pair"},
+        {"path": "proximo.recipes.pairing:label_pair"},
         ["no function 'label_pair'", "nearest: 'label_pairs'"],
     ),
     (
         "wrong argument",
-        {"path": "proximo.data.pairing:label_pairs", "kwargs": {"file": "x"}},
+        {"path": "proximo.recipes.pairing:label_pairs", "kwargs": {"file": "x"}},
         ["label_pairs", "path", "file"],
     ),
     ("not a generator", {"path": "os:getpid"}, ["os:getpid", "must yield rows", "int"]),

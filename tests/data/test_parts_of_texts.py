@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from builders import tiny_language_model
-from proximo.data.codec.decoding import decode, end_of_prompt, response_text
+from proximo.data.codec import decode, end_of_prompt, response_text
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
@@ -16,7 +16,7 @@ from proximo.data.preferences import PairOptions, PreferencePair, load_preferenc
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import encode_exchanges, render_for
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepExample, StepOptions, load_step_examples
+from proximo.data.step_examples import StepExample, StepOptions, load_step_examples
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ModelError

@@ -11,10 +11,9 @@ from builders import tiny_tokenizer
 from chat_families import FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
-from proximo.data.readers.columns import with_columns
 from proximo.data.readers.problems import as_problem, last_boxed
 from proximo.data.readers.reading import load_rows
-from proximo.data.readers.source import DataSource, Problems
+from proximo.data.readers.source import DataSource, Problems, with_columns
 from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError
 from real_data import real_data

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from proximo.data.formats.messages import messages_cell
+from proximo.data.order import DataPhase
 from proximo.data.readers import reading
-from proximo.data.readers.file_text import file_lines
 from proximo.data.readers.reading import load_rows, mixture_counts, read_source
 from proximo.data.readers.source import DataSource
-from proximo.data.readers.split import DataPhase
+from proximo.data.readers.text_files import file_lines
 from proximo.data.rows import fingerprints, row_ids
 from proximo.errors import ConfigError, DataError
 

@@ -115,7 +115,7 @@ def test_the_whole_corpus_has_the_stories_that_it_says() -> None:
 def test_sentences_with_labels_become_pairs(real_tokenizers) -> None:
     path = str(real_data("sentiment/sst2_train.jsonl"))
     rows = load_rows(
-        [DataSource(path="proximo.data.pairing:label_pairs", kwargs={"path": path, "num_pairs": 500})]
+        [DataSource(path="proximo.recipes.pairing:label_pairs", kwargs={"path": path, "num_pairs": 500})]
     ).rows
     with real_data("sentiment/sst2_train.jsonl").open() as file:
         label = {row["text"]: row["label"] for row in map(json.loads, file)}

@@ -8,11 +8,11 @@ from transformers import PreTrainedTokenizerFast
 
 from builders import tiny_tokenizer
 from proximo.data.rows import Row
-from proximo.data.running_sums import rows, step_labels
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
-from proximo.data.stepwise.steps import StepFinder, check_separator, split_steps
+from proximo.data.step_examples import StepOptions, load_step_examples
+from proximo.data.steps import StepFinder, check_separator, split_steps
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError
+from proximo.recipes.running_sums import rows, step_labels
 
 
 def row(**values: Any) -> Row:

@@ -17,9 +17,8 @@ from chat_families import CHATML, FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.column_use import read_by_source
 from proximo.data.formats.context_columns import in_context
-from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.messages import messages_cell, tools_cell
 from proximo.data.formats.prompt_response import Exchange
-from proximo.data.formats.tool_calls import tools_cell
 from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
@@ -27,7 +26,7 @@ from proximo.data.readers.reading import read_source
 from proximo.data.readers.source import DataSource
 from proximo.data.rendering import render_for
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError
 from proximo.rewards.protocol import read_request, request_body

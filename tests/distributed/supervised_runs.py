@@ -13,7 +13,7 @@ from proximo.config.devices import DevicesConfig
 from proximo.data.examples import TextExample
 from proximo.data.labelled import LabelledResponse
 from proximo.data.preferences import PreferencePair
-from proximo.data.stepwise.examples import StepExample
+from proximo.data.step_examples import StepExample
 from proximo.distributed.world import whole
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions

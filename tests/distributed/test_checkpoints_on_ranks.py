@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from architectures import build_architecture
 from builders import tiny_tokenizer
 from distributed.ranks import Ranks
-from proximo.checkpoint.manifest import read_manifest
 from proximo.checkpoint.ranks import Captured, RankWriter
+from proximo.checkpoint.reading import read_manifest
 from proximo.checkpoint.store import CheckpointStore
 from proximo.commands.export import export_model
 from proximo.config.devices import DevicesConfig

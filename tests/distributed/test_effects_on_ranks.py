@@ -30,7 +30,7 @@ from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.remote import RemoteLimits, RemoteReward
-from proximo.rewards.sources_on_ranks import build_on_first
+from proximo.rewards.source import build_on_first
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.make.sharding import shard_model

@@ -28,8 +28,7 @@ from launched import (
 )
 
 from distributed.ranks import SOON_SECONDS, Ranks
-from proximo.distributed.deadline_store import DeadlineStore
-from proximo.distributed.heartbeats import Position, Watch
+from proximo.distributed.heartbeats import DeadlineStore, Position, Watch
 from proximo.distributed.process_group import ProcessGroupWorld
 from proximo.distributed.world import World
 from proximo.errors import RankError, TrainingError
@@ -282,7 +281,6 @@ def test_a_signal_to_all_ranks_at_once_saves_once_and_the_run_goes_on(
     assert ended.status == status, ended.output
     assert not ended.errors
     assert ended.output.count(f"{number.name}: ending this step") == 1
-    assert "ignores it" not in ended.output, "the other rank heeds it not, but rank 0 does"
     step = read_lines(run / "metrics.jsonl")[-1]["step"]
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
     assert ended.outcome["state"] == "stopped"

@@ -1,11 +1,11 @@
-"""The process that starts ranks, and what is done for those that cannot speak, are stopped, or get a signal alone."""
+"""The process that starts ranks: its store, and ranks that are killed, are stopped, or get a signal alone."""
 
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ import pytest
 from distributed.launched import MOST_SECONDS, end, sft_recipe, start, wait_for_lines
 from proximo.checkpoint.run_folder import MARKER, OUTCOME, open_abandoned, open_run
 from proximo.distributed import launch
-from proximo.distributed.ignored_signals import PATIENCE_BEATS, IgnoredSignals
-from proximo.run.reporting.lost_run import write_outcome_of_lost
+from proximo.run.journal import write_outcome_of_lost
 
 SCRIPT = """
 import os, signal, sys
@@ -60,31 +59,6 @@ def test_a_rank_0_that_a_signal_ended_is_told_of_and_one_that_ended_itself_is_no
     assert launched("0", "SIGKILL") == (137, [])
 
 
-@pytest.fixture
-def signals() -> Iterator[IgnoredSignals]:
-    previous = signal.getsignal(signal.SIGUSR2)
-    made = IgnoredSignals(1, [signal.SIGUSR2])
-    yield made
-    made.close()
-    signal.signal(signal.SIGUSR2, previous)
-
-
-@pytest.mark.parametrize("first_heeds", [True, False])
-def test_a_signal_to_another_rank_than_0_is_said_unless_rank_0_ends_the_run(
-    first_heeds: bool, signals: IgnoredSignals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("proximo.distributed.ignored_signals.say", said.append)
-    os.kill(os.getpid(), signal.SIGUSR2)
-    for _ in range(3 * PATIENCE_BEATS):
-        signals.look(lambda rank: f"rank {rank} (its process)", lambda: first_heeds)
-    wanted = (
-        "rank 1 (its process) got SIGUSR2 and ignores it: to end the run, send it to rank 0 (its process) or to the "
-        "process that started the ranks"
-    )
-    assert said == ([] if first_heeds else [wanted])
-
-
 def test_the_outcome_of_a_lost_run_is_written_where_no_other_run_has_begun(tmp_path: Path) -> None:
     folder, lost = tmp_path / "run", f"process 1 on {socket.gethostname()}"
     write_outcome_of_lost(folder, by=lost, reason="x")
@@ -112,20 +86,22 @@ def children(process: int) -> dict[int, int]:
     return ranks
 
 
+def listening(processes: Iterable[int]) -> set[str]:
+    """The addresses at which the processes listen, as the kernel writes them."""
+    sockets = {os.readlink(file) for each in processes for file in Path(f"/proc/{each}/fd").iterdir()}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
 def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_all_ranks_at_once_is_in_the_folder(tmp_path: Path) -> None:
     recipe = sft_recipe(tmp_path, num=2)
     many = ("sft.num_epochs=8000", "run.save_every_steps=100000", "run.evaluate_every_steps=100000")
     process = start([sys.executable, "-P", "-m", "proximo", "sft", str(recipe), *many])
-    assert process.stdout is not None
     run = tmp_path / "run"
     wait_for_lines(run, 2)
     ranks = children(process.pid)
+    assert listening([process.pid, *ranks.values()]) == {"0100007F"}, "nobody else can reach the store and the ranks"
     os.kill(ranks[1], signal.SIGTERM)
-    give_up = threading.Timer(MOST_SECONDS, process.kill)
-    give_up.start()
-    line = next((line for line in process.stdout if "ignores it" in line), "it said nothing")
-    give_up.cancel()
-    assert line.startswith(f"rank 1 (process {ranks[1]} on {socket.gethostname()}) got SIGTERM and ignores it: ")
     wait_for_lines(run, (run / "metrics.jsonl").read_bytes().count(b"\n") + 2)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the other end
         for rank in ranks.values():

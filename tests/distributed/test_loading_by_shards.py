@@ -40,7 +40,7 @@ from proximo.run.make.models import (
     prepare_device,
 )
 from proximo.run.make.sharding import shard_model
-from proximo.run.resume_fingerprint import model_digest
+from proximo.run.resumption import model_digest
 
 Model = LanguageModel | ScalarModel
 LORA: dict[str, Any] = {"rank": 2, "alpha": 4.0}

@@ -142,7 +142,7 @@ def break_here(place: str) -> None:
 
 
 def take_steps(place: str, rank: int, devices: Mapping[str, Any]) -> None:
-    full_kl = {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}
+    full_kl = {"estimator": "full", "kind": "loss", "coefficient": 0.1}
     # Weights by the sampler's log-probs have the policy compute its own again.
     made = trainer(devices, kl=full_kl, policy_loss={"behaviour_weight": "truncated"})
     if current().rank == rank:
@@ -268,8 +268,15 @@ STRAYING: dict[str, tuple[str, dict[str, Any], str | dict[str, float]]] = {
 """What strays on rank 1, the options, and how both ranks end: with an error, or with these metrics."""
 
 
-@pytest.mark.parametrize("devices", [FULL, WHOLE], ids=lambda devices: devices["shard"])
-@pytest.mark.parametrize("kind", STRAYING)
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [
+        *((kind, (FULL, WHOLE)[number % 2]) for number, kind in enumerate(STRAYING)),
+        ("a gradient", WHOLE),
+        ("a loss", FULL),
+    ],
+    ids=str,
+)
 def test_numbers_of_one_rank_end_an_update_alike_on_all(two: Ranks, kind: str, devices: Mapping[str, Any]) -> None:
     what, options, wanted = STRAYING[kind]
     first, second = two.run(step_twice, what, devices, options)

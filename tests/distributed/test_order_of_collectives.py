@@ -30,8 +30,7 @@ CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "one trunk": ("ppo", FEW_PROMPTS | {"value": {"init_from": "trunk"}, "ppo.critic_warmup_steps": 1}),
     "full kl, an average": (
         "ppo",
-        FEW_PROMPTS
-        | {"ppo.kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}, "ppo.average_decay": 0.9},
+        FEW_PROMPTS | {"ppo.kl": {"estimator": "full", "kind": "loss", "coefficient": 0.1}, "ppo.average_decay": 0.9},
     ),
     "online dpo": (
         "ppo",

@@ -41,7 +41,7 @@ def config(**options: Any) -> PPOConfig:
     return PPOConfig(**(base | options))
 
 
-GROUPS = {"advantage": {"estimator": "group_standardised"}}
+GROUPS = {"advantage": {"kind": "group_standardised"}}
 EARLY = {"max_gradient_norm": None, "non_finite_gradient": "stop", "in_backward": True}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "pairs": {"policy_loss": {"objective": "online_dpo"}, "kl": {"coefficient": 0.4}, "minibatch_responses": 6},
     # So low a limit takes tokens out in every update but the first of a step.
     "m2po": GROUPS | {"policy_loss": {"objective": {"kind": "m2po", "max_second_moment": 1e-5}}, "epochs_per_step": 2},
-    "full_kl": {"kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}},
+    "full_kl": {"kl": {"estimator": "full", "kind": "loss", "coefficient": 0.1}},
     "full_kl_reward": {"kl": {"estimator": "full", "coefficient": 0.1}},
     "follows": {"kl": {"reference_every_steps": 2, "reference_decay": 0.5}, "average_decay": 0.9},
     "in_backward": {

@@ -115,8 +115,8 @@ def test_a_recipe_that_does_not_fit_the_ranks_is_refused(monkeypatch: pytest.Mon
         check_ranks(recipe(devices={"num": 4}), place)
     with pytest.raises(ConfigError, match=r"run.device is cuda:1, but each of 8 ranks has one device"):
         check_ranks(recipe(run={"folder": "x", "device": "cuda:1"}), place)
-    with pytest.raises(ConfigError, match=r"value.device is cpu, but each of 2 ranks has one device"):
-        check_ranks(recipe(value={"device": "cpu"}, devices={"num": 2}), None)
+    with pytest.raises(ConfigError, match=r"devices.value.device is cpu, but each of 8 ranks has one device"):
+        check_ranks(recipe(devices={"value": {"device": "cpu"}}), place)
     check_ranks(recipe(run={"folder": "x", "device": "cuda:1"}), None)  # one rank
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

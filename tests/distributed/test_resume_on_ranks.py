@@ -14,7 +14,7 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.distributed.world import World, current
 from proximo.errors import RunFolderError
 from proximo.run.options import RunOptions
-from proximo.run.reporting.rank_metrics import RankMetrics
+from proximo.run.rank_metrics import RankMetrics
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
 

@@ -27,10 +27,9 @@ from proximo.models.transformers_model import decoder_layers
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Fingerprint, Holding, fingerprint, statistics_of
-from proximo.rollout.engines_on_ranks import on_ranks, push_to, sampling_with
-from proximo.rollout.first_rank_engine import FirstRankEngine
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.rank_transfers import from_bytes, to_bytes
+from proximo.rollout.ranks_engine import FirstRankEngine, on_ranks, push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.make.sharding import shard_model
 from records_made import response
@@ -303,7 +302,7 @@ def bytes_of_pushes() -> dict[str, int]:
             "num_steps": 3,
             "prompts_per_step": 4,
             "rollout": {"max_new_tokens": 5},
-            "advantage": {"estimator": "group_centred"},
+            "advantage": {"kind": "group_centred"},
             "responses_per_prompt": 2,
         }
     )

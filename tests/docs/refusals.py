@@ -7,6 +7,7 @@ the page, and that no validator is without a row.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,25 +23,22 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT
 RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "ppo": PPO, "pipeline": PIPELINE}
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
-RESAMPLE = "ppo.advantage={estimator: group_centred, zero_variance_groups: resample} ppo.responses_per_prompt=4"
+RESAMPLE = "ppo.advantage={kind: group_centred, zero_variance_groups: resample} ppo.responses_per_prompt=4"
 ROWS: tuple[tuple[str, str, str], ...] = (
-    ("ppo", "KL and reference", "ppo.kl.apply_to=loss ppo.kl.estimator=k1"),
-    ("ppo", "KL and reference", "ppo.kl.estimator=weighted_k3"),
-    ("ppo", "KL and reference", "ppo.kl.target=6 ppo.kl.coefficient=0"),
-    ("ppo", "KL and reference", "ppo.kl.target=6 ppo.kl.horizon=10"),
-    ("ppo", "KL and reference", "ppo.kl.apply_to=none ppo.kl.reference_every_steps=5"),
+    ("ppo", "KL and reference", "ppo.kl.adaptive.target=6 ppo.kl.coefficient=0"),
+    ("ppo", "KL and reference", "ppo.kl.adaptive={target: 6, horizon: 10}"),
     ("ppo", "KL and reference", "model.lora.rank=8 ppo.kl.reference_every_steps=5"),
     ("ppo", "KL and reference", "reference={path: owner/other, lora: {rank: 8}}"),
-    ("ppo", "KL and reference", "ppo.kl.estimator=full reference={path: owner/other, device: 'cuda:1'}"),
+    ("ppo", "KL and reference", "ppo.kl.estimator=full reference.path=owner/other devices.reference.device=cuda:1"),
     ("ppo", "KL and reference", "reference={path: owner/other, balancing_coefficient: 0.01}"),
     ("dpo", "KL and reference", "model.lora.rank=8 reference.path=owner/other"),
-    ("ppo", "Without a reward", "reward=[] ppo.kl.apply_to=none"),
+    ("ppo", "Without a reward", "reward=[] ppo.kl=none"),
     ("ppo", "Without a reward", "reward=[]"),
-    ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.kl={apply_to: loss, estimator: k2}"),
+    ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.kl={kind: loss, estimator: k2}"),
     ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.solved_score=1"),
     ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher data.filter.above=0.9"),
-    ("ppo", "Online DPO", "ppo.kl.apply_to=margin"),
-    ("ppo", "Online DPO", "ppo.policy_loss.objective=online_dpo ppo.kl.apply_to=reward"),
+    ("ppo", "Online DPO", "ppo.kl.kind=margin"),
+    ("ppo", "Online DPO", "ppo.policy_loss.objective=online_dpo ppo.kl.kind=reward"),
     ("ppo", "Online DPO", "ppo.policy_loss.objective=online_dpo ppo.kl.coefficient=0"),
     ("ppo", "Online DPO", "ppo.policy_loss.objective=online_dpo ppo.responses_per_prompt=4"),
     ("ppo", "Online DPO", "ppo.policy_loss.objective=online_dpo ppo.advantage=gae"),
@@ -50,10 +48,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Advantages and values", "ppo.advantage.standardise=group"),
     ("ppo", "Advantages and values", "ppo.advantage=return_to_go ppo.critic_warmup_steps=2"),
     ("ppo", "Advantages and values", "ppo.critic_warmup_steps=10"),
-    ("ppo", "Advantages and values", "ppo.truncation_value=bootstrap"),
-    ("ppo", "Advantages and values", "ppo.advantage={estimator: gae, zero_variance_groups: exclude}"),
-    ("ppo", "Advantages and values", "ppo.advantage={estimator: pass_at_k, standardise: true}"),
-    ("ppo", "Advantages and values", "ppo.advantage={estimator: pass_at_k, k: 4} ppo.responses_per_prompt=2"),
+    ("ppo", "Advantages and values", "ppo.truncation=bootstrap ppo.advantage=return_to_go"),
+    ("ppo", "Advantages and values", "ppo.advantage={kind: pass_at_k, k: 4} ppo.responses_per_prompt=2"),
     ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.rollout.greedy=true"),
     ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.score.minus_reference_answer=true"),
     ("ppo", "Advantages and values", "value.init_from=reward reward=[{kind: function, function: 'm:f'}]"),
@@ -69,15 +65,13 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Scores", "ppo.score.min_tokens=3"),
     ("ppo", "Scores", "reward.0.weight=0"),
     ("ppo", "Scores", "ppo.task_reward=maths"),
-    ("ppo", "Scores", "ppo.score.missing_eos_penalty=1 ppo.score.score_truncated=false"),
-    ("ppo", "Scores", "ppo.score.truncated_scale=0.5 ppo.score.score_truncated=false"),
+    ("ppo", "Scores", "ppo.score.missing_eos_penalty=1 ppo.truncation=unscored"),
     ("ppo", "Scores", "ppo.score.min_tokens=300 ppo.score.min_tokens_penalty=1"),
     ("ppo", "Scores", "ppo.score.overlong_buffer_tokens=300"),
     ("ppo", "Scores", "reward=[{kind: model, path: a/b}, {kind: model, path: a/c}]"),
     ("ppo", "Scores", "reward=[{kind: maths, answer_from: [pattern]}]"),
     ("ppo", "Scores", "reward=[{kind: maths, answer_from: [pattern], pattern: '('}]"),
-    ("ppo", "Scores", "reward=[{kind: maths, correct_score: 0, incorrect_score: 1}]"),
-    ("ppo", "Scores", "reward=[{kind: countdown, no_answer_score: 1}]"),
+    ("ppo", "Scores", "reward=[{kind: maths, scores: {correct: 0}}]"),
     (
         "ppo",
         "Scores",
@@ -88,26 +82,15 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "Scores",
         "reward=[{kind: model, path: a/b, dense: deltas}] ppo.advantage=group_centred ppo.responses_per_prompt=4",
     ),
-    ("ppo", "Verifiers", "reward=[{kind: code, form: stdio, tests_columns: [tests]}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, cpu_seconds: 30}]"),
-    ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, memory_mib: 8192}]"),
-    ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, incorrect_score: 1.0}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, sandbox_waived: [netwrk]}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: '('}]"),
-    ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: a, match: full, max_matches: 2}]"),
-    ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: a, match_seconds: 60}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: json_schema, json_schema: {$ref: 'other.json'}}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: length}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: length, shortest: 3, longest: 2}]"),
-    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, verifier_input: answer}]"),
-    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, verifier: {kind: pattern, pattern: a, attempts: 2}}]"),
+    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, verifier: {kind: pattern, pattern: a, workers: 2}}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, verifier: {kind: code, form: asserts}}]"),
-    (
-        "ppo",
-        "Rewards of texts",
-        "reward=[{kind: think_answer, answer_seconds: 1, verifier: {kind: pattern, pattern: a}}]",
-    ),
-    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, verifier: {kind: maths, correct_score: 0.5}}]"),
+    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, verifier: {kind: maths, scores: {correct: 0.5}}}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://me:mine@host'}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', token_env: my-token}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', step_seconds: 60}]"),
@@ -146,7 +129,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Rollout", "ppo.rollout.random_limit_min=10 ppo.rollout.min_new_tokens=20"),
     ("ppo", "Rollout", "ppo.samples_per_prompt=2 ppo.responses_per_prompt=2"),
     ("ppo", "Evaluation", "ppo.evaluate_greedy=true ppo.evaluation_samples_per_prompt=4"),
-    ("ppo", "Evaluation", "ppo.evaluate_reference=true ppo.kl.apply_to=none"),
+    ("ppo", "Evaluation", "ppo.evaluate_reference=true ppo.kl=none"),
     ("ppo", "Rollout", "ppo.rollout.stop_strings=['']"),
     ("ppo", "Models", f"model.config={LLAMA}"),
     ("ppo", "Models", "model={config: {hidden_size: 64}} tokenizer.path=owner/tokenizer"),
@@ -161,7 +144,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Models", "tokenizer.train_vocab_size=500"),
     ("ppo", "Models", "value={init_from: trunk, lora: {rank: 8}}"),
     ("ppo", "Models", "value={init_from: trunk, balancing_coefficient: 0}"),
-    ("ppo", "Models", "value={init_from: trunk, device: 'cuda:1'}"),
+    ("ppo", "Models", "value.init_from=trunk devices.value.device=cuda:1"),
     ("ppo", "Models", "model.quantisation=4bit"),
     ("ppo", "Models", "model={path: owner/model, quantisation: 8bit, lora: {rank: 8}} value.lora.rank=8"),
     ("ppo", "Models", "model={path: owner/model, quantisation: 4bit, lora: {rank: 8}}"),
@@ -239,11 +222,15 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 )
 """Command, section of the page, what is changed in a small good recipe of that command."""
 
+ADVICE = re.compile(
+    r"[:;] (?:or )?(?:change|give|keep|leave|load|lower|make|merge|move|name|put|raise|remove|set|use|write)\b.*$"
+)
+"""What a message says of what to do, at its end."""
 INTRODUCTION = """\
 # Invalid combinations of settings
 
-Invalid combinations of settings are errors before anything is loaded. The reasons below are the messages of
-the validators for changes to a small recipe. `tests/docs/refusals.py` generates this page, and a test compares the two.
+These settings are refused before anything is loaded. Each line has settings, in an otherwise valid recipe of `proximo
+ppo` or of the command that begins the line, and the reason. The error message also says what to do.
 """
 
 
@@ -294,11 +281,12 @@ def page() -> str:
     """docs/refused.md."""
     rows, lines = refusals(), [INTRODUCTION]
     for section in dict.fromkeys(row.section for row in rows):
-        lines += [f"## {section}\n", "| command | settings | reason |", "|---|---|---|"]
+        lines.append(f"## {section}\n")
         for row in rows:
             if row.section == section:
-                settings = "<br>".join(f"`{change}`" for change in split_changes(row.changes))
-                lines.append(f"| {row.kind} | {settings} | {' '.join(row.reasons).replace('|', chr(92) + '|')} |")
+                command = "" if row.kind == "ppo" else f"{row.kind}: "
+                reasons = " ".join(ADVICE.sub("", reason) for reason in row.reasons)
+                lines.append(f"- {command}`{row.changes}`: {reasons}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -1,6 +1,7 @@
 """The pages docs/coming-from: no option of the other system is missing, and what stands beside each exists here."""
 
 import inspect
+import pydoc
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import CODE, COMING_FROM, FENCE, blocks, defined_names, find_path, links, named_path
+from pages import CODE, COMING_FROM, FENCE, blocks, links
 from pydantic import TypeAdapter, ValidationError
 from test_docs import METRIC, SETTING, fields_at
 from test_parity_page import PLANNED
@@ -54,16 +55,13 @@ OUR_WORDS = {
 DENIALS = ("not here", "no counterpart")
 """How a row begins that has nothing for an option."""
 
-by_system = pytest.mark.parametrize("page", SYSTEMS, ids=lambda page: page.stem)
+
+ROW = re.compile(r"^- (?!\*\*)(.+?): (.+)$", re.MULTILINE)
 
 
-def rows(text: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(theirs, here, rows of the parity page) of every row of the tables, without the heads."""
-    for line in FENCE.sub("", text).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| ") and cells[1] != "here":
-            assert len(cells) == 3, line
-            yield cells[0], cells[1], () if cells[2] == "-" else tuple(cells[2].split(", "))
+def rows(text: str) -> list[tuple[str, str]]:
+    """(theirs, here) of every line of the lists. A line in bold is about a difference of the systems."""
+    return [(match[1], match[2]) for match in ROW.finditer(FENCE.sub("", text))]
 
 
 def section(text: str, heading: str) -> str:
@@ -82,9 +80,8 @@ def exists_here(word: str) -> bool:
         return any(not value or takes(each, yaml.safe_load(value[0])) for each in types)
     if METRIC.fullmatch(word):
         return catalogue().find(word) is not None
-    if named := named_path(word):
-        file = find_path(named[0])
-        return file is not None and (named[1] is None or named[1] in defined_names(file))
+    if word.startswith("proximo."):
+        return pydoc.locate(word) is not None
     if word.startswith(("proximo ", "--")):
         return True  # commands and options of all pages are checked in test_docs.py
     if match := re.fullmatch(r"([\w.]+)\((\w+)=\)", word):
@@ -112,36 +109,54 @@ def public(path: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("stem", "heading", "names"), SECTIONS, ids=[stem + heading for stem, heading, _ in SECTIONS])
-def test_no_option_of_the_other_system_is_missing(stem: str, heading: str, names: str) -> None:
-    text = section((COMING_FROM / f"{stem}.md").read_text(), heading)
-    said = {word for theirs, *_ in rows(text) for word in CODE.findall(theirs)}
-    assert sorted(set(names.split()) - said) == []
+def all_rows() -> Iterator[tuple[str, str, str]]:
+    """(page, theirs, here)."""
+    for page in SYSTEMS:
+        found = rows(page.read_text())
+        assert found, page
+        yield from ((page.stem, *row) for row in found)
 
 
-@by_system
-def test_what_stands_beside_an_option_exists_here(page: Path) -> None:
-    known = list(rows(page.read_text()))
-    assert known
-    for theirs, here, _ in known:
-        assert here, theirs
-        assert [word for word in CODE.findall(here) if not exists_here(word)] == [], theirs
+def wanted() -> Iterator[tuple[str, str, str, set[str], str]]:
+    """(page, heading, name, its rows of the parity page, what is said of it here); nothing where it is missing."""
+    for stem, heading, names in SECTIONS:
+        said = rows(section((COMING_FROM / f"{stem}.md").read_text(), heading))
+        for each in names.split():
+            name, _, ids = each.partition(":")
+            here = "\n".join(here for theirs, here in said if name in CODE.findall(theirs))
+            yield stem, heading, name, set(filter(None, ids.split(","))), here
 
 
-@by_system
-def test_an_option_without_a_name_here_has_a_reason(page: Path) -> None:
-    for theirs, here, _ in rows(page.read_text()):
-        assert CODE.search(here) or len(here.split()) >= 2 or here in ("planned", "always"), theirs
+def test_no_option_of_the_other_system_is_missing() -> None:
+    assert not [(stem, heading, name) for stem, heading, name, _, here in wanted() if not here]
 
 
-@by_system
-def test_a_row_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not(page: Path) -> None:
+def test_what_stands_beside_an_option_exists_here() -> None:
+    named = [(page, theirs, word) for page, theirs, here in all_rows() for word in CODE.findall(here)]
+    assert not [each for each in named if not exists_here(each[-1])]
+
+
+def test_an_option_without_a_name_here_has_a_reason() -> None:
+    bare = [each for each in all_rows() if not CODE.search(each[2])]
+    assert not [each for each in bare if len(each[2].split()) < 2 and each[2] not in ("planned", "always")]
+
+
+def test_a_line_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not() -> None:
     """What is planned there is planned here, and what is there is neither planned nor missing here."""
     known = {row.id for row in PARITY}
-    for theirs, here, ids in rows(page.read_text()):
-        assert set(ids) <= known, theirs
-        assert ("planned" in here) == bool(PLANNED.intersection(ids)), theirs
-        assert not (ids and here.startswith(DENIALS)), theirs
+    faults, planned = [], set()
+    for stem, _, name, ids, here in wanted():
+        if not ids <= known:
+            faults.append((stem, name, "no such row"))
+        if ("planned" in here) < bool(PLANNED & ids):
+            faults.append((stem, name, "planned there, and not here"))
+        if ids and any(line.startswith(DENIALS) for line in here.split("\n")):
+            faults.append((stem, name, "denied, although the parity page has it"))
+        if PLANNED & ids:
+            planned |= {(stem, line) for line in here.split("\n") if "planned" in line}
+    promised = {(page, here) for page, _, here in all_rows() if "planned" in here}
+    assert not faults
+    assert promised <= planned
 
 
 def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_its_page() -> None:
@@ -155,7 +170,7 @@ def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_i
             assert re.search(rf"\b{recipe.name}\b", page.read_text()), recipe.name
 
 
-@by_system
+@pytest.mark.parametrize("page", SYSTEMS, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_copy_a_preset_and_pass_a_dry_run(page: Path, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line) for block in blocks(page, "sh") for line in block.text.splitlines()]

@@ -1,11 +1,10 @@
 """The reference page is what the schemas say, and the schemas say something about every key."""
 
+import re
 from pathlib import Path
 
-import pytest
-
 from docs.configuration import configuration_page
-from proximo.cli.configuration import json_schema
+from proximo.cli.recipes import json_schema
 from proximo.config.schema.fields import key_paths
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
 
@@ -20,26 +19,47 @@ def test_the_page_in_docs_is_the_generated_one():
 KINDS = tuple(kind.name for kind in recipe_kinds())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_key_of_every_section_has_a_docstring(kind):
-    for path, section in key_paths(recipe_kind(kind).schema):
-        description = section.model_fields[path[-1]].description
-        assert description, ".".join(path)
-        assert description.rstrip().endswith("."), ".".join(path)
-        assert section.__doc__
+def test_every_key_of_every_section_has_a_docstring():
+    faults = []
+    for kind in KINDS:
+        for path, section in key_paths(recipe_kind(kind).schema):
+            description = section.model_fields[path[-1]].description
+            if not section.__doc__ or not (description or "").rstrip().endswith("."):
+                faults.append(".".join((kind, *path)))
+    assert not faults
 
 
 def test_every_key_is_on_the_page_with_its_type_and_default():
     page = configuration_page()
-    for kind in KINDS:
-        for path, _ in key_paths(recipe_kind(kind).schema):
-            assert f"\n| `{path[-1]}` | " in page
-    assert "| `gae_lambda` | number, at least 0, at most 1 | `0.95` |" in page
-    assert "| `seed` | whole number, at least 0, below 2147483648 | `0` |" in page
-    assert "| `clip` | number or null, above 0 | `0.2` |" in page
-    assert "| `betas` | list of 2 (number) | `[0.9, 0.95]` |" in page
-    assert "| `apply_to` | `reward` or `loss` or `margin` or `none` | `reward` |" in page
-    assert "| `folder` | text | required |" in page
+    keys = {path[-1] for kind in KINDS for path, _ in key_paths(recipe_kind(kind).schema)}
+    assert not [key for key in keys if f"\n- `{key}` (" not in page]
+    wanted = (
+        "- `gae_lambda` (number, ≥ 0, ≤ 1; `0.95`): ",
+        "- `seed` (integer, ≥ 0, < 2147483648; `0`): ",
+        "- `clip` (number or null, > 0; `0.2`): ",
+        "- `betas` (list of 2 numbers; `[0.9, 0.95]`): ",
+        "- `kind` (`reward`; `reward`): ",
+        "- `precision` (`float32`, `tf32`, `bf16`, `auto`): ",
+        "- `tensorboard` (`true`, `false`): ",
+        "- `folder` (text; required): ",
+    )
+    assert not [line for line in wanted if line not in page]
+
+
+def test_every_key_of_a_section_is_below_its_heading_or_below_one_that_it_refers_to():
+    """What is inherited is printed once."""
+    parts = {part.partition("\n")[0]: part for part in re.split(r"^### ", configuration_page(), flags=re.MULTILINE)}
+    faults = []
+    for kind in recipe_kinds():
+        for path, section in key_paths(kind.schema):
+            title = section.__name__.removesuffix("Config")
+            text = parts.get(title, "")
+            while also := re.search(r"It has the keys of \[(\w+)\]", parts.get(title, "")):
+                title = also[1]
+                text += parts[title]
+            if len(path) > 1 and path[-1] != "kind" and not section.__name__.endswith("Recipe"):
+                faults += [] if f"\n- `{path[-1]}` (" in text else [path]
+    assert not faults
 
 
 def test_every_link_on_the_page_leads_to_a_heading():

@@ -1,10 +1,10 @@
 """What the pages say exists: links, files, functions, tests, settings, metrics, commands."""
 
+import pydoc
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
 import typer
 from pages import PAGES, ROOT, anchors, blocks, code_words, defined_names, find_path, links, named_path
 from pydantic import BaseModel
@@ -20,8 +20,6 @@ from proximo.supervised.prm_recipe import PRMRecipe
 from proximo.supervised.reward_recipe import RewardRecipe
 from proximo.supervised.sft_recipe import SFTRecipe
 
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-
 SECTIONS = "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|kto|gold|ppo"
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
@@ -32,45 +30,45 @@ METRIC = re.compile(rf"(?:{METRIC_GROUPS})/[a-z_0-9/]+")
 OPTION = re.compile(r"--[a-z-]+")
 
 
-@by_page
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in links(page):
-        path, _, anchor = target.partition("#")
-        file = page.parent / path if path else page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file), target
+def test_links_lead_somewhere() -> None:
+    faults = []
+    for page in PAGES:
+        for target in links(page):
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                faults.append(f"{page.name}: {target}")
+    assert not faults
 
 
-@by_page
-def test_files_functions_and_tests_that_are_named_exist(page: Path) -> None:
-    for word in code_words(page):
-        named = named_path(word)
-        if named is None:
-            continue
-        path, name = named
-        file = find_path(path)
-        assert file is not None, word
-        assert name is None or name in defined_names(file), word
+def test_files_functions_and_tests_that_are_named_exist() -> None:
+    faults = []
+    for page, word in words():
+        path, name = named_path(word) or (None, None)
+        file = find_path(path) if path else None
+        if path and (file is None or (name and name not in defined_names(file))):
+            faults.append(f"{page.name}: {word}")
+    assert not faults
 
 
-@by_page
-def test_module_paths_that_are_named_exist(page: Path) -> None:
-    for word in code_words(page):
-        if not re.fullmatch(r"proximo(\.\w+)+", word):
-            continue
-        parts = word.split(".")
-        whole = find_path("/".join(parts[1:]) or ".") or find_path("/".join(parts[1:]) + ".py")
-        module = find_path("/".join(parts[1:-1]) + ".py")
-        assert whole is not None or (module is not None and parts[-1] in defined_names(module)), word
+def test_names_to_import_exist() -> None:
+    named = [(page.name, word) for page, word in words() if re.fullmatch(r"proximo(_\w+)?(\.\w+)+", word)]
+    assert not [(page, word) for page, word in named if pydoc.locate(word) is None]
 
 
-@by_page
-def test_settings_that_are_named_are_in_some_recipe(page: Path) -> None:
+def test_settings_that_are_named_are_in_some_recipe() -> None:
     kinds = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
-    for word in code_words(page):
+    faults = []
+    for page, word in words():
         key = word.partition("=")[0].partition(":")[0]
-        if SETTING.fullmatch(key):
-            assert any(has_setting(kind, key.split(".")) for kind in kinds), word
+        if SETTING.fullmatch(key) and not any(has_setting(kind, key.split(".")) for kind in kinds):
+            faults.append(f"{page.name}: {word}")
+    assert not faults
+
+
+def words() -> Iterator[tuple[Path, str]]:
+    """Every page with each of its code words."""
+    return ((page, word) for page in PAGES for word in sorted(code_words(page)))
 
 
 def has_setting(annotation: object, path: list[str]) -> bool:
@@ -96,29 +94,30 @@ def fields_at(annotation: object, path: list[str]) -> Iterator[object]:
             yield from fields_at(each, path)
 
 
-@by_page
-def test_metrics_that_are_named_are_declared(page: Path) -> None:
-    unknown = []
-    for word in code_words(page):
-        if not METRIC.fullmatch(word) or word.endswith("/"):
-            continue
-        try:
-            catalogue().find(word)
-        except UnknownMetricError:
-            unknown.append(word)
-    assert not unknown
+def test_metrics_that_are_named_are_declared() -> None:
+    faults = []
+    for page, word in words():
+        if METRIC.fullmatch(word) and not word.endswith("/"):
+            try:
+                catalogue().find(word)
+            except UnknownMetricError:
+                faults.append(f"{page.name}: {word}")
+    assert not faults
 
 
-@by_page
-def test_commands_and_options_that_are_named_exist(page: Path) -> None:
+def test_commands_and_options_that_are_named_exist() -> None:
     commands = typer.main.get_group(app).commands
     known = {*options_of([typer.main.get_command(app)]), "--help"}
-    for words in map(str.split, spoken_lines(page)):
-        ours = words[:1] == ["proximo"]
-        if ours and len(words) > 1 and words[1].islower() and not words[1].startswith("-"):
-            assert words[1] in commands, words
-        if ours or (len(words) == 1 and OPTION.fullmatch(words[0].partition("=")[0])):
-            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words
+    faults = []
+    for page in PAGES:
+        for said in map(str.split, spoken_lines(page)):
+            ours = said[:1] == ["proximo"]
+            command = said[1] if ours and len(said) > 1 and said[1].islower() and not said[1].startswith("-") else None
+            speaks_of_options = ours or (len(said) == 1 and OPTION.fullmatch(said[0].partition("=")[0]))
+            options = {word.partition("=")[0] for word in said if word.startswith("--")} if speaks_of_options else set()
+            if (command and command not in commands) or not options <= known:
+                faults.append(f"{page.name}: {' '.join(said)}")
+    assert not faults
 
 
 def options_of(commands: Iterable[typer.core.TyperCommand]) -> set[str]:
@@ -143,21 +142,23 @@ def test_the_index_names_every_page() -> None:
     assert wanted == {target for target in links(index) if "/" not in target and "#" not in target}
 
 
-@by_page
-def test_make_targets_that_are_named_exist(page: Path) -> None:
+def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {match[1] for line in spoken_lines(page) if (match := re.match(r"make ([\w-]+)", line))} <= targets
+    named = {match[1] for page in PAGES for line in spoken_lines(page) if (match := re.match(r"make ([\w-]+)", line))}
+    assert named <= targets
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
     assert blocks(ROOT / "README.md", "sh")[0].text.split("\n") == ["make demo", "make test", ""]
 
 
-@by_page
-def test_tables_have_one_header_and_rows_of_one_width(page: Path) -> None:
+def test_tables_have_one_header_and_rows_of_one_width() -> None:
     """Else a page shows the source of its table. Within code and after a backslash a bar is text."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for table in re.findall(r"(?:^\|.*\n)+", text + "\n", flags=re.MULTILINE):
-        head, rule, *rows = [re.sub(r"`[^`]*`|\\\|", "", line) for line in table.splitlines()]
-        assert set(rule) <= set("|-: "), f"{page.name}: the line below the head of a table must be a rule: {head}"
-        assert {line.count("|") for line in (rule, *rows)} == {head.count("|")}, f"{page.name}: {head}"
+    faults = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+", text + "\n", flags=re.MULTILINE):
+            head, rule, *rows = [re.sub(r"`[^`]*`|\\\|", "", line) for line in table.splitlines()]
+            if not set(rule) <= set("|-: ") or {line.count("|") for line in (rule, *rows)} != {head.count("|")}:
+                faults.append(f"{page.name}: {head}")
+    assert not faults

@@ -2,16 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-
 from docs.refusals import ROWS, page, reasons_of, refusals, validators
 
 PAGE = Path(__file__).parents[2] / "docs" / "refused.md"
 
 
-@pytest.mark.parametrize(("kind", "changes"), [(kind, changes) for kind, _, changes in ROWS])
-def test_each_combination_is_refused(kind, changes):
-    assert reasons_of(kind, changes)
+def test_each_combination_is_refused():
+    assert not [(kind, changes) for kind, _, changes in ROWS if not reasons_of(kind, changes)]
 
 
 def test_the_page_is_what_the_validators_say():

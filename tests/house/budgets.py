@@ -129,16 +129,20 @@ def unset_keys() -> set[str]:
     from proximo.config.schema.fields import item_annotation, key_paths, section_for
     from proximo.trainer_kinds import recipe_kinds, recognise
 
+    def named(section: type, key: str) -> str:
+        """The key with the section that declares it first: what several kinds inherit is one key."""
+        return f"{[base for base in section.__mro__ if key in getattr(base, 'model_fields', ())][-1].__name__}.{key}"
+
     def set_in(annotation: Any, node: Any) -> Iterator[str]:
         for item in node if isinstance(node, list) else ():
             yield from set_in(item_annotation(annotation), item)
         section = section_for(annotation, node)
         for key, value in node.items() if section and isinstance(node, dict) else ():
             if key in section.model_fields:
-                yield f"{section.__name__}.{key}"
+                yield named(section, key)
                 yield from set_in(section.model_fields[key].annotation, value)
 
-    keys = {f"{section.__name__}.{path[-1]}" for kind in recipe_kinds() for path, section in key_paths(kind.schema)}
+    keys = {named(section, path[-1]) for kind in recipe_kinds() for path, section in key_paths(kind.schema)}
     shown = [path for folder in ("examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.*"))]
     for path in [*sorted((ROOT / "src/proximo/recipes").rglob("*.yaml")), *(p for p in shown if p.suffix == ".yaml")]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -54,7 +54,7 @@ def test_so_many_steps_without_an_update_raise_the_alarm(updates: list[float], t
         ({"group__effective_fraction": 0}, {}, "in each of them the score is the same number"),
         ({"advantage__flat": 1}, {}, "ppo.advantage.least_spread"),
         ({"policy__rejected_fraction": 1}, {}, "ppo.policy_loss.rejection)"),
-        ({"response__finished_fraction": 0}, {"truncation_value": "mask"}, "ppo.truncation_value: mask"),
+        ({"response__finished_fraction": 0}, {"truncation": {"kind": "mask"}}, "ppo.truncation: mask"),
         ({"response__tokens_max": 0}, {}, "no response had a token"),
         ({}, {}, "no token counted"),
     ],

@@ -79,7 +79,7 @@ def test_the_head_says_model_task_device_duration_and_outcome(tmp_path: Path):
         "model": {"path": "runs/sft", "lora": {"rank": 8}},
         "data": {"sources": [{"path": "prompts.jsonl", "function": None}]},
         "reward": [{"kind": "model", "path": "runs/judge"}, {"kind": "maths", "name": "maths"}],
-        "ppo": {"num_steps": 40, "advantage": {"estimator": "gae"}},
+        "ppo": {"num_steps": 40, "advantage": {"kind": "gae"}},
     }
     (run / "config.resolved.json").write_text(json.dumps(settings))
     (run / "environment.json").write_text(json.dumps({"device": "cuda", "accelerator": "H200", "processor": "EPYC"}))

@@ -65,7 +65,7 @@ def test_weights_that_are_cut_to_0_leave_out_as_well_and_those_cut_to_a_bound_do
     assert titles(settings, policy__behaviour_clip_fraction=0.7) == found
 
 
-GAE = {"estimator": "gae", "standardise": None}
+GAE = {"kind": "gae", "standardise": True}
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,15 @@ GAE = {"estimator": "gae", "standardise": None}
         # The root of twice 0.005 is 0.1 nats: 10 of them outweigh a standardised advantage.
         (9.9, GAE, []),
         (10.1, GAE, [OUTPULLS]),
-        (10.1, {"estimator": "group_centred", "standardise": True}, [OUTPULLS]),
+        (10.1, {"kind": "group_centred", "standardise": True}, [OUTPULLS]),
         # Not standardised they are as large as advantage/std says.
-        (10.1, {"estimator": "group_centred", "standardise": None}, [OUTPULLS]),
-        (10.1, {"estimator": "gae", "standardise": False}, [OUTPULLS]),
-        (2.9, {"estimator": "gae", "standardise": False}, []),
-        (3.1, {"estimator": "gae", "standardise": False}, [OUTPULLS]),
+        (10.1, {"kind": "gae", "standardise": False}, [OUTPULLS]),
+        (2.9, {"kind": "gae", "standardise": False}, []),
+        (3.1, {"kind": "gae", "standardise": False}, [OUTPULLS]),
     ],
 )
 def test_a_kl_in_the_loss_is_weighed_against_advantages(coefficient, advantage, found):
-    settings = {"kl": {"apply_to": "loss"}, "advantage": advantage}
+    settings = {"kl": {"kind": "loss"}, "advantage": advantage}
     level = {"kl__k3_per_token": 0.005, "advantage__std": 0.3, "score__mean": 0.2, "score__std": 0.4}
     assert found == [
         each for each in titles(settings, kl__coefficient=coefficient, **level) if each != "The score does not rise"
@@ -92,14 +91,14 @@ def test_a_kl_in_the_loss_is_weighed_against_advantages(coefficient, advantage, 
 
 def test_it_explains_a_score_that_does_not_rise_and_is_silent_where_the_kl_is_in_the_reward():
     level = {"kl__k3_per_token": 0.005, "kl__coefficient": 12.0, "score__mean": 0.2, "score__std": 4.0}
-    (alarm,) = alarms({"kl": {"apply_to": "loss"}, "advantage": GAE}, **level)
+    (alarm,) = alarms({"kl": {"kind": "loss"}, "advantage": GAE}, **level)
     assert alarm.title == OUTPULLS
     assert [each.title for each in alarm.consequences] == ["The score does not rise"]
     assert alarm.detail == (
         "The log-ratio of a token to the reference is about 0.10 nats, which gives the KL a weight of 1.20 at a "
         "coefficient of 12; the weight of its advantage is 1.00."
     )
-    assert OUTPULLS not in titles({"kl": {"apply_to": "reward"}, "advantage": GAE}, **level)
+    assert OUTPULLS not in titles({"kl": {"kind": "reward"}, "advantage": GAE}, **level)
 
 
 DRIFTS = "The engine samples from another policy than the learner's"

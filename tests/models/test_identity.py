@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.run.resume_fingerprint import model_digest, tokenizer_digest
+from proximo.run.resumption import model_digest, tokenizer_digest
 
 
 def test_copies_have_one_digest_and_other_weights_another() -> None:

@@ -227,7 +227,7 @@ def test_a_student_learns_from_a_quantised_teacher(tmp_path: Path, kind: Quantis
         "reward": [],
         "gold": None,
         "value": {},
-        "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+        "ppo.kl": {"kind": "loss", "estimator": "full", "coefficient": 1.0},
         "ppo.advantage": "return_to_go",
         "run.precision": precision.value,
     }

@@ -60,8 +60,8 @@ def test_what_has_no_say_in_the_step_is_kept_last() -> None:
     assert keep([fault, scored(-2.0), fault]) == [0, 1]
     assert keep([empty, scored(-2.0), scored(-3.0)]) == [1, 2]
     assert keep([cut, scored(-2.0), scored(-3.0)]) == [0, 1]
-    assert keep([cut, scored(-2.0), scored(-3.0)], truncation_value="mask") == [1, 2]
-    assert keep([cut, scored(-2.0), scored(-3.0)], score={"score_truncated": False}) == [1, 2]
+    assert keep([cut, scored(-2.0), scored(-3.0)], truncation="mask") == [1, 2]
+    assert keep([cut, scored(-2.0), scored(-3.0)], truncation="unscored") == [1, 2]
 
 
 def test_best_of_asks_its_caller_who_has_a_say() -> None:

@@ -27,17 +27,17 @@ BASE = {
     "rollout": {"max_new_tokens": 5},
     "policy_optimizer": {"learning_rate": 1e-2},
 }
-FULL_KL = {"kl": {"apply_to": "loss", "estimator": "full"}}
+FULL_KL = {"kl": {"kind": "loss", "estimator": "full"}}
 GROUPS = {"responses_per_prompt": 2, "advantage": "group_centred"}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "groups": GROUPS,
-    "resampled groups": {**GROUPS, "advantage": {"estimator": "group_centred", "zero_variance_groups": "resample"}},
+    "resampled groups": {**GROUPS, "advantage": {"kind": "group_centred", "zero_variance_groups": "resample"}},
     "best of n": {"samples_per_prompt": 3},
     "greedy baseline": {"advantage": "greedy_baseline"},
     "full KL in the loss": FULL_KL,
     "full KL in the reward": {"kl": {"estimator": "full"}},
-    "no KL": {"kl": {"apply_to": "none"}},
+    "no KL": {"kl": "none"},
     "warm-up": {"critic_warmup_steps": 1},
     "followers": {"average_decay": 0.9, "kl": {"reference_every_steps": 1}},
     "recomputed log-probs": {"rollout": {"max_new_tokens": 5, "top_k": 3}},
@@ -163,7 +163,7 @@ def test_advantages_can_be_amended_before_anything_is_learned_from_them() -> Non
         experience = replace(made.experience, advantages=torch.zeros_like(made.experience.advantages))
         return made._replace(experience=experience)
 
-    made = trainer(OwnCall(at="experience", function=silenced), kl={"apply_to": "none"})
+    made = trainer(OwnCall(at="experience", function=silenced), kl="none")
     before = weights(made)
     made.train(PROMPTS, reward=length)
     assert torch.equal(weights(made), before)

@@ -110,9 +110,7 @@ def test_masked_tokens_have_no_part_in_mask_rewards_advantages_or_returns() -> N
 
 def test_the_estimator_steps_over_masked_tokens() -> None:
     """By hand, with lambda and gamma below 1: of three tokens the middle one is the tool's."""
-    made = trainer(
-        advantage={"gamma": 0.9, "gae_lambda": 0.8, "standardise": False}, kl={"apply_to": "none"}, prompts_per_step=1
-    )
+    made = trainer(advantage={"gamma": 0.9, "gae_lambda": 0.8, "standardise": False}, kl="none", prompts_per_step=1)
     (record,) = made._adopt([IDS[0]], [[20, 21, 2]], [[1, 0, 1]])
     experience = made.run_step(scored=[Scored(response=record, score=2.0)]).experience
     assert experience.values is not None
@@ -143,7 +141,7 @@ def test_the_loss_and_the_kl_do_not_see_what_was_masked(objective: str) -> None:
 
 
 def test_an_answer_without_a_token_of_the_policy_is_in_no_baseline() -> None:
-    made = trainer(advantage="group_centred", responses_per_prompt=2, kl={"apply_to": "none"}, prompts_per_step=1)
+    made = trainer(advantage="group_centred", responses_per_prompt=2, kl="none", prompts_per_step=1)
     prompts = [IDS[0]]
     records = made._adopt(prompts, [[20, 2], [21, 2], [22, 23]], [[1, 1], [1, 1], [0, 0]])
     scored = [Scored(response=r, score=s) for r, s in zip(records, [1.0, 2.0, 99.0], strict=True)]

@@ -28,7 +28,7 @@ def trainer(**options: Any) -> PPOTrainer:
         "epochs_per_step": 1,
         "minibatch_responses": 4,
         "rollout": {"max_new_tokens": 6},
-        "kl": {"coefficient": 0.1, "target": 1.0, "horizon": 4},
+        "kl": {"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 4}},
         "policy_optimizer": optimizer,
         "value_optimizer": optimizer,
     }

@@ -16,7 +16,7 @@ from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision import placement
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo import experience
+from proximo.ppo import step
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampled_logprobs
@@ -26,6 +26,8 @@ from proximo.records import Experience, Passes, Prompt, Response, Scored, ScoreS
 from proximo.run.make import models
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
+VALUE_ELSEWHERE = {"devices": {"value": {"device": "cuda:1"}}}
+REFERENCE_ELSEWHERE = {"reference": {"device": "cuda:1"}}
 DEVICES = {"policy": torch.device("cuda", 0), "reference": torch.device("cuda", 1), "value": torch.device("cuda", 2)}
 
 
@@ -78,7 +80,7 @@ def experience_of(trainer: PPOTrainer, responses: list[Response]) -> Experience:
         reference_logprobs=roles.reference.logprobs(responses).logprobs,
         values=roles.value.values(responses),
     )
-    return experience.experience_of(scored, passes, trainer.state, config=trainer.config).experience
+    return step.experience_of(scored, passes, trainer.state, config=trainer.config).experience
 
 
 def test_what_all_batches_found_is_fetched_at_once(trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +121,10 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.nn.Module, "to", move)
     place = make_inputs(tmp_path)
     devices = {
-        "model": {"path": str(place / "language_model"), "device": "cuda:1"},
-        "reference": {"path": str(place / "language_model"), "device": "cuda:2"},
+        "model": {"path": str(place / "language_model")},
+        "reference": {"path": str(place / "language_model")},
+        "devices": {"policy": {"device": "cuda:1"}, "reference": {"device": "cuda:2"}, "value": {"device": "cuda:4"}},
         "reward.0.device": "cuda:3",
-        "value.device": "cuda:4",
     }
     recipe = changed(recipe_of("ppo", place), devices)
     build_task(PPORecipe.model_validate(recipe))
@@ -131,7 +133,7 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
     assert asked["moved"] == ["cuda:4"], "the copy of the policy"
     for lists in asked.values():
         lists.clear()
-    none = dict.fromkeys(("model.device", "reference.device", "reward.0.device", "value.device"))
+    none = {"devices": {}, "reward.0.device": None}
     build_task(PPORecipe.model_validate(changed(recipe, {**none, "run.device": "cuda:7"})))
     assert asked == {"language": ["cuda:7", "cuda:7"], "scalar": ["cuda:7", "cuda:7"], "moved": []}
 
@@ -140,24 +142,28 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
     ("changes", "message"),
     [
         (
-            {"value": {"init_from": "trunk", "device": "cuda:1"}, "ppo.value_optimizer": {"learning_rate": 1e-5}},
-            "value runs on the policy's own weights",
-        ),
-        ({"reward.0.share_base": True, "reward.0.device": "cuda:1"}, "reward.0 runs on the policy's own weights"),
-        ({"reward.0.share_base": True, "value.device": "cuda:1"}, "value runs on the policy's own weights"),
-        (
-            {"model.lora": LORA, "value": {"init_from": "policy", "lora": LORA, "device": "cuda:1"}},
-            "value runs on the policy's own weights",
+            {"value": {"init_from": "trunk"}, **VALUE_ELSEWHERE, "ppo.value_optimizer": {"learning_rate": 1e-5}},
+            "value is made from the policy's own weights, .*: remove devices.value.device",
         ),
         (
-            {"ppo.kl": {"estimator": "full"}, "reference": {"path": "owner/other", "device": "cuda:1"}},
+            {"reward.0.share_base": True, "reward.0.device": "cuda:1"},
+            "reward.0 is made from .*: remove reward.0.device",
+        ),
+        ({"reward.0.share_base": True, **VALUE_ELSEWHERE}, "value is made from the policy's own weights"),
+        (
+            {"model.lora": LORA, "value": {"init_from": "policy", "lora": LORA}, **VALUE_ELSEWHERE},
+            "value is made from the policy's own weights",
+        ),
+        ({"devices": REFERENCE_ELSEWHERE}, "the reference is made from the policy's own weights"),
+        (
+            {"ppo.kl": {"estimator": "full"}, "reference": {"path": "owner/other"}, "devices": REFERENCE_ELSEWHERE},
             "these are on cpu and cuda:1: put both on one device",
         ),
         (
             {"run.device": "cuda1"},
             "cuda1 is not a device: use auto, cpu, cuda, mps, or cuda:1 for one of several CUDA devices",
         ),
-        ({"model.device": "gpu"}, "gpu is not a device"),
+        ({"devices": {"policy": {"device": "gpu"}}}, "gpu is not a device"),
     ],
 )
 def test_places_that_cannot_be_are_refused_before_anything_is_loaded(

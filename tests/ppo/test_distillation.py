@@ -31,7 +31,7 @@ from roles_made import roles_of, state
 from run_outcomes import read_lines
 from tiny_runs import LLAMA, changed, make_inputs, recipe_of, run
 
-FULL = {"apply_to": "loss", "estimator": "full", "coefficient": 1.0}
+FULL = {"kind": "loss", "estimator": "full", "coefficient": 1.0}
 LENGTHS = [(3, 5), (2, 1), (6, 9), (1, 4), (4, 7), (2, 3)]
 
 
@@ -134,7 +134,7 @@ def test_rows_of_a_teacher_that_belong_to_no_token_are_left_out() -> None:
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_in_the_reward_a_discount_of_0_leaves_each_token_its_own_kl_and_1_that_of_the_rest(gamma: float) -> None:
     policy, reference = LanguageModel(student()), LanguageModel(teacher())
-    advantage = {"estimator": "return_to_go", "gamma": gamma, "standardise": False}
+    advantage = {"kind": "return_to_go", "gamma": gamma, "standardise": False}
     made = experience_of(policy, reference, config(kl={"coefficient": 1.0}, advantage=advantage))
     assert made.reference_logprobs is not None
     own = (made.reference_logprobs - made.old_logprobs).split(list(made.lengths))
@@ -191,7 +191,7 @@ def test_an_adapter_may_learn_from_another_model_than_its_base() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"kl": {"apply_to": "none"}}, "ppo.kl leaves it out"),
+        ({"kl": "none"}, "ppo.kl leaves it out"),
         ({"kl": FULL | {"coefficient": 0}}, "ppo.kl leaves it out"),
         ({"advantage": "gae"}, "nothing to estimate"),
         ({"samples_per_prompt": 4}, "ppo.samples_per_prompt compares scores"),

@@ -1,14 +1,15 @@
 """Answers of no token, and of an end-of-sequence token alone, go through every estimator and every option."""
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.schema.fields import kinds_of, sections_of
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
@@ -42,7 +43,7 @@ def trainer(**options: Any) -> PPOTrainer:
     return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=PPOConfig(**(base | options)))
 
 
-SCORED_BY_OTHERS = sorted(set(get_args(AdvantageConfig.model_fields["estimator"].annotation)) - {"greedy_baseline"})
+SCORED_BY_OTHERS = [kind for s in sections_of(Advantage) for kind in kinds_of(s) if not s.needs_greedy]
 """Estimators that need no score but those of the responses."""
 
 
@@ -62,9 +63,9 @@ def test_every_estimator_takes_them(estimator: str, score: dict) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"truncation_value": "mask"},
+        {"truncation": "mask"},
         {"score": {"whiten_rewards": "zero_mean"}},
-        {"score": {"score_truncated": False}, "truncation_value": "bootstrap"},
+        {"truncation": "bootstrap"},
         {"value_loss": {"normalise": "exponential"}},
         {"advantage": {"length_adaptive": 0.05}},
         {"kl": {"estimator": "full"}},
@@ -121,7 +122,7 @@ ANSWER = [7, 8, 2]
 
 def weights_after(answers: list[list[int]]) -> tuple[torch.Tensor, dict[str, float]]:
     """The policy after one step in which each answer scores 1; advantages are as they come, so that they compare."""
-    plain = {"advantage": {"estimator": "gae", "standardise": False}, "epochs_per_step": 1, "minibatch_responses": 1}
+    plain = {"advantage": {"kind": "gae", "standardise": False}, "epochs_per_step": 1, "minibatch_responses": 1}
     config = PPOConfig(prompts_per_step=len(answers), policy_optimizer={"learning_rate": 1e-2}, **plain)  # type: ignore[arg-type]
     trainer = PPOTrainer(tiny_language_model(num_hidden_layers=1), tiny_tokenizer(), config=config)
     line = trainer.step(["ab"] * len(answers), answers, [1.0] * len(answers))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.algorithms.advantages import zero_variance_groups
+from proximo.algorithms.group_baselines import zero_variance_groups
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
-from proximo.ppo.counted import task_reward_of
+from proximo.ppo.experience import task_reward_of
 from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
@@ -103,7 +103,7 @@ def test_noise_of_form_in_groups_that_all_fail_teaches_nothing_once_they_are_exc
     assert gradient is not None
     assert gradient.norm() > 1e-2
     assert (metrics["group/effective_fraction"], metrics["group/zero_variance_fraction"]) == (0.0, 1.0)
-    made = trainer(advantage={"estimator": advantage, "zero_variance_groups": "exclude"})
+    made = trainer(advantage={"kind": advantage, "zero_variance_groups": "exclude"})
     before = weights(made)
     gradient, metrics = take(made, batch)
     assert gradient is None
@@ -119,22 +119,22 @@ def test_noise_of_form_in_groups_that_all_fail_teaches_nothing_once_they_are_exc
 @pytest.mark.parametrize(
     ("advantage", "aggregation", "standardise", "kl"),
     [
-        ("group_centred", "token_mean", False, {"apply_to": "none"}),
-        ("group_centred", "constant", True, {"apply_to": "loss", "estimator": "k2"}),
-        ("group_standardised", "response_mean", False, {"apply_to": "loss", "estimator": "k2"}),
-        ("group_standardised", "token_mean", True, {"apply_to": "reward"}),
-        ("leave_one_out", "constant", False, {"apply_to": "reward"}),
-        ("group_return_to_go", "response_mean", True, {"apply_to": "reward"}),
+        ("group_centred", "token_mean", False, "none"),
+        ("group_centred", "constant", True, "loss"),
+        ("group_standardised", "response_mean", False, "loss"),
+        ("group_standardised", "token_mean", True, "reward"),
+        ("leave_one_out", "constant", False, "reward"),
+        ("group_return_to_go", "response_mean", True, "reward"),
     ],
     ids=str,
 )
 def test_the_gradient_is_that_of_the_batch_without_the_group(
-    advantage: str, aggregation: str, standardise: bool, kl: dict[str, str]
+    advantage: str, aggregation: str, standardise: bool, kl: str
 ) -> None:
     options = {
         "policy_loss": {"aggregation": aggregation, "entropy_coefficient": 0.1},
-        "kl": {**kl, "coefficient": 0.3},
-        "advantage": {"estimator": advantage, "zero_variance_groups": "exclude", "standardise": standardise},
+        "kl": "none" if kl == "none" else {"kind": kl, "coefficient": 0.3},
+        "advantage": {"kind": advantage, "zero_variance_groups": "exclude", "standardise": standardise},
     }
     asked = prompts(trainer())
     mixed = [*group(asked[0], (0, 1, 0)), *group(asked[1], (1, 1, 0), noise=(0.1, 0.4, -0.3))]
@@ -154,7 +154,7 @@ def test_the_outcome_is_a_component_as_its_source_gave_it_and_the_score_without_
     """Shaping makes no group unequal: penalties and the running scale change rewards, and not what was solved."""
     shaped = {"missing_eos_penalty": 1.0, "normalise": "standardise", "overlong_buffer_tokens": 100}
     made = trainer(
-        advantage={"estimator": "group_centred", "zero_variance_groups": "exclude"}, task_reward=None, score=shaped
+        advantage={"kind": "group_centred", "zero_variance_groups": "exclude"}, task_reward=None, score=shaped
     )
     batch = [each for asked in prompts(made) for each in group(asked, (0, 0, 0), noise=(0, 0, 0))]
     gradient, metrics = take(made, batch)
@@ -171,7 +171,7 @@ def test_an_answer_at_fault_of_which_the_source_said_no_part_has_not_solved_its_
 
 
 def test_responses_that_could_not_be_scored_have_no_say_in_whether_a_group_is_equal() -> None:
-    made = trainer(advantage={"estimator": "group_centred", "zero_variance_groups": "exclude"})
+    made = trainer(advantage={"kind": "group_centred", "zero_variance_groups": "exclude"})
     lost = ScoreState.INFRASTRUCTURE_FAULT
     first, second, _ = prompts(made)
     batch = [*group(first, (0, 0, 1)), *group(second, (0, 1, 1))]
@@ -189,7 +189,7 @@ def test_a_run_goes_on_over_steps_in_which_every_group_is_equal() -> None:
         return [{"score": len(text) / 10, "right": 0.0} for text in responses]
 
     made = trainer(
-        advantage={"estimator": "leave_one_out", "zero_variance_groups": "exclude"}, rollout={"max_new_tokens": 4}
+        advantage={"kind": "leave_one_out", "zero_variance_groups": "exclude"}, rollout={"max_new_tokens": 4}
     )
     before = weights(made)
     history = made.train(["ab", "cde", "f"], reward=graded)
@@ -211,5 +211,5 @@ def test_a_dead_verifier_is_seen_behind_a_reward_of_form() -> None:
 
 def test_only_estimators_that_compare_groups_can_leave_them_out() -> None:
     for estimator in ("gae", "return_to_go"):
-        with pytest.raises(ValueError, match="such prompts train the policy too"):
-            PPOConfig(advantage={"estimator": estimator, "zero_variance_groups": "exclude"})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"zero_variance_groups is for kind .*, and this is of kind {estimator}"):
+            PPOConfig(advantage={"kind": estimator, "zero_variance_groups": "exclude"})  # type: ignore[arg-type]

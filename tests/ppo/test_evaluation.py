@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.cli import main
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
@@ -17,7 +16,7 @@ from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.ppo.step_arguments import as_prompts
-from proximo.ppo.task import Evaluation, evaluate_policy
+from proximo.ppo.task import Evaluation, evaluate_policy, pass_at_k
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.function import FunctionReward
 from proximo.run.options import RunOptions

@@ -26,7 +26,7 @@ FAULTY = (1, 5, 6)
 CRITIC = {"advantage": "gae"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "gae": CRITIC,
-    "gae, not standardised": {"advantage": {"estimator": "gae", "standardise": False}},
+    "gae, not standardised": {"advantage": {"kind": "gae", "standardise": False}},
     "rewards whitened": CRITIC | {"score": {"whiten_rewards": "zero_mean"}},
     "rewards rescaled": CRITIC | {"score": {"whiten_rewards": "keep_mean"}},
     "running moments": CRITIC | {"score": {"normalise": "standardise"}},
@@ -60,7 +60,7 @@ def batch(left_out: tuple[int, ...] = (), faulty: tuple[int, ...] = ()) -> list[
 def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple[list[Tensor], dict[str, Any]]:
     """The gradients that policy and critic get from one update over all of it, and the metrics of the experience."""
     plain = {"prompts_per_step": 3, "responses_per_prompt": 3, "epochs_per_step": 1, "minibatch_responses": sizes}
-    config = PPOConfig(**(plain | {"kl": {"apply_to": "reward", "coefficient": 0.1}} | options))
+    config = PPOConfig(**(plain | {"kl": {"kind": "reward", "coefficient": 0.1}} | options))
     policy = LanguageModel(tiny_language_model(dtype=torch.float64))
     value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
     frozen = LanguageModel(tiny_language_model(seed=9, dtype=torch.float64))

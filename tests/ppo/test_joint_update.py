@@ -39,7 +39,7 @@ def language_model(*, adapter: bool = False) -> LanguageModel:
 
 
 def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tuple[Roles, Experience]:
-    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"apply_to": "none"}}
+    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": "none"}
     config = PPOConfig(**(base | options))
     shares_trunk = is_on_trunk(value, policy)
     module, head = make_learners(policy, value, config, shares_trunk=shares_trunk)
@@ -88,7 +88,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"policy_loss": {"aggregation": "response_mean", "entropy_coefficient": 0.3}, "rollout": {"temperature": 0.6}},
     {
-        "kl": {"apply_to": "loss", "estimator": "k2"},
+        "kl": {"kind": "loss", "estimator": "k2"},
         "policy_loss": {"objective": {"kind": "gspo", "clip_low": 0.5, "clip_high": 0.5}},
     },
     {"value_loss": {"error": {"kind": "huber", "delta": 0.2}, "normalise": "cumulative"}},

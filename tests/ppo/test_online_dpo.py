@@ -169,7 +169,7 @@ def test_minibatches_are_of_whole_pairs() -> None:
 
 
 def test_the_best_and_the_worst_of_many_make_a_pair() -> None:
-    chosen = config(samples_per_prompt=4, score={"score_truncated": False})
+    chosen = config(samples_per_prompt=4, truncation="unscored")
 
     def kept(*scores: float | None, cut: int | None = None) -> list[int]:
         group = [
@@ -198,7 +198,7 @@ def test_responses_that_are_no_pairs_are_refused() -> None:
 
 def test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it() -> None:
     made = PPOConfig(policy_loss={"objective": "online_dpo"}, prompts_per_step=6)
-    assert (made.kl.apply_to, made.advantage.estimator, made.responses_per_prompt) == ("margin", "group_centred", 2)
+    assert (made.kl.kind, made.advantage.kind, made.responses_per_prompt) == ("margin", "group_centred", 2)
     assert made.responses_per_update == 4  # a quarter of the 6 pairs, rounded up to whole ones
     assert PPOConfig.model_validate(made.model_dump()) == made
 

@@ -61,7 +61,7 @@ def test_what_it_says_is_what_a_nat_costs() -> None:
 
 def test_the_adaptive_one_does_what_the_configuration_does() -> None:
     own = trainer(AdaptiveKLController(0.1, target=0.01, horizon=40))
-    configured = trainer(None, kl={"coefficient": 0.1, "target": 0.01, "horizon": 40})
+    configured = trainer(None, kl={"coefficient": 0.1, "adaptive": {"target": 0.01, "horizon": 40}})
     assert [line["kl/coefficient"] for line in own.train(PROMPTS, reward=lengths)] == [
         line["kl/coefficient"] for line in configured.train(PROMPTS, reward=lengths)
     ]
@@ -76,7 +76,7 @@ def test_while_the_critic_warms_up_it_waits() -> None:
 
 @pytest.mark.parametrize(
     ("kl", "words"),
-    [({"apply_to": "none"}, "needs a KL"), ({"target": 6.0}, "remove these"), ({"coefficient": 0.3}, "remove")],
+    [("none", "needs a KL"), ({"adaptive": {"target": 6.0}}, "remove these"), ({"coefficient": 0.3}, "remove")],
 )
 def test_two_that_keep_the_coefficient_or_none_to_keep_are_refused(kl: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

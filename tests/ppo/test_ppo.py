@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.schema.fields import kinds_of, sections_of
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import DataError, ModelError, TrainingError
@@ -18,13 +18,13 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.experience import make_experience
-from proximo.ppo.kl_coefficient import adapted_coefficient
 from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.task import evaluate_policy
+from proximo.ppo.train_state import adapted_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Passes, Response, Scored
 from proximo.rewards.function import FunctionReward
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.stopping import ending_ids
 from records_made import prompt
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -52,7 +52,7 @@ def parameters(made: PPOTrainer) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in made.policy.model.named_parameters()}
 
 
-@pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
+@pytest.mark.parametrize("advantage", [kind for section in sections_of(Advantage) for kind in kinds_of(section)])
 def test_training_returns_the_metrics_of_every_step(advantage: str) -> None:
     seen = []
     history = trainer(advantage=advantage).train(PROMPTS, reward=count_a, on_step=lambda step, line: seen.append(step))
@@ -151,7 +151,7 @@ def test_a_few_unscored_responses_are_counted_and_left_out() -> None:
 
 
 def test_the_adaptive_coefficient_follows_the_kl() -> None:
-    made = trainer(num_steps=3, kl={"target": 1e-9, "horizon": 8, "coefficient": 0.1})
+    made = trainer(num_steps=3, kl={"adaptive": {"target": 1e-9, "horizon": 8}, "coefficient": 0.1})
     history = made.train(PROMPTS, reward=count_a)
     assert made.state.kl_coefficient > 0.1
     # Each line has the coefficient that its step was charged; it moves afterwards.
@@ -171,7 +171,7 @@ def test_the_moments_of_scores_are_those_of_all_steps() -> None:
 
 
 def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() -> None:
-    made = trainer(num_steps=1, truncation_value="mask", kl={"target": 1.0, "horizon": 10, "coefficient": 1.0})
+    made = trainer(num_steps=1, truncation="mask", kl={"adaptive": {"target": 1.0, "horizon": 10}, "coefficient": 1.0})
     base = {"response_mask": torch.ones(2, dtype=torch.bool), "policy_version": 0, "text": ""}
     cut, ended = (
         Response(prompt=prompt(), sample_index=0, token_ids=(5, 2), logprobs=torch.zeros(2), finish=finish, **base)
@@ -185,7 +185,7 @@ def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() 
 
 
 def test_without_kl_there_is_no_reference() -> None:
-    made = trainer(num_steps=1, kl={"apply_to": "none"})
+    made = trainer(num_steps=1, kl="none")
     assert made.roles.reference is None
     (line,) = made.train(PROMPTS, reward=count_a)
     assert "kl/sequence" not in line
@@ -256,7 +256,7 @@ def test_every_objective_trains_and_its_clip_fraction_is_a_fraction(objective: s
 @pytest.mark.parametrize("measure", ["k2", "weighted_k3", "full"])
 def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
     kept = {"least_spread": None}  # all scores of a step may be 0
-    history = trainer(kl={"apply_to": "loss", "estimator": measure}, advantage=kept).train(PROMPTS, reward=count_a)
+    history = trainer(kl={"kind": "loss", "estimator": measure}, advantage=kept).train(PROMPTS, reward=count_a)
     assert history[-1]["policy/skipped_updates"] == 0
 
 
@@ -274,7 +274,7 @@ def test_the_full_kl_costs_one_pass_of_each_model(place: str, monkeypatch: pytes
 
 
 def full_kl(place: str) -> dict[str, str]:
-    return {"apply_to": place, "estimator": "full"}
+    return {"kind": place, "estimator": "full"}
 
 
 def counted(run, name: str, passes: list[str]):

@@ -19,7 +19,7 @@ GROUPS = {"prompts_per_step": 8, "responses_per_prompt": 8}
 DEFAULT = {"learning_rate": 1e-5}
 FORMS: dict[str, dict[str, Any]] = {
     "gae": {"prompts_per_step": 64},
-    "gae_kl_in_loss": {"prompts_per_step": 64, "kl": {"apply_to": "loss", "estimator": "k2", "coefficient": 0.02}},
+    "gae_kl_in_loss": {"prompts_per_step": 64, "kl": {"kind": "loss", "estimator": "k2", "coefficient": 0.02}},
     "gae_on_a_trunk": {"prompts_per_step": 64, "value_optimizer": DEFAULT},
     "group_centred": {**GROUPS, "advantage": "group_centred"},
     "group_standardised": {**GROUPS, "advantage": "group_standardised"},

@@ -138,7 +138,7 @@ def test_texts_alone_teach_the_policy_when_nothing_else_does() -> None:
     options = {"prompts_per_step": 2, "responses_per_prompt": 2, "advantage": "group_centred", "num_steps": 4}
     options |= {"epochs_per_step": 1, "minibatch_responses": 4}
     options |= {
-        "kl": {"apply_to": "none"},
+        "kl": "none",
         "rollout": {"max_new_tokens": 3},
         "policy_optimizer": {"learning_rate": 0.03},
     }

@@ -37,7 +37,7 @@ def trainer(reward: Any = None) -> PPOTrainer:
         prompts_per_step=2,
         responses_per_prompt=2,
         rollout={"max_new_tokens": 4},
-        kl={"apply_to": "none"},
+        kl="none",
         score={"minus_reference_answer": True},
     )
     return PPOTrainer(tiny_language_model(), tiny_tokenizer(), reward=reward, config=config)
@@ -127,7 +127,7 @@ def test_with_a_greedy_baseline_the_policy_is_rewarded_with_the_difference_to_it
         prompts_per_step=2,
         responses_per_prompt=2,
         rollout={"max_new_tokens": 4},
-        kl={"apply_to": "none"},
+        kl="none",
         advantage="greedy_baseline",
     )
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)

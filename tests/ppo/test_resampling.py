@@ -21,7 +21,7 @@ SIZE, SAMPLES = 3, 2
 
 
 def trainer(**options: Any) -> PPOTrainer:
-    advantage = {"estimator": "group_centred", "zero_variance_groups": "resample", "resample_rounds": 3}
+    advantage = {"kind": "group_centred", "zero_variance_groups": "resample", "resample_rounds": 3}
     base = {
         "num_steps": 3,
         "prompts_per_step": SIZE,

@@ -81,7 +81,7 @@ def test_rewards_are_score_and_kl_penalty(tensordict) -> None:
 
 
 def test_tokens_and_responses_that_do_not_count_are_masked_and_empty_ones_are_left_out(tensordict) -> None:
-    made = experience([[20, 21, 2], [], [24]], (1.0, 2.0, float("nan")), [[1, 1, 0], [], [0]], kl={"apply_to": "none"})
+    made = experience([[20, 21, 2], [], [24]], (1.0, 2.0, float("nan")), [[1, 1, 0], [], [0]], kl="none")
     rollout = rollout_tensordict(made, pad_token_id=PAD)
     assert rollout["action"].tolist() == [[20, 21, 2], [24, 0, 0]]
     assert rollout["mask"].tolist() == [[True, True, False], [False, False, False]]

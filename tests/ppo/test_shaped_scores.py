@@ -3,17 +3,19 @@
 import math
 from dataclasses import replace
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 import torch
 
-from proximo.algorithms.return_spread import ReturnSpread
-from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.advantages import ReturnSpread
+from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores
-from proximo.ppo.scores import ConstantRewardSteps, check_constant_rewards
+from proximo.ppo.selection import check_constant_rewards
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
+from proximo.ppo.train_state import ConstantRewardSteps
 from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
@@ -30,10 +32,15 @@ def ended(score: float, num_tokens: int = 3) -> Scored:
 
 
 def shape(
-    batch: list[Scored], *, counts: list[bool] | None = None, moments: RunningMoments = NOTHING_SEEN, **options
+    batch: list[Scored],
+    *,
+    counts: list[bool] | None = None,
+    moments: RunningMoments = NOTHING_SEEN,
+    truncation: Any = "scored",
+    **options: Any,
 ) -> ShapedScores:
     counted = torch.tensor(counts or [each.valid for each in batch])
-    config = PPOConfig(rollout={"max_new_tokens": 8}, score=options)
+    config = PPOConfig(rollout={"max_new_tokens": 8}, score=options, truncation=truncation)
     return shape_scores(batch, counted, config=config, moments=moments)
 
 
@@ -46,7 +53,7 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
         values=torch.zeros(len(old) + len(batch)),
     )
     base = {
-        "kl": {"apply_to": "reward" if reference else "none"},
+        "kl": {"kind": "reward" if reference else "none"},
         "advantage": {"standardise": False, "gae_lambda": 1.0},
     }
     return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
@@ -60,48 +67,13 @@ def test_without_options_scores_are_left_as_they_are() -> None:
     assert found.moments == NOTHING_SEEN
 
 
-def test_the_score_of_a_cut_response_is_scaled_after_the_clip() -> None:
-    """4 is clipped to 3, a tenth of which is left where the limit cut it; a penalty comes after."""
-    found = shape([ended(4.0), cut(4.0), cut(-1.0)], clip=3.0, truncated_scale=0.1, missing_eos_penalty=0.5)
-    assert found.values.tolist() == pytest.approx([3.0, 0.3 - 0.5, -0.1 - 0.5])
-    with pytest.raises(ValueError, match="truncated_scale needs score_truncated: true"):
-        PPOConfig(score={"score_truncated": False, "truncated_scale": 0.5})
-
-
-def test_rewards_of_single_tokens_are_scaled_with_the_score_of_a_cut_response() -> None:
-    batch = [replace(each, token_rewards=(1.0, 2.0, 0.5)) for each in (ended(4.0), cut(4.0))]
-    found = shape(batch, truncated_scale=0.1)
-    assert found.token_rewards is not None
-    assert found.token_rewards.tolist() == pytest.approx([1.0, 2.0, 0.5, 0.1, 0.2, 0.05])
-    assert found.values.tolist() == pytest.approx([4.0, 0.4])
-
-
-def test_everything_happens_in_the_documented_order() -> None:
-    """Answer, bias, scale, running moments, clip, penalties: each number below is wrong in any other order."""
-    earlier = RunningMoments(count=1, mean=0.0, squares=0.0)
-    batch = [replace(ended(5.0, num_tokens=6), answer_score=1.0)]
-    # (5 - 1 + 2) * 3 = 18; with an earlier 0: deviation sqrt(162), 18 / 12.728 = 1.414; clipped to 1.
-    options = {"minus_reference_answer": True, "bias": 2.0, "scale": 3.0, "normalise": "scale", "clip": 1.0}
-    found = shape(batch, moments=earlier, **options)
-    assert found.moments.mean == pytest.approx(9.0)
-    assert found.moments.deviation == pytest.approx(162**0.5)
-    assert found.values.tolist() == [1.0]
-    # Too short by one token costs 4; 6 tokens are the second of the four before 8, half of 0.5: neither is clipped.
-    penalties = {"min_tokens": 7, "min_tokens_penalty": 4.0, "overlong_buffer_tokens": 4, "overlong_penalty": 0.5}
-    assert shape(batch, moments=earlier, **options, **penalties).values.tolist() == [1.0 - 4.0 - 0.25]
-    replaced = shape(batch, moments=earlier, **options, **penalties, penalty_mode="replace")
-    assert replaced.values.tolist() == [-4.0 - 0.25]
-    assert replaced.penalised is not None
-    assert replaced.penalised.tolist() == [True]
-
-
 def test_moments_grow_from_step_to_step_and_count_what_counts() -> None:
     first = shape([ended(1.0), FAULTY, ended(3.0)], normalise="scale")
     assert first.values.tolist() == pytest.approx([1 / 2**0.5, 0, 3 / 2**0.5])
     left_out = shape([ended(5.0), ended(99.0)], counts=[True, False], moments=first.moments, normalise="standardise")
     assert left_out.moments.count == 3
     assert left_out.values[0].item() == 1.0
-    unscored = shape([ended(5.0), cut(99.0)], moments=first.moments, normalise="standardise", score_truncated=False)
+    unscored = shape([ended(5.0), cut(99.0)], moments=first.moments, normalise="standardise", truncation="unscored")
     assert unscored.moments == left_out.moments
 
 
@@ -111,7 +83,7 @@ def test_a_single_first_score_is_neither_nan_nor_blown_up() -> None:
 
 
 def test_a_response_without_a_score_keeps_zero_whatever_is_done_to_the_others() -> None:
-    found = shape([cut(9.0), ended(1.0)], score_truncated=False, bias=2.0, min_tokens=5, min_tokens_penalty=7.0)
+    found = shape([cut(9.0), ended(1.0)], truncation="unscored", bias=2.0, min_tokens=5, min_tokens_penalty=7.0)
     assert found.values.tolist() == [0.0, -4.0]
     assert found.counted.tolist() == [False, True]
     assert found.penalised is not None
@@ -154,7 +126,7 @@ def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing
     plain = [ended(1.0), ended(-0.5, num_tokens=2)]
     with_tool = scored(1.0, of=response([7, 7, 7, 9], mask=[True, True, True, False]))
     others = [with_tool, plain[1], FAULTY, cut(50.0)]
-    options = {"score": {"whiten_rewards": mode}, "truncation_value": "mask"}
+    options = {"score": {"whiten_rewards": mode}, "truncation": "mask"}
     alone, among = made(plain, **options), made(others, **options)
     mask = torch.tensor([True] * 3 + [False] + [True] * 2 + [False] * 6)
     assert among.mask.equal(mask)

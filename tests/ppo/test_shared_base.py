@@ -27,10 +27,10 @@ from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -74,7 +74,7 @@ def four_roles(base: Path, *, shared: bool, checkpointing: bool) -> PPOTrainer:
         epochs_per_step=1,
         minibatch_responses=2,
         kl={
-            "apply_to": "loss",
+            "kind": "loss",
             "estimator": "full",
         },  # the reference runs between the policy's forward and its backward
         rollout={"max_new_tokens": 6, "max_num_seqs": 3},

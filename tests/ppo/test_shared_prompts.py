@@ -79,7 +79,7 @@ CASES: dict[str, dict[str, Any]] = {
     "groups": {
         "advantage": "group_centred",
     },
-    "full KL": {"kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}},
+    "full KL": {"kl": {"estimator": "full", "kind": "loss", "coefficient": 0.1}},
 }
 
 

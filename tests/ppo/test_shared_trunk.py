@@ -161,7 +161,7 @@ def test_rescaling_the_head_moves_no_value() -> None:
 
 def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
     ended = {"max_new_tokens": 6, "stop_token_ids": list(range(6, 30))}
-    cut = {"truncation_value": "bootstrap", "score": {"score_truncated": False}}
+    cut = {"truncation": "bootstrap"}
     made = trainer(average_decay=0.5, kl={"estimator": "full"}, rollout=ended, **cut)
     lines = made.train(PROMPTS, reward=count_a)
     names = {name for name, _ in made.policy.model.named_parameters()}

@@ -19,7 +19,7 @@ def made(batch: list[Scored], *, values: list[float], reference: list[float] | N
         reference_logprobs=None if reference is None else torch.tensor(reference),
         values=torch.tensor(values),
     )
-    config = PPOConfig(**({"kl": {"apply_to": "none" if reference is None else "reward"}} | options))
+    config = PPOConfig(**({"kl": {"kind": "none" if reference is None else "reward"}} | options))
     return make_experience(batch, passes, config=config, kl_coefficient=0.2)[0]
 
 
@@ -80,6 +80,6 @@ def test_what_does_not_count_and_what_is_equal_has_no_part_in_a_group() -> None:
 def test_a_group_is_standardised_for_returns_to_go_as_for_a_critic() -> None:
     """AReaL's experiment without a critic."""
     batch = [answer("a", 1.0, 2), answer("a", 0.0, 2)]
-    advantage = {"estimator": "return_to_go", "standardise": "group"}
+    advantage = {"kind": "return_to_go", "standardise": "group"}
     found = made(batch, values=[0.0] * 6, advantage=advantage, responses_per_prompt=2).advantages
     torch.testing.assert_close(found, torch.tensor([1.0, 1.0, -1.0, -1.0]), **CLOSE)

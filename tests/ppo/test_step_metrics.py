@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from proximo.algorithms.advantages import ReturnSpread
 from proximo.algorithms.losses import policy_statistics
-from proximo.algorithms.return_spread import ReturnSpread
-from proximo.algorithms.score_transforms import NOTHING_SEEN
+from proximo.algorithms.shaping import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
 from proximo.metrics.catalogue import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
-from proximo.ppo.counted import sequence_kl
-from proximo.ppo.experience import RawAdvantages
+from proximo.ppo.experience import RawAdvantages, sequence_kl
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
 from proximo.ppo.update.epochs import Report
 from proximo.ppo.update.guards import broken_limits

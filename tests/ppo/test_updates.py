@@ -36,7 +36,7 @@ class Gathered(Learner):
 
 
 def config(**options) -> PPOConfig:
-    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"apply_to": "none"}}
+    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": "none"}
     return PPOConfig(**(base | options))
 
 
@@ -94,7 +94,7 @@ def worst_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> flo
 
 @pytest.mark.parametrize(
     "kl",
-    [{"apply_to": "none"}, {"apply_to": "loss", "estimator": "k2"}, {"apply_to": "loss", "estimator": "weighted_k3"}],
+    ["none", {"kind": "loss", "estimator": "k2"}, {"kind": "loss", "estimator": "weighted_k3"}],
 )
 @pytest.mark.parametrize("budget", [1, 17, 30])
 def test_the_policy_gradient_does_not_depend_on_the_micro_batches(budget: int, kl: dict) -> None:
@@ -125,7 +125,7 @@ OBJECTIVES = [
 @pytest.mark.parametrize("aggregation", ["token_mean", "response_mean", "constant"])
 @pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
 def test_no_objective_and_no_average_depends_on_the_micro_batches(loss: dict, aggregation: str) -> None:
-    options = {"policy_loss": {**loss, "aggregation": aggregation}, "kl": {"apply_to": "loss", "estimator": "k2"}}
+    options = {"policy_loss": {**loss, "aggregation": aggregation}, "kl": {"kind": "loss", "estimator": "k2"}}
     whole = gradients("policy", **options)
     for budget in (1, 17):
         assert worst_difference(whole, gradients("policy", tokens_per_microbatch=budget, **options)) < 1e-10
@@ -258,7 +258,7 @@ def test_what_stands_outside_the_mask_reaches_no_gradient_of_any_objective(loss:
 def test_the_kl_in_the_loss_changes_the_gradient() -> None:
     plain = gradients("policy")
     for measure in ("k2", "weighted_k3"):
-        assert worst_difference(plain, gradients("policy", kl={"apply_to": "loss", "estimator": measure})) > 1e-3
+        assert worst_difference(plain, gradients("policy", kl={"kind": "loss", "estimator": measure})) > 1e-3
 
 
 def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:

@@ -13,7 +13,7 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.rewards.sources import CustomVerifierRewardConfig
+from proximo.config.rewards.verifiers import CustomVerifierRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.precision.placement import Precision
 from proximo.ppo import from_recipe
@@ -63,7 +63,7 @@ def test_a_run_counts_what_its_sources_do_and_leaves_no_worker(place: Path) -> N
 
 
 def test_a_run_whose_workers_die_ends_each_step_and_counts_the_failures(place: Path) -> None:
-    dying = verifier("dying", verifier_class="example_verifiers:Dying", attempts=2, step_seconds=600)
+    dying = verifier("dying", verifier_class="example_verifiers:Dying", step_seconds=600)
     start = time.monotonic()
     assert run("ppo", recipe(place, dying, **{"ppo.guards.max_unscored_fraction": 1.0}), QUIET) == 0
     assert time.monotonic() - start < 300
@@ -153,7 +153,6 @@ def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPa
         "num_workers": 3,
         "answer_seconds": 10.0,
         "step_seconds": 600.0,
-        "attempts": 3,
         "memory_bytes": 200 * 2**20,
     }
 

@@ -11,16 +11,17 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_wires_of_losses import batch
-from proximo.algorithms.return_spread import return_spread
-from proximo.algorithms.score_transforms import RunningMoments
+from proximo.algorithms.advantages import return_spread
+from proximo.algorithms.shaping import RunningMoments
+from proximo.config.ppo.kl import AdaptiveKLConfig
 from proximo.config.ppo.losses import ValueLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.value import ValueScale
 from proximo.ppo.step_arguments import as_prompts
+from proximo.ppo.train_state import adapted_coefficient, first_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Response
 from proximo.rewards.function import FunctionReward
@@ -71,7 +72,7 @@ NOW = 0.37
 
 def test_a_kl_in_the_reward_costs_what_it_has_come_to_cost() -> None:
     """Without a critic and undiscounted, a first token has its score less the KL of the whole response."""
-    advantage = {"estimator": "return_to_go", "standardise": False}
+    advantage = {"kind": "return_to_go", "standardise": False}
     made = trainer(kl={"coefficient": 0.2}, advantage=advantage)
     assert made.state.kl_coefficient == 0.2
     made.state = replace(made.state, kl_coefficient=NOW)
@@ -84,7 +85,7 @@ def test_a_kl_in_the_reward_costs_what_it_has_come_to_cost() -> None:
 @pytest.mark.parametrize("value", [None, "trunk"])
 def test_a_kl_in_the_loss_costs_what_it_has_come_to_cost(value: str | None) -> None:
     """Standardised advantages have a mean of 0, and so has the loss of PPO at a ratio of 1: the KL is left."""
-    made = trainer(kl={"apply_to": "loss", "estimator": "k2", "coefficient": 0.2}, value=value)
+    made = trainer(kl={"kind": "loss", "estimator": "k2", "coefficient": 0.2}, value=value)
     made.state = replace(made.state, kl_coefficient=NOW)
     line = made.step(PROMPTS, responses(made), SCORES)
     squares = [x * x / 2 for part in nats(made) for x in part]
@@ -95,7 +96,7 @@ def test_a_kl_in_the_loss_costs_what_it_has_come_to_cost(value: str | None) -> N
 def test_the_coefficient_moves_by_its_target_and_horizon_from_where_it_is(over: float) -> None:
     made = trainer(kl={"coefficient": 0.2})
     observed = fmean(sum(part) for part in nats(made))
-    config = made.config.kl.model_copy(update={"target": observed / over, "horizon": 50})
+    config = made.config.kl.model_copy(update={"adaptive": AdaptiveKLConfig(target=observed / over, horizon=50)})
     experience = made.run_step(scored=_scored(made)).experience
     error = min(max(over - 1, -0.2), 0.2)
     assert first_coefficient(config, None) == 0.2
@@ -130,9 +131,7 @@ def test_average_and_reference_follow_with_a_decay_each() -> None:
 
 
 def test_returns_of_the_steps_before_are_what_least_spread_is_a_share_of() -> None:
-    made = trainer(
-        kl={"apply_to": "none"}, advantage={"least_spread": 0.05}, score={"scale": 2.0, "normalise": "scale"}
-    )
+    made = trainer(kl="none", advantage={"least_spread": 0.05}, score={"scale": 2.0, "normalise": "scale"})
     spreads = [made.run_step(scored=_scored(made)).raw_advantages.spread for _ in range(2)]
     doubled = [2 * score for score in SCORES]
     returns = [x / stdev(doubled * steps) for steps in (1, 2) for x in doubled]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.algorithms.score_transforms import RunningMoments
+from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.experience import Passes, make_experience
 from proximo.records import Experience, Finish, Scored, ScoreState
@@ -141,40 +141,45 @@ def in_groups(rows: Rows, answers: Answers, spread: Callable[..., float]) -> Ans
     ]
 
 
-PLAIN = {"gamma": GAMMA, "gae_lambda": LAM, "standardise": False}
+UNDECAYED = {"gamma": GAMMA, "standardise": False}
+PLAIN = UNDECAYED | {"gae_lambda": LAM}
 CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
     "gae": (PLAIN, of_gae),
     "a decay by length": (
         PLAIN | {"length_adaptive": 0.6},
         lambda rows: [gae(row, max(1 - 1 / (0.6 * len(row.nats)), 0)) for row in rows],
     ),
-    "return_to_go": (PLAIN | {"estimator": "return_to_go"}, of_returns),
-    "group_return_to_go": (PLAIN | {"estimator": "group_return_to_go"}, against_group),
+    "return_to_go": (UNDECAYED | {"kind": "return_to_go"}, of_returns),
+    "group_return_to_go": (UNDECAYED | {"kind": "group_return_to_go"}, against_group),
     "greedy_baseline": (
-        {"estimator": "greedy_baseline", "gamma": GAMMA},
+        {"kind": "greedy_baseline", "gamma": GAMMA},
         lambda rows: [to_go(row.rewards(row.score - row.answer), GAMMA) for row in rows],
     ),
     "group_centred": (
-        {"estimator": "group_centred"},
+        {"kind": "group_centred"},
         by_response(lambda row, group, others: row.total - fmean(r.total for r in group)),
     ),
     "leave_one_out": (
-        {"estimator": "leave_one_out"},
+        {"kind": "leave_one_out"},
         by_response(lambda row, group, others: row.total - fmean(r.total for r in others)),
     ),
     "group_standardised": (
-        {"estimator": "group_standardised"},
+        {"kind": "group_standardised"},
         by_response(
             lambda row, group, others: (
                 (row.total - fmean(r.total for r in group)) / (stdev(r.total for r in group) + 1e-4)
             )
         ),
     ),
-    "length_weighted": ({"estimator": "length_weighted"}, by_response(weighted)),
-    "pass_at_k": ({"estimator": "pass_at_k", "k": 3}, by_response(best_of_three)),
+    "length_weighted": ({"kind": "length_weighted"}, by_response(weighted)),
+    "pass_at_k": ({"kind": "pass_at_k", "k": 3}, by_response(best_of_three)),
     "standardised by default": (
-        {"estimator": "return_to_go", "gamma": GAMMA},
+        {"kind": "return_to_go", "gamma": GAMMA},
         lambda rows: standardised(of_returns(rows), pstdev),
+    ),
+    "groups standardised by default": (
+        {"kind": "group_return_to_go", "gamma": GAMMA},
+        lambda rows: standardised(against_group(rows), pstdev),
     ),
     "standardised, unbiased": (
         {"gamma": GAMMA, "gae_lambda": LAM, "unbiased_variance": True},
@@ -212,7 +217,7 @@ def test_returns_have_the_same_discount_and_the_decay_of_the_values() -> None:
 
 
 def test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score() -> None:
-    found = made(PLAIN, truncation_value="bootstrap", score={"score_truncated": False})
+    found = made(PLAIN, truncation="bootstrap")
     wanted = [
         gae(row, LAM, rewards=row.rewards(0.0), after=row.after) if row.is_cut else gae(row, LAM) for row in batch()[2]
     ]
@@ -240,13 +245,13 @@ def test_whether_a_step_is_flat_is_judged_by_rewards_before_they_are_whitened() 
     """Whitening gives any two returns, however close, a deviation of about 1."""
     near = [scored(score, of=response([7])) for score in (1.0, 1.001)]
     passes = Passes(old_logprobs=torch.full((2,), -1.0), values=torch.zeros(4))
-    config = PPOConfig(score={"whiten_rewards": "zero_mean"}, kl={"apply_to": "none"})
+    config = PPOConfig(score={"whiten_rewards": "zero_mean"}, kl="none")
     seen = RunningMoments(count=101, mean=1.0, squares=100.0)
     found, *_ = make_experience(near, passes, config=config, kl_coefficient=0.0, returns_seen=seen)
     assert found.rewards.abs().min() > 0.9
     assert found.is_flat
     assert not found.advantages.any()
-    less = PPOConfig(advantage={"least_spread": 0.0004}, kl={"apply_to": "none"})
+    less = PPOConfig(advantage={"least_spread": 0.0004}, kl="none")
     assert not make_experience(near, passes, config=less, kl_coefficient=0.0, returns_seen=seen)[0].is_flat
 
 
@@ -255,8 +260,8 @@ def test_groups_that_are_left_out_are_still_in_the_running_moments() -> None:
         scored(score, of=response([7], to=prompt(group))) for group, score in zip("aabb", (4, 4, 1, 3), strict=True)
     ]
     passes = Passes(old_logprobs=torch.full((4,), -1.0))
-    advantage = {"estimator": "group_centred", "zero_variance_groups": "exclude"}
-    options = {"responses_per_prompt": 2, "kl": {"apply_to": "none"}, "score": {"normalise": "standardise"}}
+    advantage = {"kind": "group_centred", "zero_variance_groups": "exclude"}
+    options = {"responses_per_prompt": 2, "kl": "none", "score": {"normalise": "standardise"}}
     config = PPOConfig(advantage=advantage, **options)
     found, _, shaped = make_experience(batch, passes, config=config, kl_coefficient=0.0)
     assert found.mask.tolist() == [False, False, True, True]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ppo.test_updates import Gathered, config, make, models
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.ppo.roles.build import Roles
 from proximo.records import Experience
 from roles_made import state
@@ -91,7 +91,7 @@ def k3(token: Token) -> float:
 
 
 BOUNDS = {"clip_low": 0.15, "clip_high": 0.35}
-KL = {"apply_to": "loss", "estimator": "k2", "coefficient": 0.5}
+KL = {"kind": "loss", "estimator": "k2", "coefficient": 0.5}
 FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "ppo": (
         {"policy_loss": {"objective": BOUNDS | {"dual_clip": 1.6}}},
@@ -99,8 +99,8 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     ),
     "its default clips": ({}, plain),
     "gspo": (
-        {"policy_loss": {"objective": BOUNDS | {"kind": "gspo", "dual_clip": 1.2}}},
-        lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35, 1.2),
+        {"policy_loss": {"objective": BOUNDS | {"kind": "gspo"}}},
+        lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35),
     ),
     "gmpo": ({"policy_loss": {"objective": BOUNDS | {"kind": "gmpo"}}}, lambda t: gmpo(t, 0.15, 0.35)),
     "gmpo's default clips": (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.algorithms.score_transforms import RunningMoments
+from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.experience import shape_scores
 from proximo.records import Finish, Scored, ScoreState
@@ -38,9 +38,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "an answer": {"minus_reference_answer": True, "scale": 1.3},
     "clip": {"bias": 0.7, "scale": 1.3, "clip": 2.1},
     "divided": {"bias": 0.7, "scale": 1.3, "normalise": "scale"},
-    "all that divides": {"bias": 0.7, "scale": 1.3, "normalise": "standardise", "clip": 0.9, "truncated_scale": 0.4},
-    "no score where cut": {"bias": 0.7, "normalise": "standardise", "score_truncated": False},
-    "a cut one": {"truncated_scale": 0.4, "missing_eos_penalty": 1.7},
+    "all that divides": {"bias": 0.7, "scale": 1.3, "normalise": "standardise", "clip": 0.9, "truncation.scale": 0.4},
+    "no score where cut": {"bias": 0.7, "normalise": "standardise", "truncation.kind": "unscored"},
+    "a cut one": {"truncation.scale": 0.4, "missing_eos_penalty": 1.7},
     "penalties": {
         "missing_eos_penalty": 1.7,
         "min_tokens": 3,
@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a long one": {"overlong_buffer_tokens": 5, "overlong_penalty": 0.6, "scale": 1.3},
 }
 for name in ("penalties", "a short one", "a long one"):
-    OPTIONS[f"{name}, in the place of the score"] = OPTIONS[name] | {"penalty_mode": "replace", "truncated_scale": 0.4}
+    OPTIONS[f"{name}, in the place of the score"] = OPTIONS[name] | {"penalty_mode": "replace", "truncation.scale": 0.4}
 
 
 def batch() -> list[Scored]:
@@ -67,7 +67,7 @@ def clipped(x: float, limit: float | None) -> float:
 
 
 def has_score(each: Scored, options: dict[str, Any]) -> bool:
-    return each.valid and (each.response.finish is not Finish.LENGTH or options.get("score_truncated", True))
+    return each.valid and (each.response.finish is not Finish.LENGTH or "truncation.kind" not in options)
 
 
 def first_part(each: Scored, options: dict[str, Any]) -> float:
@@ -87,7 +87,7 @@ def worth(each: Scored, options: dict[str, Any], seen: list[float]) -> tuple[flo
     levels = [factor * x for x in each.prefix_scores or [0.0] * (size + 1)]
     earned = [clipped(own[t], limit) + clipped(levels[t + 1], limit) - clipped(levels[t], limit) for t in range(size)]
     value = clipped(value - sum(own) - levels[-1], limit) + sum(earned)
-    shrink = options.get("truncated_scale", 1.0) if each.response.finish is Finish.LENGTH else 1.0
+    shrink = options.get("truncation.scale", 1.0) if each.response.finish is Finish.LENGTH else 1.0
     value, earned = value * shrink, [x * shrink for x in earned]
     lost = options.get("missing_eos_penalty", 0.0) if each.response.finish is Finish.LENGTH else 0.0
     lost += options.get("min_tokens_penalty", 0.0) if size < options.get("min_tokens", 0) else 0.0
@@ -101,7 +101,9 @@ def worth(each: Scored, options: dict[str, Any], seen: list[float]) -> tuple[flo
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings(name: str) -> None:
     options, records = OPTIONS[name], batch()
-    config = PPOConfig(score=options, rollout={"max_new_tokens": LIMIT})
+    truncation = {key.partition(".")[2]: value for key, value in options.items() if key.startswith("truncation.")}
+    score = {key: value for key, value in options.items() if not key.startswith("truncation.")}
+    config = PPOConfig(score=score, truncation=truncation, rollout={"max_new_tokens": LIMIT})
     counts = torch.tensor([each.valid and place != 1 for place, each in enumerate(records)])
     squares = sum((x - fmean(EARLIER)) ** 2 for x in EARLIER)
     moments = RunningMoments(count=len(EARLIER), mean=fmean(EARLIER), squares=squares)

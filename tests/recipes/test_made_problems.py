@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proximo.config.rewards.maths import CountdownRewardConfig
-from proximo.data import countdown, programs
+from proximo.config.rewards.verifiers import CountdownRewardConfig
 from proximo.errors import ConfigError
+from proximo.recipes import countdown, programs
 from proximo_verifiers.maths.countdown import CountdownVerifier
 from proximo_verifiers.verifier import Answer, Grade
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.run.reporting import journal
+from proximo.run import journal
 
 
 @pytest.fixture

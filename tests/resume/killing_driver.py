@@ -22,7 +22,7 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
 from proximo.ppo.task import PPOTask
-from proximo.run.reporting import journal
+from proximo.run import journal
 from proximo.supervised.reward_trainer import RewardTask
 from proximo.supervised.sft_trainer import SFTTask
 

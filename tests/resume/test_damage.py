@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from proximo.checkpoint.manifest import MANIFEST, STATE, read_manifest
+from proximo.checkpoint.reading import MANIFEST, STATE, read_manifest
 from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main
 from proximo.errors import CheckpointError
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from run_outcomes import assert_same_outcome, outcome
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -80,7 +80,7 @@ def check_every_file(place: Path, *, num_flips: int) -> int:
                     if not needs and what.startswith("bit"):
                         read(place / "run")
                         continue
-                    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}.*The others are step-000004:"):
+                    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}.*write its name into"):
                         read(place / "run")
     return readings
 
@@ -114,13 +114,11 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         said = capsys.readouterr()
         assert not said.out
         assert not (tmp_path / "out").exists()
-        with pytest.raises(
-            CheckpointError, match=r"The others are step-000004: write one of these names into"
-        ) as refused:
+        with pytest.raises(CheckpointError, match="To continue from another one") as refused:
             run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))
-        advice = re.search(r"The others are (\S+): write one of these names into (\S+) to resume", str(refused.value))
-        assert advice is not None
-        Path(advice[2]).write_text(f"{advice[1]}\n")
+        pointer = re.search(r"write its name into (\S+) and resume", str(refused.value))
+        assert pointer is not None
+        Path(pointer[1]).write_text("step-000004\n")
         assert main(["generate", str(folder), "abc", "--max-new-tokens", "2"]) == 0
         assert run("ppo", recipe(finished), RunOptions(quiet=True, resume="must")) == 0
         assert_same_outcome(folder, expected, after=f"a flipped bit in {name}")

@@ -11,8 +11,8 @@ from disk_states import Camera, Picture
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.logs import JsonLines
+from proximo.run import journal
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from run_outcomes import assert_same_outcome, outcome, read_lines
 from tiny_runs import KINDS, NUM_STEPS, SAVED_STEPS, Kind, changed, make_inputs, recipe_of, run
 

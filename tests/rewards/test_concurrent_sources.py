@@ -8,7 +8,7 @@ import pytest
 from proximo.errors import TrainingError
 from proximo.metrics.values import Sum
 from proximo.records import Response, Scored
-from proximo.rewards import concurrent as sources_at_once
+from proximo.rewards import weighted as sources_at_once
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.weighted import WeightedReward
 from records_made import response

@@ -41,7 +41,7 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
     old = torch.cat([each.response.logprobs for each in batch])
     values = torch.zeros(len(old) + len(batch))
     against = None if reference is None else torch.tensor(reference)
-    kl = {"apply_to": "none" if reference is None else "reward"}
+    kl = {"kind": "none" if reference is None else "reward"}
     base = {"advantage": {"standardise": False, "gae_lambda": 1.0}, "kl": kl, "rollout": {"max_new_tokens": 3}}
     passes = Passes(old_logprobs=old, reference_logprobs=against, values=values)
     return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
@@ -166,7 +166,7 @@ def test_running_moments_divide_the_parts_too() -> None:
 
 def test_a_cut_response_without_a_score_has_no_part_of_it_either() -> None:
     cut = graded({"token_rewards": [1.0, 0.0, 2.0]}, response(finish=Finish.LENGTH))
-    assert rewards([cut], score={"score_truncated": False}).tolist() == [0.0] * 3
+    assert rewards([cut], truncation="unscored").tolist() == [0.0] * 3
 
 
 def test_what_a_tool_wrote_earns_nothing_and_its_share_moves_to_the_last_token_of_the_policy() -> None:
@@ -235,7 +235,7 @@ def test_a_recipe_whose_estimator_has_no_use_for_them_is_refused() -> None:
 
 
 def test_a_loop_of_ones_own_may_bring_rewards_of_tokens() -> None:
-    config = PPOConfig(num_steps=1, prompts_per_step=2, rollout={"max_new_tokens": 4}, kl={"apply_to": "none"})
+    config = PPOConfig(num_steps=1, prompts_per_step=2, rollout={"max_new_tokens": 4}, kl="none")
     trainer = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
     responses = trainer.generate(["ab", "c"])
     line = trainer.step(["ab", "c"], responses, [[1.0] * len(responses[0].token_ids), 3.0])

@@ -15,9 +15,8 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, ScoreState
-from proximo.rewards.calling import event_loop
-from proximo.rewards.function import FunctionReward
-from proximo.rewards.function_process import ProcessFunctionReward
+from proximo.rewards import function_binding
+from proximo.rewards.function import FunctionReward, ProcessFunctionReward
 from proximo.rewards.protocol import read_reply, reply_body
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
@@ -321,8 +320,8 @@ def test_the_end_of_an_async_function_that_does_not_heed_it_is_waited_for_so_lon
 ) -> None:
     """It holds up nothing: its thread is a daemon."""
     begun, may_end = threading.Event(), threading.Event()
-    monkeypatch.setattr(event_loop, "CLOSE_SECONDS", 0.01)
-    loop = event_loop.EventLoop()
+    monkeypatch.setattr(function_binding, "CLOSE_SECONDS", 0.01)
+    loop = function_binding.EventLoop()
 
     async def blocks() -> None:
         begun.set()

@@ -9,8 +9,8 @@ import pytest
 
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import ScoreState
-from proximo.rewards import function_process
-from proximo.rewards.function_process import ProcessFunctionReward
+from proximo.rewards import function as function_rewards
+from proximo.rewards.function import ProcessFunctionReward
 from records_made import prompt, response
 
 
@@ -44,7 +44,7 @@ def test_the_function_is_called_elsewhere_with_what_it_is_always_called_with() -
 def test_a_hang_a_crash_and_an_exception_cost_the_batch_its_scores(
     function: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(function_process, "ATTEMPTS", 2)
+    monkeypatch.setattr(function_rewards, "ATTEMPTS", 2)
     with made(function, **({"timeout_seconds": 0.3} if function == "hangs" else {})) as source:
         found = source.score([response(text="ab"), response(text="c")])
         counts = {name.rpartition("/")[2]: value.value for name, value in source.statistics().items()}

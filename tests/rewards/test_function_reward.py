@@ -10,8 +10,8 @@ import torch
 
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response, Scored, ScoreState
-from proximo.rewards.calling.binding import import_function
 from proximo.rewards.function import FunctionReward
+from proximo.rewards.function_binding import import_function
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
 from waiting import LATEST_SECONDS

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 
-import proximo.config.rewards.maths as config_module
+import proximo.config.rewards.verifiers as config_module
 from builders import tiny_tokenizer
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
+from proximo.config.rewards.verifiers import AnswerScores, CountdownRewardConfig, MathsRewardConfig
 from proximo.errors import ConfigError, DataError, MissingExtraError
 from proximo.records import ScoreState
 from proximo.rewards.verifier_reward import VerifierReward
@@ -45,13 +45,13 @@ def test_sources_of_both_kinds_score_through_workers() -> None:
     asked = prompt(answer="\\frac12", metadata={"nums": [2, 3], "target": 6})
     texts = ("\\boxed{0.5}", "\\boxed{2}", "\\boxed{2 * 3}", "\\boxed{10^{10^{10}}}", "nothing")
     responses = [response(to=asked, text=text) for text in texts]
-    with source(kind="maths", name="correct", symbolic="never", no_answer_score=-1.0) as maths:
+    with source(kind="maths", name="correct", symbolic="never", scores={"no_answer": -1.0}) as maths:
         found = maths.score(responses)
         assert maths.name == "correct"
     assert [each.score for each in found] == [1.0, 0.0, 0.0, 0.0, -1.0]
     assert [each.state for each in found[:3]] == [ScoreState.SCORED] * 3
     assert [each.state for each in found[3:]] == [ScoreState.MODEL_FAULT] * 2
-    with source(kind="countdown", name="made", incorrect_score=0.1, no_answer_score=-1.0) as countdown:
+    with source(kind="countdown", name="made", scores={"incorrect": 0.1, "no_answer": -1.0}) as countdown:
         found = countdown.score(responses)
         assert countdown.name == "made"
     assert [each.score for each in found] == [-1.0, 0.1, 1.0, -1.0, -1.0]
@@ -65,7 +65,12 @@ def test_a_row_that_cannot_be_graded_is_named_before_the_run() -> None:
 
 
 def test_a_pattern_that_never_ends_costs_a_worker_and_the_answer_its_score() -> None:
-    section = {"answer_from": ["pattern"], "pattern": "((?:a+)+b)", "answer_seconds": 0.5, "incorrect_score": -1.0}
+    section = {
+        "answer_from": ["pattern"],
+        "pattern": "((?:a+)+b)",
+        "answer_seconds": 0.5,
+        "scores": {"incorrect": -1.0},
+    }
     with source(kind="maths", symbolic="never", **section) as maths:
         (endless,) = maths.score([response(to=prompt(answer="aab"), text="a" * 40)])
         maths._grader._pool._loop.limits = replace(maths._grader._pool._loop.limits, answer_seconds=LATEST_SECONDS)
@@ -83,7 +88,9 @@ def test_always_without_the_extra_is_an_error_before_the_run() -> None:
 
 @pytest.mark.skipif(not is_installed(), reason="the extra maths is not installed")
 def test_a_worker_asks_math_verify() -> None:
-    with source(kind="maths", symbolic="always", symbolic_cpu_seconds=10.0, answer_seconds=60.0) as maths:
+    options = {"symbolic": "always", "symbolic_cpu_seconds": 10.0}
+    made = VerifierReward(MathsRewardConfig.implementation, name="maths", options=options, answer_seconds=60.0)
+    with closing(made) as maths:
         (found,) = maths.score([response(to=prompt(answer="\\sin(2x)"), text="\\boxed{2 \\sin x \\cos x}")])
     assert (found.score, found.components["by_symbols"]) == (1.0, 1.0)
 
@@ -103,6 +110,7 @@ def test_what_is_done_without_is_said_once_when_the_source_is_built(monkeypatch:
 )
 def test_section_and_verifier_have_the_same_options_with_the_same_defaults(section: Any, verifier: type) -> None:
     defaults = {name: each.default for name, each in signature(verifier).parameters.items()}
+    defaults.pop("symbolic_cpu_seconds", None)  # of programs alone
     options = section.verifier_options()
     assert {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()} == defaults
 
@@ -115,8 +123,8 @@ def test_section_and_verifier_have_the_same_options_with_the_same_defaults(secti
         ({"answer_from": ["pattern"], "pattern": "("}, "not a regular expression"),
         ({"answer_from": []}, "at least 1"),
         ({"relative_tolerance": 0.0}, "relative_tolerance must be above 0"),
-        ({"correct_score": 0.0, "incorrect_score": 1.0}, "must be above"),
-        ({"correct_score": 0.5, "no_answer_score": 0.5}, "must be above"),
+        ({"scores": {"correct": 0.0, "incorrect": 1.0}}, "must be above"),
+        ({"scores": {"correct": 0.5, "no_answer": 0.5}}, "must be above"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -129,9 +137,7 @@ def test_operators_are_some_of_four() -> None:
         CountdownRewardConfig(kind="countdown", operators=["**"])
 
 
-@pytest.mark.parametrize(
-    "scores", [{"incorrect_score": 1.0}, {"no_answer_score": 1.0}, {"correct_score": 0.0, "incorrect_score": 1.0}]
-)
+@pytest.mark.parametrize("scores", [{"incorrect": 1.0}, {"no_answer": 1.0}, {"correct": 0.0, "incorrect": 1.0}])
 def test_nothing_scores_as_much_as_a_right_answer(scores: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be above"):
-        CountdownRewardConfig(kind="countdown", **scores)  # ty: ignore
+        AnswerScores(**scores)

@@ -10,7 +10,7 @@ from torch import Tensor
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.rewards.sources import ModelRewardConfig, PRMRewardConfig
 from proximo.data.rows import Row
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
+from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.errors import ConfigError, DataError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack

@@ -15,12 +15,12 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.data.running_sums import rows, step_labels
-from proximo.data.stepwise.examples import StepOptions, load_step_examples
-from proximo.data.stepwise.steps import split_steps
+from proximo.data.step_examples import StepOptions, load_step_examples
+from proximo.data.steps import split_steps
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, mark_steps, scalar_from_language_model
 from proximo.ppo.trainer import PPOTrainer
+from proximo.recipes.running_sums import rows, step_labels
 from proximo.records import Prompt, Response
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.prm import ProcessReward

@@ -13,7 +13,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.statistics import statistics_of
+from proximo.rewards.source import statistics_of
 from proximo.rewards.weighted import WeightedReward
 from records_made import response
 

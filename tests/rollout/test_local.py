@@ -19,8 +19,7 @@ from proximo.models.packing import pack_responses
 from proximo.models.precision.placement import Precision
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.noise import exponential_noise
-from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
+from proximo.rollout.sampling import RandomKey, SamplingOptions, exponential_noise, sample
 
 KEY = RandomKey(seed=11, purpose="rollout", step=4)
 EOS = 2

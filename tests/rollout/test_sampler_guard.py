@@ -74,7 +74,7 @@ def of(staleness: int, *, rate: float, precision: Precision = Precision.FLOAT32,
         responses_per_prompt=2,
         rollout={"max_new_tokens": 8, "staleness": staleness},
         policy_optimizer={"learning_rate": rate},
-        kl={"apply_to": "none"},
+        kl="none",
     )
     policy = LanguageModel(tiny_language_model(), precision=precision)
     return PPOTrainer(policy, tiny_tokenizer(), config=config).train(PROMPTS, reward=count_a)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from proximo.errors import UserError
-from proximo.rollout.noise import exponential_noise
-from proximo.rollout.sampling import RandomKey, SamplingOptions, restrict, sample
+from proximo.rollout.sampling import RandomKey, SamplingOptions, exponential_noise, restrict, sample
 
 NO_IDS = torch.empty(0, dtype=torch.long)
 KEY = RandomKey(seed=3, purpose="test", step=0)
@@ -193,7 +192,7 @@ def test_noise_is_finite_positive_and_alike_in_every_dtype(dtype: torch.dtype) -
 
 def test_the_extreme_bits_give_finite_noise() -> None:
     """All 31 bits set round up to 2^31 in float32; the noise must not become infinite."""
-    from proximo.rollout import noise
+    from proximo.rollout import sampling as noise
 
     largest = torch.tensor([2**31 - 1], dtype=torch.int32).float().add_(0.5).mul_(-noise._SCALE).log1p_()
     assert largest.isfinite().all()

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from builders import tiny_tokenizer
-from proximo.data.codec.decoding import decode_behind, end_of_prompt
+from proximo.data.codec import decode_behind, end_of_prompt
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules

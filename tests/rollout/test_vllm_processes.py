@@ -21,8 +21,7 @@ from proximo.cli.program import main
 from proximo.config.engine import VLLMEngineConfig
 from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.ppo import from_recipe
-from proximo.rollout.vllm.environment import install
-from proximo.rollout.vllm.process import ServerProcess, ServerSpec
+from proximo.rollout.vllm.process import ServerProcess, ServerSpec, install
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.make import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of

@@ -18,7 +18,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import push_weights
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
-from proximo.rollout.vllm import dispatch, server, unreachable_server
+from proximo.rollout.vllm import dispatch, server
 from proximo.rollout.vllm.dispatch import FAILURES_IN_A_ROW, Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions, _ended
 from proximo.rollout.vllm.requests import Choice
@@ -263,8 +263,8 @@ def test_an_absence_is_said_at_once_and_each_minute_and_is_too_long_at_its_limit
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(unreachable_server, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    away = unreachable_server.Absence("url", seconds=90)
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    away = server.Absence("url", seconds=90)
     said: dict[float, tuple[int, bool]] = {}
     with caplog.at_level(logging.WARNING, logger="proximo.rollout"):
         for seconds in (0, 59, 60, 89, 90, 119, 120):

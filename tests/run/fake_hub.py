@@ -9,7 +9,7 @@ from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote
 
-from proximo.run.hub.upload import git_hash
+from proximo.run.pushes import git_hash
 
 TOKEN = "hf_tokenofatest"
 
@@ -26,8 +26,6 @@ class FakeHub(ThreadingHTTPServer):
         self.commits: list[tuple[str, set[str]]] = []
         """The message and the files of each."""
         self.refuses = 0
-        self.asked = Event()
-        """Set once a commit was asked for."""
         self.answers = Event()
         """Commits are kept waiting while it is not set."""
         self.answers.set()
@@ -84,7 +82,6 @@ class Answers(BaseHTTPRequestHandler):
         self.answer(200, {"files": files})
 
     def commit(self, name: str, body: bytes) -> None:
-        self.server.asked.set()
         self.server.answers.wait(1000)
         if self.server.refuses:
             self.server.refuses -= 1

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, devices, engine, push, run, sinks
-from proximo.config.ppo import losses, objectives
+from proximo.config import data, devices, engine, run, sinks
+from proximo.config.ppo import advantage, kl, losses, objectives, truncation
 from proximo.config.ppo import options as ppo
-from proximo.config.rewards import maths as rewards_maths
-from proximo.config.rewards import remote as rewards_remote
 from proximo.config.rewards import sources as rewards
 from proximo.config.rewards import texts as rewards_texts
-from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.rewards import verifiers
+from proximo.config.rewards.verifiers import CodeRewardConfig
 from proximo.config.schema.base import Section
+from proximo.config.schema.fields import sections_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
 from proximo.supervised.kto_recipe import KTOConfig, KTORecipe
@@ -130,6 +130,8 @@ def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
 
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"init_from": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
+MOVING = {"ppo.kl.reference_every_steps": 1}
+IN_LOSS = {"ppo.kl": {"kind": "loss", "coefficient": 0.1}}
 GATED = STEEP | {"ppo.policy_loss.objective.kind": "sapo"}
 TRUSTING = STEEP | {"ppo.policy_loss.objective.kind": "m2po"}
 BF16 = {"run.precision": "bf16"}
@@ -140,12 +142,12 @@ EXPERTS = {
     "model.config.moe_intermediate_size": 8,
     "model.config.shared_expert_intermediate_size": 8,
 }
-BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"init_from": "policy"}}
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"kind": "pass_at_k"}, "value": {"init_from": "policy"}}
 FAR = {"ppo.value_loss.error.kind": "huber", "ppo.value_loss.error.delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise.kind": "exponential"}
 EQUAL = {
     "ppo.responses_per_prompt": 2,
-    "ppo.advantage": {"estimator": "group_centred"},
+    "ppo.advantage": {"kind": "group_centred"},
     "ppo.task_reward": "grade",
     "value": {"init_from": "policy"},
     "reward": [
@@ -376,14 +378,17 @@ KNOBS = [
     Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
     Knob(ppo.RolloutConfig, "max_num_seqs", "ppo", {"ppo.rollout.max_num_seqs": 2}),
     Knob(ppo.RolloutConfig, "staleness", "ppo", {"ppo.rollout.staleness": 2}),
-    Knob(ppo.KLConfig, "apply_to", "ppo", {"ppo.kl.apply_to": "none"}),
-    Knob(ppo.KLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
-    Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
-    Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
-    Knob(ppo.KLConfig, "target", "ppo", {"ppo.kl.target": None}),
-    Knob(ppo.KLConfig, "horizon", "ppo", {"ppo.kl.horizon": 40}),
-    Knob(ppo.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
-    Knob(ppo.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, {"ppo.kl.reference_every_steps": 1}),
+    Knob(ppo.PPOConfig, "kl", "ppo", {"ppo.kl": "none"}),
+    Knob(kl.RewardKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
+    Knob(kl.RewardKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
+    Knob(kl.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
+    Knob(kl.KLConfig, "adaptive", "ppo", {"ppo.kl.adaptive": None}),
+    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 5.0}),
+    Knob(kl.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
+    Knob(kl.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
+    Knob(kl.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),
+    Knob(kl.LossKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "weighted_k3"}, IN_LOSS),
+    Knob(kl.LossKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-6}, IN_LOSS),
     Knob(ppo.PPOConfig, "average_decay", "ppo", {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "evaluate_average", "ppo", {"ppo.evaluate_average": True}, {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
@@ -402,15 +407,15 @@ KNOBS = [
     Knob(ppo.PPOConfig, "keep_groups_together", "ppo", {"ppo.keep_groups_together": True}, GROUPS),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
     Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
-    Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
-    Knob(ppo.AdvantageConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
-    Knob(ppo.AdvantageConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
-    Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
-    Knob(ppo.AdvantageConfig, "gae_lambda", "ppo", {"ppo.advantage.gae_lambda": 0.5}),
-    Knob(ppo.AdvantageConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
-    Knob(ppo.AdvantageConfig, "value_gae_lambda", "ppo", {"ppo.advantage.value_gae_lambda": 0.5}),
-    Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
-    Knob(ppo.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
+    Knob(ppo.PPOConfig, "advantage", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
+    Knob(advantage.PassAtKConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
+    Knob(advantage.GAEConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
+    Knob(advantage.DiscountedConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
+    Knob(advantage.GAEConfig, "gae_lambda", "ppo", {"ppo.advantage.gae_lambda": 0.5}),
+    Knob(advantage.GAEConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
+    Knob(advantage.GAEConfig, "value_gae_lambda", "ppo", {"ppo.advantage.value_gae_lambda": 0.5}),
+    Knob(advantage.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
+    Knob(advantage.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
     Knob(objectives.PPOObjectiveConfig, "clip_low", "ppo", {"ppo.policy_loss.objective.clip_low": 0.9}, STEEP),
     Knob(objectives.PPOObjectiveConfig, "clip_high", "ppo", {"ppo.policy_loss.objective.clip_high": 2.0}, STEEP),
     Knob(ppo.PolicyLossConfig, "objective", "ppo", {"ppo.policy_loss.objective": "cispo"}, STEEP),
@@ -459,14 +464,14 @@ KNOBS = [
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
         ppo.PPOConfig,
-        "truncation_value",
+        "truncation",
         "ppo",
-        {"ppo.truncation_value": "mask"},
+        {"ppo.truncation": "mask"},
         {"ppo.rollout.stop_token_ids": list(range(6, 16))},
     ),
-    Knob(ppo.ScoreConfig, "score_truncated", "ppo", {"ppo.score.score_truncated": False}, CUT),
+    Knob(ppo.PPOConfig, "truncation", "ppo", {"ppo.truncation": "unscored"}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
-    Knob(ppo.ScoreConfig, "truncated_scale", "ppo", {"ppo.score.truncated_scale": 0.5}, CUT),
+    Knob(truncation.ScoredTruncationConfig, "scale", "ppo", {"ppo.truncation.scale": 0.5}, CUT),
     Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
     Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
     Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
@@ -529,9 +534,15 @@ KNOBS = [
     Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
     Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
     Knob(ppo.PPOConfig, "task_reward", "ppo", {"ppo.task_reward": "share_of_vowels"}),
-    Knob(ppo.AdvantageConfig, "zero_variance_groups", "ppo", {"ppo.advantage.zero_variance_groups": "exclude"}, EQUAL),
     Knob(
-        ppo.AdvantageConfig,
+        advantage.GroupAdvantageConfig,
+        "zero_variance_groups",
+        "ppo",
+        {"ppo.advantage.zero_variance_groups": "exclude"},
+        EQUAL,
+    ),
+    Knob(
+        advantage.GroupAdvantageConfig,
         "resample_rounds",
         "ppo",
         {"ppo.advantage.resample_rounds": 2},
@@ -562,28 +573,21 @@ KNOBS = [
     Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
     Knob(rewards.FunctionRewardConfig, "kwargs", "ppo", function(kwargs={"letter": "b"}), function()),
     Knob(rewards.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
-    Knob(rewards.CustomVerifierRewardConfig, "kind", "ppo", verifier(), function()),
-    Knob(rewards.CustomVerifierRewardConfig, "name", "ppo", verifier(name="other"), verifier()),
+    Knob(verifiers.CustomVerifierRewardConfig, "kind", "ppo", verifier(), function()),
+    Knob(verifiers.CustomVerifierRewardConfig, "name", "ppo", verifier(name="other"), verifier()),
     Knob(
-        rewards.CustomVerifierRewardConfig,
+        verifiers.CustomVerifierRewardConfig,
         "verifier_class",
         "ppo",
         verifier(verifier_class="example_verifiers:Hostile"),
         verifier(),
     ),
-    Knob(rewards.CustomVerifierRewardConfig, "kwargs", "ppo", verifier(kwargs={"letter": "b"}), verifier()),
+    Knob(verifiers.CustomVerifierRewardConfig, "kwargs", "ppo", verifier(kwargs={"letter": "b"}), verifier()),
 ]
 
 SINKS = {
-    sinks.WandbSinkConfig: "test_weights_and_biases_is_told_the_id_of_the_run",
-    sinks.TrackioSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
-    sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
+    sinks.TrackerSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
-}
-SAMPLED = {
-    sinks.WandbSinkConfig: "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
-    sinks.TrackioSinkConfig: "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
-    sinks.MLflowSinkConfig: "test_mlflow_gets_held_out_ones_as_tables_and_those_of_training_as_a_file_of_each_step",
 }
 PUSHES = {
     "name": "test_the_last_model_is_pushed_once_and_privately",
@@ -605,37 +609,26 @@ GRADED = {
     ),
     "workers": ("ppo/test_verifier_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
     "answer_seconds": (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants",
     ),
     "step_seconds": (
-        "rewards/test_verifier_reward.py",
+        "verifiers/test_grades_of_workers.py",
         "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
-    ),
-    "attempts": (
-        "rewards/test_verifier_reward.py",
-        "test_a_fault_that_the_verifier_itself_sees_is_tried_again_and_not_remembered",
-    ),
-    "worker_memory_mib": (
-        "rewards/test_verifier_reward.py",
-        "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
     ),
 }
 """What all graded kinds share; none of it changes a healthy run."""
 CODE = {
-    "test_every_field_of_the_section_is_an_option_of_the_verifier": ("form",),
+    "test_the_defaults_of_verifier_and_section_are_the_same": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
     "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
 }
 CODE_GRADES = {
-    "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
-    "test_code_is_put_before_the_program": ("before_column",),
-    "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),
-    "test_an_answer_without_a_program_has_a_score_of_its_own": ("no_program_score", "allow_unfenced"),
+    "test_an_answer_without_a_program_has_a_score_of_its_own": ("allow_unfenced",),
     "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_per_test"),
     "test_memory_is_limited_as_asked": ("memory_mib",),
     "test_a_tolerance_is_for_outputs_and_returned_values": ("float_tolerance",),
-    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial", "correct_score", "incorrect_score"),
+    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial",),
 }
 SHOWN_ELSEWHERE = {
     # The tiny models of these runs write no programs.
@@ -657,7 +650,22 @@ SHOWN_ELSEWHERE = {
         "verifiers/code/test_code_rows.py",
         "test_programs_and_tests_import_the_packages_that_are_named",
     ),
-    **{(rewards.VerifierRewardConfig, name): test for name, test in GRADED.items()},
+    **{(verifiers.VerifierRewardConfig, name): test for name, test in GRADED.items()},
+    (verifiers.CustomVerifierRewardConfig, "worker_memory_mib"): (
+        "verifiers/test_grades_of_workers.py",
+        "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
+    ),
+    **{
+        (verifiers.AnswerScores, name): (
+            "verifiers/code/test_code_grades.py",
+            "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice",
+        )
+        for name in ("correct", "incorrect")
+    },
+    (verifiers.AnswerScores, "no_answer"): (
+        "verifiers/code/test_code_grades.py",
+        "test_an_answer_without_a_program_has_a_score_of_its_own",
+    ),
     # Responses of two steps are rare here.
     (rewards.PRMRewardConfig, "aggregate"): (
         "rewards/test_process_reward.py",
@@ -679,15 +687,18 @@ SHOWN_ELSEWHERE = {
     },
     # Another address, limit or token of a service, whose grades do not depend on them.
     **{
-        (rewards_remote.RemoteRewardConfig, name): (
+        (rewards.RemoteRewardConfig, name): (
             "rewards/remote/test_remote_section.py",
             "test_every_key_of_the_section_reaches_the_client",
         )
-        for name in rewards_remote.RemoteRewardConfig.model_fields
+        for name in rewards.RemoteRewardConfig.model_fields
     },
     **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
-    **{(s, "samples"): ("run/test_sample_sinks.py", test) for s, test in SAMPLED.items()},
-    **{(push.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
+    (sinks.TrackerSinkConfig, "samples"): (
+        "run/test_sample_sinks.py",
+        "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
+    ),
+    **{(sinks.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
     (run.RunConfig, "push"): ("run/test_pushes.py", "test_the_last_model_is_pushed_once_and_privately"),
     (run.RunConfig, "folder"): (
         "run/test_loop.py",
@@ -695,7 +706,7 @@ SHOWN_ELSEWHERE = {
     ),
     **{
         (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
-        for section in (run.RoleModelConfig, run.RoleScalarModelConfig, rewards.ModelRewardConfig)
+        for section in (devices.PlacedRoleDevicesConfig, rewards.ModelRewardConfig)
     },
     # Of vLLM servers.
     **{
@@ -780,6 +791,36 @@ SHOWN_ELSEWHERE = {
         )
         for section in (objectives.OnlineDPOConfig, objectives.OnlineIPOConfig)
     },
+    **{
+        (section, "kind"): ("ppo/test_wires_of_advantages.py", "test_advantages_are_the_formula_of_their_settings")
+        for section in sections_of(advantage.Advantage)
+    },
+    **{
+        (section, "kind"): (
+            "ppo/test_updates.py",
+            "test_the_policy_gradient_does_not_depend_on_the_micro_batches",
+        )
+        for section in (kl.LossKLConfig, kl.NoKLConfig)
+    },
+    (kl.RewardKLConfig, "kind"): ("ppo/test_experience.py", "test_each_measure_of_the_kl_enters_the_reward"),
+    (kl.MarginKLConfig, "kind"): (
+        "ppo/test_online_dpo.py",
+        "test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it",
+    ),
+    **{
+        (section, "kind"): (
+            "ppo/test_experience.py",
+            "test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps",
+        )
+        for section in (truncation.ScoredTruncationConfig, truncation.BootstrapTruncationConfig)
+    },
+    **{
+        (section, "kind"): ("ppo/test_experience.py", test)
+        for section, test in {
+            truncation.UnscoredTruncationConfig: "test_scores_are_clipped_and_cut_responses_can_go_without_one",
+            truncation.MaskTruncationConfig: "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
+        }.items()
+    },
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.
     **{
@@ -819,31 +860,27 @@ SHOWN_ELSEWHERE = {
     ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
     # What a verifier does with its options needs no run; that a run asks it, one of its tests shows.
     **{
-        (rewards_maths.MathsRewardConfig, name): (
+        (verifiers.MathsRewardConfig, name): (
             "verifiers/maths/test_maths_verifier.py",
             "test_an_option_of_the_maths_verifier_changes_a_grade",
         )
-        for name in rewards_maths.MathsRewardConfig(kind="maths").verifier_options()
+        for name in verifiers.MathsRewardConfig(kind="maths").verifier_options()
         if not name.startswith("symbolic")
     },
-    (rewards_maths.MathsRewardConfig, "symbolic"): (
+    (verifiers.MathsRewardConfig, "symbolic"): (
         "verifiers/maths/test_maths_verifier.py",
         "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
     ),
-    (rewards_maths.MathsRewardConfig, "symbolic_cpu_seconds"): (
-        "verifiers/maths/test_math_verify.py",
-        "test_math_verify_is_stopped_after_its_processor_time",
-    ),
     **{
-        (rewards_maths.CountdownRewardConfig, name): (
+        (verifiers.CountdownRewardConfig, name): (
             "verifiers/maths/test_countdown.py",
             "test_an_option_of_the_countdown_verifier_changes_a_grade",
         )
-        for name in rewards_maths.CountdownRewardConfig(kind="countdown").verifier_options()
+        for name in verifiers.CountdownRewardConfig(kind="countdown").verifier_options()
     },
     **{
         (section, name): ("rewards/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
-        for section in (rewards_maths.MathsRewardConfig, rewards_maths.CountdownRewardConfig)
+        for section in (verifiers.MathsRewardConfig, verifiers.CountdownRewardConfig)
         for name in ("kind", "name")
     },
 }

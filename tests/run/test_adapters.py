@@ -17,14 +17,14 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from proximo.supervised.sft_recipe import SFTRecipe
 
 LORA = {"rank": 2, "alpha": 4.0}
-FUNCTION = FunctionRewardConfig(kind="function", function="proximo.data.reviews.gold:gold_reward")
+FUNCTION = FunctionRewardConfig(kind="function", function="proximo.recipes.reviews.gold:gold_reward")
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from builders import CHAT_TEMPLATE, tiny_language_model, tiny_tokenizer
-from proximo.data.templates import chat
-from proximo.data.templates import renderer as templates
+from proximo.data.templates import limits
 from proximo.errors import DataError, ModelError, ProximoError
 from proximo.models import loading
 from proximo.models.language import LanguageModel
@@ -48,12 +47,11 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A renderer with one second for a rendering."""
-    monkeypatch.setattr(templates, "CPU_SECONDS", 1)
-    renderer = templates.TemplateRenderer()
-    monkeypatch.setattr(chat, "RENDERER", renderer)
+    """One second for a rendering."""
+    monkeypatch.setattr(limits, "CPU_SECONDS", 1)
+    limits.try_template.cache_clear()
     yield
-    renderer.close()
+    limits.try_template.cache_clear()
 
 
 def reward_template(place: Path, template: str) -> PPORecipe:

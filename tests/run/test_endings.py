@@ -12,9 +12,7 @@ from test_loop import Counting, start
 
 from proximo.errors import GuardError, TrainingError
 from proximo.kernels import kernels_of
-from proximo.metrics.values import Mean
-from proximo.run import loop
-from proximo.run.reporting import journal
+from proximo.run import journal, loop
 from proximo.run.task import Record
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -147,9 +145,3 @@ def test_a_signal_before_the_last_step_stops_the_run(tmp_path: Path) -> None:
 def test_a_signal_in_the_last_step_of_a_stage_keeps_the_next_stage_from_starting(tmp_path: Path) -> None:
     assert start(tmp_path / "run", Signalled(3), more_follows=True) == 128 + signal.SIGTERM
     assert ended(tmp_path / "run")["state"] == "finished"
-
-
-def test_a_run_that_no_guard_ends_returns_0(tmp_path: Path) -> None:
-    task = Counting()
-    task.step = lambda step: Record(metrics={"sft/loss": Mean(1.0, 1)})
-    assert start(tmp_path / "run", task) == 0

@@ -88,9 +88,7 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         transfer_folder=str(tmp_path),
         max_concurrent_requests=7,
         request_seconds=11.0,
-        push_seconds=12.0,
         start_seconds=13.0,
-        attempts=4,
         max_logprob_error=0.25,
     )
     with ExitStack() as opened:
@@ -108,8 +106,8 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         assert spec.variables()["ONE"] == "1"
         assert started.waited == [13.0, 13.0]
         limits = servers.servers[1].limits
-        assert (limits.max_concurrent_requests, limits.request_seconds, limits.push_seconds) == (7, 11.0, 12.0)
-        assert (engine.options.attempts, engine.max_logprob_error, engine.options.dtype) == (4, 0.25, torch.bfloat16)
+        assert (limits.max_concurrent_requests, limits.request_seconds) == (7, 11.0)
+        assert (engine.max_logprob_error, engine.options.dtype) == (0.25, torch.bfloat16)
         assert engine._files.folder.parent == tmp_path
     assert not list(tmp_path.glob("proximo-weights-*"))
     monkeypatch.setenv("TOKEN", "secret")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from proximo.cli import main
-from proximo.cli.loading import loading
+from proximo.cli.arguments import loading
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe

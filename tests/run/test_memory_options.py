@@ -3,7 +3,6 @@
 Not the parts by themselves: those have their tests in learner/ and models/.
 """
 
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,40 +16,21 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError
 from proximo.models.backbone import Backbone
-from proximo.ppo import from_recipe, trainer
-from proximo.ppo.recipe import PPORecipe
+from proximo.ppo import trainer
 from proximo.ppo.roles import policy
+from proximo.run import journal
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
-from proximo.supervised import dpo_trainer as dpo
-from proximo.supervised import kto_trainer as kto
-from proximo.supervised import prm_trainer as prm
-from proximo.supervised import reward_trainer as reward
-from proximo.supervised import sft_trainer as sft
-from proximo.supervised.dpo_recipe import DPORecipe
-from proximo.supervised.kto_recipe import KTORecipe
-from proximo.supervised.prm_recipe import PRMRecipe
-from proximo.supervised.reward_recipe import RewardRecipe
-from proximo.supervised.sft_recipe import SFTRecipe
+from proximo.trainer_kinds import recipe_kind
 from run_outcomes import outcome
-from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run
+from tiny_runs import Kind, changed, make_inputs, recipe_of, run
 
 OPTIMIZERS: dict[Kind, tuple[str, ...]] = {
     "sft": ("sft.optimizer",),
     "reward": ("reward.optimizer",),
-    "prm": ("prm.optimizer",),
     "dpo": ("dpo.optimizer",),
     "kto": ("kto.optimizer",),
     "ppo": ("ppo.policy_optimizer", "ppo.value_optimizer"),
-}
-BUILDERS: dict[Kind, Callable[[dict[str, Any]], Any]] = {
-    "sft": lambda recipe: sft.build_task(SFTRecipe.model_validate(recipe)),
-    "reward": lambda recipe: reward.build_task(RewardRecipe.model_validate(recipe)),
-    "prm": lambda recipe: prm.build_task(PRMRecipe.model_validate(recipe)),
-    "dpo": lambda recipe: dpo.build_task(DPORecipe.model_validate(recipe)),
-    "kto": lambda recipe: kto.build_task(KTORecipe.model_validate(recipe)),
-    "ppo": lambda recipe: from_recipe.build_task(PPORecipe.model_validate(recipe)),
 }
 FREE = {"max_gradient_norm": None, "non_finite_gradient": "stop"}
 EARLY = FREE | {"in_backward": True}
@@ -62,7 +42,7 @@ def with_optimizers(kind: Kind, options: dict[str, Any], **others: Any) -> dict[
     return changes | {f"{key}.{name}": value for key in OPTIMIZERS[kind] for name, value in options.items()} | others
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sft", "reward", "ppo"])
 def test_a_run_in_the_backward_ends_with_the_weights_of_an_ordinary_one(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,8 +87,7 @@ def test_guards_and_a_policy_that_steps_in_the_backward_exclude_each_other(guard
 def test_an_update_in_the_backward_must_fit_one_micro_batch_whatever_the_data(
     kind: Kind, longest: int, tmp_path: Path
 ) -> None:
-    schemas = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}
-    schema = schemas[kind]
+    schema = recipe_kind(kind).schema
     fitting = with_optimizers(kind, EARLY) | {f"{kind}.tokens_per_microbatch": longest}
     schema.model_validate(changed(recipe_of(kind, tmp_path), fitting))
     tight = fitting | {f"{kind}.tokens_per_microbatch": longest - 1}
@@ -123,7 +102,8 @@ def test_every_model_that_trains_is_compiled_as_the_recipe_says(
     found: list[str] = []
     monkeypatch.setattr(Backbone, "compile", lambda backbone, backend: found.append(backend))
     recipe = changed(recipe_of(kind, make_inputs(tmp_path)), {"run.compile": "aot_eager"})
-    BUILDERS[kind](recipe)
+    made = recipe_kind(kind)
+    made.build(made.schema.model_validate(recipe))
     assert found == ["aot_eager"] * num_models
 
 

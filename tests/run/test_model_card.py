@@ -13,10 +13,10 @@ from proximo.cli import main
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
-from proximo.run.hub import upload as hub
+from proximo.run import journal
+from proximo.run import pushes as hub
 from proximo.run.model_card import CARD, write_final_cards
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from run_outcomes import read_lines
 from tiny_runs import LLAMA, LORA, changed, make_inputs, recipe_of, run
 
@@ -68,7 +68,7 @@ def test_the_card_of_a_distilled_model_names_the_teacher_and_no_score(place: Pat
         "reference": {"config": LLAMA | {"hidden_size": 32}},
         "reward": [],
         "value": {},
-        "ppo.kl": {"apply_to": "loss", "estimator": "full", "coefficient": 1.0},
+        "ppo.kl": {"kind": "loss", "estimator": "full", "coefficient": 1.0},
         "ppo.advantage": "return_to_go",
     }
     card = (trained(place, "ppo", changes) / "policy" / CARD).read_text()
@@ -100,10 +100,10 @@ def test_a_card_of_an_earlier_checkpoint_knows_nothing_of_later_steps(place: Pat
     assert rows(card, "Loss")[2] == f"{before['evaluation/loss']:.2f} (step 4)"
 
 
-@pytest.mark.parametrize(("kind", "key"), [("reward", "model"), ("dpo", "model"), ("kto", "model"), ("ppo", "model")])
-def test_no_file_tells_where_things_lie_on_this_machine(kind: str, key: str, place: Path) -> None:
+@pytest.mark.parametrize("kind", ["reward", "dpo", "ppo"])
+def test_no_file_tells_where_things_lie_on_this_machine(kind: str, place: Path) -> None:
     """But for the base of an adapter, without which it could not be loaded."""
-    final = trained(place, kind, {f"{key}.lora": LORA})
+    final = trained(place, kind, {"model.lora": LORA})
     role = "reward" if kind == "reward" else "policy"
     assert main(["export", "run", "out", "--role", role]) == 0
     for folder in (final / role, Path("out")):
@@ -165,61 +165,17 @@ def test_a_run_without_a_checkpoint_has_no_card(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Hub:
-    """Stands in for the Hub: what it has, and what it was asked."""
-
-    def __init__(self, files: tuple[str, ...] = (), refusal: Exception | None = None) -> None:
-        self.files = files
-        self.refusal = refusal
-        self.asked: list[Any] = []
-
-    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> Any:
-        if self.refusal:
-            raise self.refusal
-        self.asked.append((name, private, exist_ok))
-        return hub.huggingface_hub.RepoUrl(f"https://huggingface.co/me/{name.rpartition('/')[2]}")
-
-    def get_paths_info(self, name: str, paths: list[str]) -> list[Any]:
-        return [SimpleNamespace(blob_id="other") for path in paths if path in self.files]
-
-    def upload_folder(
-        self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str], commit_message: str
-    ) -> None:
-        self.asked.append((repo_id, {path.name for path in folder_path.iterdir()} - set(ignore_patterns)))
-
-
-def push(place: Path, monkeypatch: pytest.MonkeyPatch, there: Hub, *more: str) -> int:
-    monkeypatch.setattr(hub.huggingface_hub, "HfApi", lambda: there)
-    return main(["export", "run", "out", "--push", "mine", *more])
-
-
-def test_an_export_is_pushed_with_its_card(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    trained(place, "sft")
-    there = Hub()
-    assert push(place, monkeypatch, there, "--private") == 0
-    created, (name, files) = there.asked
-    assert created == ("mine", True, True)
-    assert name == "me/mine"
-    assert {CARD, "config.json", "model.safetensors", "tokenizer.json"} <= files
-    assert capsys.readouterr().out.endswith("https://huggingface.co/me/mine\n")
-
-
-def test_a_card_on_the_hub_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(place, "sft")
-    there = Hub(files=(CARD,))
-    assert push(place, monkeypatch, there) == 0
-    assert CARD not in there.asked[1][1]
-    assert there.asked[0] == ("mine", False, True)
-
-
-@pytest.mark.parametrize(
-    "refusal", [ConnectionError("offline mode is enabled"), hub.HTTPError("offline mode is enabled")]
-)
+@pytest.mark.parametrize("refusal", [ConnectionError, hub.HTTPError])
 def test_without_a_network_the_folder_is_kept_and_the_way_told(
-    refusal: Exception, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    refusal: type[Exception], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     trained(place, "sft")
-    assert push(place, monkeypatch, Hub(refusal=refusal)) == 1
+
+    def create_repo(*_: Any, **__: Any) -> Any:
+        raise refusal("offline mode is enabled")
+
+    monkeypatch.setattr(hub.huggingface_hub, "HfApi", lambda: SimpleNamespace(create_repo=create_repo))
+    assert main(["export", "run", "out", "--push", "mine"]) == 1
     said = capsys.readouterr().err
     assert "out is written, but it could not be pushed to mine: offline mode is enabled" in said
     assert "hf upload mine out" in said
@@ -228,9 +184,11 @@ def test_without_a_network_the_folder_is_kept_and_the_way_told(
 
 def test_an_adapter_above_a_folder_is_not_pushed(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     trained(place, "sft", {"model.lora": LORA})
-    there = Hub()
-    assert push(place, monkeypatch, there) == 2
+    pushed: list[str] = []
+    answer = SimpleNamespace(url="there")
+    monkeypatch.setattr("proximo.commands.export.push_folder", lambda _, name, **__: (pushed.append(name), answer)[1])
+    assert main(["export", "run", "out", "--push", "mine"]) == 2
     assert "add --merge" in capsys.readouterr().err
     assert not Path("out").exists()
-    assert push(place, monkeypatch, there, "--merge") == 0
-    assert len(there.asked) == 2
+    assert main(["export", "run", "out", "--push", "mine", "--merge"]) == 0
+    assert pushed == ["mine"]

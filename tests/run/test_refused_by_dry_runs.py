@@ -80,15 +80,22 @@ def place(inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> P
     return Place(inputs, tmp_path, capsys)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SYSTEM: tuple[Any, ...] = ({}, {"data.system": "be kind"}, "a system message is given, but the prompts are text")
+
+
 @pytest.mark.parametrize(
-    ("change", "settings", "piece"),
+    ("kind", "change", "settings", "piece"),
     [
-        ({"system": "be kind"}, {}, "column 'system' is for a chat template"),
-        ({"history": [["a", "b"]]}, {}, "column 'history' is for a chat template"),
-        ({}, {"data.system": "be kind"}, "a system message is given, but the prompts are text"),
-        ({"id": "same"}, {}, "id 'same' is already that of"),
-        ({}, {"data.as_messages": True, "tokenizer.path": "plain_tokenizer"}, "messages need a chat template, and the"),
+        ("sft", {"system": "be kind"}, {}, "column 'system' is for a chat template"),
+        ("reward", {"history": [["a", "b"]]}, {}, "column 'history' is for a chat template"),
+        ("dpo", {"id": "same"}, {}, "id 'same' is already that of"),
+        (
+            "kto",
+            {},
+            {"data.as_messages": True, "tokenizer.path": "plain_tokenizer"},
+            "messages need a chat template, and",
+        ),
+        *((kind, *SYSTEM) for kind in KINDS),
     ],
 )
 def test_rows(place: Place, kind: Kind, change: dict[str, Any], settings: dict[str, Any], piece: str) -> None:
@@ -158,8 +165,15 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base(inputs: Path, tmp_p
     assert json.loads(kept.read_text())["model"]["vocab"] == saved
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward"])
-@pytest.mark.parametrize("source", ["held_out_rows", "evaluation_sources"])
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("sft", "held_out_rows"),
+        ("dpo", "evaluation_sources"),
+        ("kto", "held_out_rows"),
+        ("reward", "evaluation_sources"),
+    ],
+)
 def test_what_is_not_used_is_counted_alike(place: Place, kind: Kind, source: str) -> None:
     """Of rows and of messages, with the words of the run."""
     said = {"role": "assistant", "content": "cd", "mood": "mild"}

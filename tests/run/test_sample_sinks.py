@@ -50,7 +50,7 @@ def open_album(run: TrackedRun) -> Album:
 def empty_album(monkeypatch: pytest.MonkeyPatch) -> None:
     Album.told = []
     # It takes longer than the run.
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder)
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to(
     members = {"init": lambda **_: made, "Settings": dict, "Table": SimpleNamespace, "login": lambda **_: True}
     vars(module).update(members, Artifact=MadeArtifact)
     monkeypatch.setitem(sys.modules, kind, module)
-    sink = {"kind": kind, "samples": asked} | ({"mode": "offline"} if kind == "wandb" else {})
+    sink = {"kind": kind, "samples": asked}
     assert run("ppo", changed(recipe, {"run.sinks": [sink]}), START) == 0
     tables = [(step, metrics["samples"]) for step, metrics in logged if "samples" in metrics]
     found = [
@@ -169,8 +169,9 @@ def test_weights_and_biases_itself_takes_the_table_and_the_report(
         (folder / "report.html").write_text("the page")
         return folder / "report.html"
 
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", written)
-    sinks = [{"kind": "wandb", "mode": "offline", "samples": True}]
+    monkeypatch.setattr("proximo.run.journal.write_report", written)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sinks = [{"kind": "wandb", "samples": True}]
     assert run("ppo", changed(recipe, {"run.sinks": sinks}), START) == 0
     folder = Path(recipe["run"]["folder"])
     assert list((folder / "trackers" / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json"))
@@ -210,14 +211,17 @@ def test_mlflow_gets_held_out_ones_as_tables_and_those_of_training_as_a_file_of_
 
 
 @pytest.mark.filterwarnings("ignore")  # what its own dependencies deprecate
-def test_mlflow_itself_shows_one_table_of_all_evaluations_and_the_report(tmp_path: Path) -> None:
+def test_mlflow_itself_shows_one_table_of_all_evaluations_and_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
     pytest.importorskip("sqlalchemy", reason="mlflow-skinny alone keeps no database")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = tracking.MlflowClient(tracking_uri=uri)
     client.create_experiment("e", artifact_location=str(tmp_path / "artifacts"))
     told = TrackedRun(id="ab" * 16, name="mine", folder=tmp_path, config={})
-    sink = MLflowSink(told, experiment="e", tracking_uri=uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    sink = MLflowSink(told, project="e")
     for step in (0, 5):
         sink.write_samples(step, [{"kind": "evaluation", "prompt": "p", "score": step / 2, "components": {"a": 1.0}}])
     (tmp_path / "report.html").write_text("the page")
@@ -239,7 +243,7 @@ import sys
 from pathlib import Path
 from proximo.metrics.sinks import TrackedRun, TrackioSink
 folder = Path(sys.argv[1])
-sink = TrackioSink(TrackedRun(id="ab" * 16, name="mine", folder=folder, config={}), project="p", space_id=None)
+sink = TrackioSink(TrackedRun(id="ab" * 16, name="mine", folder=folder, config={}), project="p")
 sink.write(1, {"score/mean": 1.0})
 sink.write_samples(1, [{"prompt": "q", "components": {"a": 1.0}}])
 sink.write_report(folder / "report.html")

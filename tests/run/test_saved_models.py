@@ -6,9 +6,9 @@ import pytest
 
 from proximo.commands.pipeline.run import whole_result
 from proximo.errors import CheckpointError, RunFolderError
+from proximo.run import journal
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path, verify_model
 from proximo.run.options import RunOptions
-from proximo.run.reporting import journal
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
 

@@ -14,8 +14,8 @@ import pytest
 from proximo.config.run import RunConfig
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.metrics.sinks import MLflowSink, TrackedRun
-from proximo.run.optional_dependencies import check_extras, check_extras_of
 from proximo.run.options import RunOptions
+from proximo.run.preflight import check_extras, check_extras_of
 from proximo.trainer_kinds import recipe_kind
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
@@ -67,7 +67,7 @@ def open_nothing(run: TrackedRun) -> object:
 def empty_book(monkeypatch: pytest.MonkeyPatch) -> None:
     Book.opened, Book.lines, Book.closed, Book.fails_at, Book.dies_at = [], [], 0, (), None
     # It takes longer than the run.
-    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder)
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: 
 def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_loaded(
     kind: str, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
+    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"run.sinks.0 is of kind {kind}.*pip install 'proximo\[{kind}\]'"):
         run("sft", changed(recipe, {"run.sinks": [{"kind": kind}]}), START)
     assert not Path(recipe["run"]["folder"]).exists()
@@ -183,33 +183,31 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_lo
 def test_every_trainer_misses_a_package_before_anything_is_loaded(
     kind: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
+    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
     given = changed(recipe_of(kind, inputs), {"run.sinks": [{"kind": "wandb"}]})
     with pytest.raises(MissingExtraError, match="run.sinks.0 is of kind wandb"):
         check_extras_of(recipe_kind(kind).schema.model_validate(given))
 
 
 @pytest.mark.parametrize(
-    ("address", "from_environment", "served"),
+    ("address", "served"),
     [
-        (None, None, False),
-        ("sqlite:///x.db", None, False),
-        ("runs/mlflow", "http://server", False),
-        ("http://server", None, True),
-        ("databricks", None, True),
-        (None, "https://server", True),
+        (None, False),
+        ("sqlite:///x.db", False),
+        ("runs/mlflow", False),
+        ("http://server", True),
+        ("https://server", True),
+        ("databricks", True),
     ],
 )
 def test_the_small_package_of_mlflow_is_taken_for_servers_alone(
-    address: str | None, from_environment: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
+    address: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "proximo.run.optional_dependencies.find_spec", lambda name: None if name == "sqlalchemy" else object()
-    )
+    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None if name == "sqlalchemy" else object())
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if from_environment is not None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", from_environment)
-    given = RunConfig(folder="x", sinks=[{"kind": "mlflow", "tracking_uri": address}])
+    if address is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    given = RunConfig(folder="x", sinks=[{"kind": "mlflow"}])
     refusal = pytest.raises(MissingExtraError, match=r"mlflow-skinny.*pip install 'proximo\[mlflow\]'")
     with nullcontext() if served else refusal:
         check_extras(given)
@@ -274,22 +272,20 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
     for name in ("wandb", "trackio"):
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, loader=None)
-        vars(module).update(init=init, Settings=lambda **given: given)
+        vars(module).update(init=init, Settings=lambda **given: given, login=lambda **_: True)
         monkeypatch.setitem(sys.modules, name, module)
     return calls
 
 
 def test_weights_and_biases_is_told_the_id_of_the_run(recipe: dict[str, Any], stand_in: dict[str, list]) -> None:
-    sink = {"kind": "wandb", "project": "p", "entity": "team", "name": "mine", "mode": "offline"}
+    sink = {"kind": "wandb", "project": "p", "name": "mine"}
     assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
     (given,) = stand_in["init"]
     folder = Path(recipe["run"]["folder"], "trackers")
     kept = json.loads((folder / "wandb.json").read_bytes())
-    assert {name: given[name] for name in ("project", "entity", "name", "mode", "id", "resume", "dir")} == {
+    assert {name: given[name] for name in ("project", "name", "id", "resume", "dir")} == {
         "project": "p",
-        "entity": "team",
         "name": "mine",
-        "mode": "offline",
         "id": kept["id"],
         "resume": "allow",
         "dir": str(folder),
@@ -302,9 +298,10 @@ def test_weights_and_biases_is_told_the_id_of_the_run(recipe: dict[str, Any], st
 def test_trackio_is_told_a_name_that_carries_the_id(
     recipe: dict[str, Any], stand_in: dict[str, list], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = {"kind": "trackio", "project": "p", "space_id": "me/space", "name": "mine"}
+    sink = {"kind": "trackio", "project": "p", "name": "mine"}
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "me/space")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(ConfigError, match="run.sinks.0: the Space me/space is on the Hub, and there is no token"):
+    with pytest.raises(ConfigError, match=r"run.sinks.0: the Space me/space .* is on the Hub, and there is no token"):
         run("sft", changed(recipe, {"run.sinks": [sink]}), START)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
@@ -318,8 +315,7 @@ def test_trackio_is_told_a_name_that_carries_the_id(
 class FakeMLflow:
     """The part of an MLflow server that is used, and what it was told."""
 
-    def __init__(self, tracking_uri: str | None) -> None:
-        self.uri = tracking_uri
+    def __init__(self) -> None:
         self.experiments: dict[str, str] = {}
         self.runs: list[SimpleNamespace] = []
         self.lines: list[tuple[str, int, float]] = []
@@ -354,15 +350,10 @@ class FakeMLflow:
 def test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once(
     recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = FakeMLflow(None)
-
-    def client(tracking_uri: str | None) -> FakeMLflow:
-        server.uri = tracking_uri
-        return server
-
+    server = FakeMLflow()
     modules = {
         "mlflow": {},
-        "mlflow.tracking": {"MlflowClient": client},
+        "mlflow.tracking": {"MlflowClient": lambda: server},
         "mlflow.entities": {
             "Metric": lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step),
             "Param": lambda key, value: SimpleNamespace(key=key, value=value),
@@ -373,23 +364,26 @@ def test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once(
         module.__spec__ = ModuleSpec(name, loader=None)
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
-    sink = {"kind": "mlflow", "experiment": "e", "tracking_uri": "http://server", "name": "mine"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
+    sink = {"kind": "mlflow", "project": "e", "name": "mine"}
     recipe = changed(recipe, {"run.sinks": [sink]})
     assert run("sft", recipe, START) == 0
     go_back(recipe)
     server.runs[0].info.params.clear()
     assert run("sft", recipe, RESUME) == 0
     (made,) = server.runs
-    assert server.uri == "http://server"
     assert (made.info.name, made.info.status, made.info.params) == ("mine", "FINISHED", {})
     assert [step for name, step, _ in server.lines if name == "progress/step"] == [0, 1, 2, 3, 4, 5]
     assert run("sft", recipe, RunOptions(quiet=True, overwrite=True)) == 0
     assert server.runs[1].info.params["sft.examples_per_step"] == "4"
 
 
-def test_weights_and_biases_itself_writes_offline_and_goes_on_with_its_id(tmp_path: Path, recipe) -> None:
+def test_weights_and_biases_itself_writes_offline_and_goes_on_with_its_id(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    recipe = changed(recipe, {"run.sinks": [{"kind": "wandb", "mode": "offline"}]})
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    recipe = changed(recipe, {"run.sinks": [{"kind": "wandb"}]})
     assert run("sft", recipe, START) == 0
     folder = Path(recipe["run"]["folder"])
     identity = json.loads((folder / "trackers" / "wandb.json").read_bytes())["id"]
@@ -423,22 +417,26 @@ def test_trackio_itself_keeps_every_step_on_this_machine(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("address", ["folder", "nonsense:abc", "postgresql://me:hunter2@nowhere/db"])
-def test_an_address_that_mlflow_itself_refuses_is_a_mistake(recipe: dict[str, Any], address: str) -> None:
+def test_an_address_that_mlflow_itself_refuses_is_a_mistake(
+    recipe: dict[str, Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
     pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
-    with pytest.raises(ConfigError, match=r"run.sinks.0: MLflow refuses tracking_uri (?!.*hunter2)"):
-        run("sft", changed(recipe, {"run.sinks": [{"kind": "mlflow", "tracking_uri": address}]}), START)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    with pytest.raises(ConfigError, match=r"run.sinks.0: MLflow refuses MLFLOW_TRACKING_URI (?!.*hunter2)"):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "mlflow"}]}), START)
     assert not Path(recipe["run"]["folder"]).exists()
 
 
 @pytest.mark.filterwarnings("ignore")  # what its own dependencies deprecate
-def test_mlflow_itself_finds_its_run_again(tmp_path: Path) -> None:
+def test_mlflow_itself_finds_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
     pytest.importorskip("sqlalchemy", reason="mlflow-skinny alone keeps no database")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     told = TrackedRun(id="ab" * 16, name="mine", folder=tmp_path, config={"run": {"seed": 5}, "list": [1]})
     for steps in ((0, 1), (2,)):
-        sink = MLflowSink(told, experiment="e", tracking_uri=uri)
+        sink = MLflowSink(told, project="e")
         for step in steps:
             sink.write(step, {"score/mean": step / 2})
         sink.close()

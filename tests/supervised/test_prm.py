@@ -10,7 +10,7 @@ import torch
 
 from builders import tiny_language_model
 from ppo.test_updates import Gathered, worst_difference
-from proximo.data.stepwise.examples import StepExample
+from proximo.data.step_examples import StepExample
 from proximo.metrics.calibration import probability_error
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack

@@ -1,18 +1,22 @@
-"""How much better than expected each token was: GAE with a value model, returns to go and group baselines without one.
+"""How much better than expected each token was: GAE with a value model, and returns to go without one.
 
-Nothing here standardises over the batch (`masking.standardise` does), and nothing carries a gradient: advantages and
-returns are constants to the losses.
+Baselines of groups: group_baselines.py. Nothing here standardises over the batch (`masking.standardise` does), and
+nothing carries a gradient: advantages and returns are constants to the losses.
+
+On accelerators the discounted sums are a scan: log2(longest) rounds of a few operators, without a loop over time and
+without a wait of the host. Each round joins tokens at twice the distance of the round before. So sums are added as a
+tree, and the last bits differ from those of a loop. They do not depend on the other responses.
 """
 
 from collections.abc import Sequence
-from math import comb
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from proximo.algorithms.discounted_scan import advantages_by_scan, goes_by_scan, returns_by_scan
-from proximo.algorithms.flat_layout import (
+from proximo.algorithms.masking import (
+    broadcast_to_tokens,
     final_value_positions,
     segment_ids,
     segment_rows,
@@ -20,6 +24,41 @@ from proximo.algorithms.flat_layout import (
     token_positions,
     value_positions,
 )
+from proximo.algorithms.shaping import RunningMoments, update_moments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRewards:
+    """What an estimator of advantages is given: R responses of a step, with T tokens in all."""
+
+    rewards: Float[Tensor, "tokens"]
+    """Reward of each token: its part of the shaped score, and the KL where that is in the reward."""
+    mask: Bool[Tensor, "tokens"]
+    """True where the policy wrote the token and its response trains; nothing is read elsewhere."""
+    lengths: Sequence[int]
+    """Tokens of each response."""
+    group_ids: Int[Tensor, "responses"]
+    """Equal for the responses to one prompt."""
+    counted: Bool[Tensor, "responses"]
+    """True where a response enters baselines."""
+    values: Float[Tensor, "states"] | None
+    """[T + R] the value before each token, and one more per response after its last; None without a critic."""
+    bootstrap: Bool[Tensor, "responses"]
+    """True where the value after the last token stands for a future that was cut off."""
+
+    @property
+    def whole_returns(self) -> Float[Tensor, "responses"]:
+        """The sum of the rewards of each response."""
+        return segment_sum(self.rewards, self.lengths)
+
+    @property
+    def num_tokens(self) -> Int[Tensor, "responses"]:
+        """Tokens of the policy in each response; those of tools do not count."""
+        return segment_sum(self.mask.long(), self.lengths)
+
+    def to_tokens(self, per_response: Shaped[Tensor, "responses"]) -> Shaped[Tensor, "tokens"]:
+        """Gives each token its response's number."""
+        return broadcast_to_tokens(per_response, self.lengths)
 
 
 @torch.no_grad()
@@ -104,6 +143,32 @@ def length_adaptive_lam(num_tokens: Shaped[Tensor, "responses"], *, alpha: float
     return (1 - 1 / (alpha * num_tokens)).clamp(min=0)
 
 
+def gae_with_lambdas(
+    step: StepRewards,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    length_adaptive: float | None = None,
+    value_gae_lambda: float | None = None,
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+    """`gae` with a lambda of each response (alpha `length_adaptive`) and another one for the returns (VAPO).
+
+    Source: arXiv:2504.05118. Raises ValueError as `gae` does, and without values.
+    """
+    values = step.values
+    if values is None:
+        raise ValueError("advantage gae needs values")
+
+    def with_lam(lam: float | Tensor) -> tuple[Tensor, Tensor]:
+        return gae(step.rewards, values, step.mask, step.lengths, bootstrap=step.bootstrap, gamma=gamma, lam=lam)
+
+    lam: float | Tensor = gae_lambda
+    if length_adaptive is not None:
+        lam = length_adaptive_lam(step.num_tokens.to(step.rewards.dtype), alpha=length_adaptive)
+    advantages, returns = with_lam(lam)
+    return advantages, returns if value_gae_lambda is None else with_lam(value_gae_lambda)[1]
+
+
 @torch.no_grad()
 def returns_to_go(
     rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
@@ -128,194 +193,107 @@ def discounted_returns(
     return segment_sum(torch.where(_first_in_mask(mask, lengths), to_go, 0), lengths)
 
 
-@torch.no_grad()
-def group_returns_to_go(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReturnSpread:
+    """The spread of the returns of a step, and that of the whole run.
+
+    On a solved task all responses earn the same, so advantages are the errors of the critic. Standardising enlarges
+    them to updates of full size. Smaller advantages would not help: AdamW divides by the size of recent gradients,
+    which cancels any lasting factor (docs/ppo.md, "Steps with nearly equal returns").
+    """
+
+    deviation: float
+    """Standard deviation of the step's returns: the total reward of each response, with KL, before whitening."""
+    seen: RunningMoments
+    """Of all returns of the run so far, this step's included."""
+    is_flat: bool
+    """True if the step has no signal: its deviation is at most the fraction `least` of the run's."""
+
+
+def return_spread(
     rewards: Float[Tensor, "tokens"],
-    group_ids: Int[Tensor, "responses"],
-    valid: Bool[Tensor, "responses"],
     mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
     gamma: float,
+    least: float | None,
+    seen: RunningMoments,
+) -> ReturnSpread:
+    """The spread from the rewards [T] of a step, read only inside the mask [T], and the returns of earlier steps.
+
+    A step with fewer than two counted responses has no spread and is not flat. No step is flat if `least` is None.
+    While the returns of the whole run have no spread, every step is flat.
+    """
+    wrote = [bool(part.any()) for part in mask.split(list(lengths))]
+    returns = discounted_returns(rewards.double(), mask, lengths, gamma=gamma)[torch.tensor(wrote)]
+    seen = update_moments(seen, returns)
+    deviation = returns.std(correction=0).item() if len(returns) else 0.0
+    is_flat = False
+    if least is not None and len(returns) > 1:
+        is_flat = seen.deviation is None or deviation <= least * seen.deviation
+    return ReturnSpread(deviation=deviation, seen=seen, is_flat=is_flat)
+
+
+def goes_by_scan(x: Tensor) -> bool:
+    """True on accelerators. On a CPU the loop over time is equally fast, and keeps the bits of its sums."""
+    return x.device.type != "cpu"
+
+
+def scan_back(
+    x: Float[Tensor, "tokens"], decay: Float[Tensor, "tokens"], lengths: Sequence[int]
 ) -> Float[Tensor, "tokens"]:
-    """[T] G_t - the mean of G at the first token over the valid responses of the group, 0 outside the mask.
-
-    Standardised over the batch it is REINFORCE++ with a baseline (arXiv:2501.03262). Arguments as in `returns_to_go`
-    and `group_centred`. Where only a last token is rewarded this is `group_centred`, exact zeros included; rewards on
-    every token (the KL) count from their token on.
-    """
-    to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
-    starts = discounted_returns(rewards, mask, lengths, gamma=gamma)
-    centred = group_centred(starts, group_ids, valid)
-    since_start = to_go - broadcast_to_tokens(starts, lengths)
-    return torch.where(mask, since_start + broadcast_to_tokens(centred, lengths), 0)
+    """[T] y_t = x_t + decay_t * y_{t+1} within each response; x and decay [T]."""
+    owners, shift = segment_ids(lengths, device=x.device), 1
+    while shift < max(lengths, default=0):
+        same = owners[shift:] == owners[:-shift]
+        later, further = (torch.where(same, tensor[shift:], 0) for tensor in (x, decay))
+        x = torch.cat([x[:-shift] + decay[:-shift] * later, x[-shift:]])
+        decay = torch.cat([decay[:-shift] * further, decay[-shift:]])
+        shift *= 2
+    return x
 
 
-@torch.no_grad()
-def group_centred(
-    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"]
-) -> Float[Tensor, "responses"]:
-    """score - mean of its group (Dr. GRPO, arXiv:2503.20783): [R] from [R].
-
-    Args:
-        scores: [R] one per response.
-        group_ids: [R] integers, equal for the responses to one prompt; in any order.
-        valid: [R] bool; other responses do not count in their group's mean, and get 0.
-
-    Returns:
-        [R], exactly 0 where all valid scores of a group are equal, and so in a group of one.
-    """
-    _, index = torch.unique(group_ids, return_inverse=True)
-    lowest = _group_extremes(scores, index, valid, torch.inf, "amin")
-    # Counted from the lowest score, equal scores are exact zeros, whatever their mean rounds to.
-    offsets = torch.where(valid, scores - lowest, 0)
-    counts = _group_sums(valid.to(scores.dtype), group_ids).clamp(min=1)
-    return torch.where(valid, offsets - _group_sums(offsets, group_ids) / counts, 0)
-
-
-@torch.no_grad()
-def group_standardised(
-    scores: Float[Tensor, "responses"],
-    group_ids: Int[Tensor, "responses"],
-    valid: Bool[Tensor, "responses"],
-    *,
-    correction: int = 1,
-    epsilon: float = 1e-4,
-) -> Float[Tensor, "responses"]:
-    """(score - mean) / (standard deviation + epsilon) within its group (GRPO, arXiv:2402.03300): [R] from [R].
-
-    Arguments as in `group_centred`. `correction` 1 is the unbiased variance, 0 the biased one; `epsilon`, above 0,
-    is added to the deviation, outside the root. Exactly 0 where all valid scores of a group are equal.
-    """
-    centred = group_centred(scores, group_ids, valid)
-    counts = _group_sums(valid.to(scores.dtype), group_ids)
-    variances = _group_sums(centred.square(), group_ids) / (counts - correction).clamp(min=1)
-    return centred / (variances.sqrt() + epsilon)
-
-
-@torch.no_grad()
-def leave_one_out(
-    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"]
-) -> Float[Tensor, "responses"]:
-    """score - mean of the OTHER valid scores of its group (RLOO, arXiv:2402.14740): [R] from [R].
-
-    It equals n / (n - 1) times `group_centred`, with n valid scores in the group. The baseline leaves out the
-    response's own score and is therefore unbiased. Exactly 0 where all valid scores of a group are equal, and in a
-    group of one. Arguments as in `group_centred`.
-    """
-    counts = _group_sums(valid.to(scores.dtype), group_ids)
-    return group_centred(scores, group_ids, valid) * counts / (counts - 1).clamp(min=1)
-
-
-@torch.no_grad()
-def length_weighted(
-    scores: Float[Tensor, "responses"],
-    group_ids: Int[Tensor, "responses"],
-    valid: Bool[Tensor, "responses"],
-    num_tokens: Shaped[Tensor, "responses"],
-) -> Float[Tensor, "responses"]:
-    """score - b, b = sum(tokens * score) / sum(tokens) over its group (OPO, arXiv:2505.23585): [R] from [R].
-
-    The baseline of least variance where the squared gradient of a response's log-prob grows with its `num_tokens` [R].
-    Other arguments as in `group_centred`, which it is where all are of one length. Exactly 0 where all valid scores of
-    a group are equal.
-    """
-    offsets = group_centred(scores, group_ids, valid)
-    weights = torch.where(valid, num_tokens, 0).to(scores.dtype)
-    total = _group_sums(weights, group_ids).clamp(min=1)
-    return torch.where(valid, offsets - _group_sums(weights * offsets, group_ids) / total, 0)
-
-
-@torch.no_grad()
-def pass_at_k(
-    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"], *, k: int
-) -> Float[Tensor, "responses"]:
-    """k times the gain of a response over the best of k - 1 others: k E[max(score - max of others, 0)], [R] from [R].
-
-    The mean runs over all sets of k - 1 other valid responses of the group, by their ranks. The mean over a group of
-    advantage times gradient of the log-prob is then unbiased for the gradient of E[best score of k samples] (PKPO with
-    the baseline that leaves one out, arXiv:2505.15201); of pass@k, where scores are 0 and 1. Never
-    negative. 0 in a group of fewer than k valid responses. Arguments as in `group_centred`; `k` is at least 2.
-    """
-    result = torch.zeros_like(scores)
-    for group in torch.unique(group_ids[valid]):
-        members = (valid & (group_ids == group)).nonzero().flatten()
-        result[members] = _added_to_the_best(scores[members], k)
-    return result
-
-
-def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
-    """[n] from the scores of one group; rank j of n, ascending, is the best of k - 1 others in C(j, k - 2) sets."""
-    n = len(scores)
-    if n < k:
-        return torch.zeros_like(scores)
-    ascending, order = scores.double().sort(stable=True)
-    # A response above rank j is in no set whose best is rank j, so all C(j, k - 2) such sets consist of others.
-    sets = torch.tensor([comb(j, k - 2) for j in range(n)], dtype=torch.float64, device=scores.device)
-    gaps = (ascending[:, None] - ascending[None, :]).clamp(min=0)
-    added = k * (gaps * sets).sum(1) / comb(n - 1, k - 1)
-    return torch.empty_like(scores).scatter(0, order, added.to(scores.dtype))
-
-
-@torch.no_grad()
-def zero_variance_groups(
-    outcomes: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"]
-) -> Bool[Tensor, "responses"]:
-    """[R] bool: True where all valid outcomes [R] of the response's group are one number, or there is at most one.
-
-    Such a group does not show which response is better. Arguments as in `group_centred`; outcomes that are not valid
-    may have any value.
-    """
-    _, index = torch.unique(group_ids, return_inverse=True)
-    lowest = _group_extremes(outcomes, index, valid, torch.inf, "amin")
-    highest = _group_extremes(outcomes, index, valid, -torch.inf, "amax")
-    return lowest >= highest
-
-
-@torch.no_grad()
-def standardised_in_groups(
-    advantages: Float[Tensor, "tokens"],
-    group_ids: Int[Tensor, "responses"],
+def advantages_by_scan(
+    rewards: Float[Tensor, "tokens"],
+    values: Float[Tensor, "tokens"],
     mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
-    correction: int = 0,
-    epsilon: float = 1e-8,
+    final_values: Float[Tensor, "responses"],
+    gamma: float,
+    lam: float | Float[Tensor, "responses"],
 ) -> Float[Tensor, "tokens"]:
-    """`masking.standardise` over the tokens of each group by itself: [T] from [T], 0 outside the mask.
-
-    Longer responses weigh more in their group. A group whose tokens all have one advantage gets 0. `group_ids` [R] as
-    in `group_centred`, `mask` [T] and `lengths` [R] as in `gae`. Source: the group normalisation of AReaL.
-    """
-
-    def group_sum(x: Tensor) -> Tensor:
-        """[T]: at each token the sum over its group."""
-        return broadcast_to_tokens(_group_sums(segment_sum(torch.where(mask, x, 0), lengths), group_ids), lengths)
-
-    counts = group_sum(torch.ones_like(advantages)).clamp(min=1)
-    deviations = advantages
-    for _ in range(2):  # the rounding of a large mean would otherwise be blown up where all entries are equal
-        deviations = torch.where(mask, deviations - group_sum(deviations) / counts, 0)
-    variance = group_sum(deviations.square()) / (counts - correction).clamp(min=1)
-    return deviations * torch.rsqrt(variance + epsilon)
+    """[T] the advantages of `advantages.gae`, 0 outside the mask. values [T] before each token, `final_values` [R]."""
+    if len(rewards) == 0:
+        return torch.zeros_like(rewards)
+    owners = segment_ids(lengths, device=rewards.device)
+    following, is_inside = _next_in_mask(mask, owners)
+    next_values = torch.where(is_inside, values[following], final_values[owners])
+    deltas = torch.where(mask, rewards + gamma * next_values - values, 0)
+    decay = torch.ones_like(deltas)  # tokens between two tokens of the mask are not discounted
+    if isinstance(lam, Tensor):
+        decay = torch.where(mask, gamma * lam[owners].to(decay), decay)
+    else:
+        decay = decay.masked_fill(mask, gamma * lam)
+    return torch.where(mask, scan_back(deltas, decay, lengths), 0)
 
 
-def broadcast_to_tokens(per_response: Shaped[Tensor, "responses"], lengths: Sequence[int]) -> Shaped[Tensor, "tokens"]:
-    """[T] from [R]: every token of a response gets its response's number."""
-    return per_response[segment_ids(lengths, device=per_response.device)]
+def returns_by_scan(
+    rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
+) -> Float[Tensor, "tokens"]:
+    """[T] the returns of `advantages.returns_to_go`, 0 outside the mask."""
+    decay = torch.ones_like(rewards).masked_fill(mask, gamma)
+    return torch.where(mask, scan_back(torch.where(mask, rewards, 0), decay, lengths), 0)
 
 
-def _group_sums(x: Tensor, group_ids: Tensor) -> Tensor:
-    """[R]: for each response the sum of x over its group. Sorted first, so that the order of addition is fixed."""
-    order = group_ids.argsort(stable=True)
-    _, sizes = torch.unique_consecutive(group_ids[order], return_counts=True)
-    sums = segment_sum(x[order], sizes.tolist()).repeat_interleave(sizes)
-    return torch.empty_like(x).scatter(0, order, sums)
-
-
-def _group_extremes(x: Tensor, index: Tensor, valid: Tensor, none: float, reduce: str) -> Tensor:
-    """[R]: for each response the lowest or highest valid x of its group, numbered by `index`; `none` without any."""
-    return torch.full_like(x, none).scatter_reduce(0, index, torch.where(valid, x, none), reduce)[index]
+def _next_in_mask(mask: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+    """[T] the index of the next token in the mask, and [T] bool: whether it belongs to the same response."""
+    num_tokens = len(mask)
+    places = torch.where(mask, torch.arange(num_tokens, device=mask.device), num_tokens)
+    first_from = places.flip(0).cummin(0).values.flip(0)
+    following = torch.cat([first_from[1:], first_from.new_full((1,), num_tokens)])
+    is_there, at_most = following < num_tokens, following.clamp(max=num_tokens - 1)
+    return at_most, is_there & (owners[at_most] == owners)
 
 
 def _first_in_mask(mask: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms import kl
-from proximo.algorithms.flat_layout import segment_ids, segment_sum
 from proximo.algorithms.kl import bounded_exp
+from proximo.algorithms.masking import segment_ids, segment_sum
 
 ESTIMATES = {
     "k1": kl.k1,

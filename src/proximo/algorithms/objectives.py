@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from proximo.algorithms.advantages import broadcast_to_tokens
-from proximo.algorithms.flat_layout import segment_sum
 from proximo.algorithms.kl import bounded_exp
+from proximo.algorithms.masking import broadcast_to_tokens, segment_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +56,6 @@ def gspo(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
 ) -> TokenLosses:
     """PPO's clip with one ratio for a whole response, s = exp(mean over its masked tokens of log r) (arXiv:2507.18071).
 
@@ -66,7 +64,7 @@ def gspo(
     that differ from token to token keep no credit of their own: what acts is their sum over those not clipped.
     """
     ratio = broadcast_to_tokens(sequence_ratios(logprobs, old_logprobs, mask, lengths), lengths)
-    return _clipped(ratio, advantages, clip_low, clip_high, dual_clip)
+    return _clipped(ratio, advantages, clip_low, clip_high, None)
 
 
 def gmpo(

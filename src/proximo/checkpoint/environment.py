@@ -1,13 +1,13 @@
-"""Describes what decides the bits of a run besides its settings: machine, libraries, threads, variables."""
+"""Describes what decides the bits of a run besides its settings: machine, libraries, threads, variables.
+
+Imports no torch before it is asked."""
 
 import os
 import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from proximo.checkpoint.versions import versions
 from proximo.distributed.world import current
 from proximo.kernels import kernels_of
 
@@ -38,6 +38,8 @@ def describe_environment(*, device: str) -> dict[str, Any]:
 
     JSON, the same on every call.
     """
+    import torch
+
     return {
         **versions(),
         "system": platform.system(),
@@ -59,3 +61,19 @@ def _processor() -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets", "safetensors", "numpy")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide the bits of a run."""
+    return {"python": platform.python_version(), **{package: installed_version(package) for package in PACKAGES}}
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -102,24 +102,21 @@ def changed_inputs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list
 
 def relocatable(value: Any, pipeline_folder: str) -> Any:
     """Settings with paths below the pipeline's folder written as `@pipeline/...`, so that the folder can be moved."""
-    if isinstance(value, Mapping):
-        return {relocatable(name, pipeline_folder): relocatable(part, pipeline_folder) for name, part in value.items()}
-    if isinstance(value, list):
-        return [relocatable(part, pipeline_folder) for part in value]
-    if isinstance(value, str) and pipeline_folder and value.startswith(f"{pipeline_folder}/"):
-        return f"@pipeline/{value.removeprefix(f'{pipeline_folder}/')}"
-    return value
+    return _with_prefix(value, f"{pipeline_folder}/", "@pipeline/") if pipeline_folder else value
 
 
 def relocated(value: Any, pipeline_folder: str) -> Any:
     """The inverse of `relocatable`: settings with `@pipeline/...` replaced by the pipeline's present folder."""
+    return _with_prefix(value, "@pipeline/", f"{pipeline_folder}/") if pipeline_folder else value
+
+
+def _with_prefix(value: Any, old: str, new: str) -> Any:
+    """Nested settings in which texts and names that begin with `old` begin with `new`."""
     if isinstance(value, Mapping):
-        return {relocated(name, pipeline_folder): relocated(part, pipeline_folder) for name, part in value.items()}
+        return {_with_prefix(name, old, new): _with_prefix(part, old, new) for name, part in value.items()}
     if isinstance(value, list):
-        return [relocated(part, pipeline_folder) for part in value]
-    if isinstance(value, str) and pipeline_folder and value.startswith("@pipeline/"):
-        return f"{pipeline_folder}/{value.removeprefix('@pipeline/')}"
-    return value
+        return [_with_prefix(part, old, new) for part in value]
+    return f"{new}{value.removeprefix(old)}" if isinstance(value, str) and value.startswith(old) else value
 
 
 def _listing(what: str, lines: Sequence[object], advice: str) -> str:

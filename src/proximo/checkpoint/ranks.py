@@ -6,15 +6,18 @@ A checkpoint is published after all ranks have reported that their files are on 
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from threading import Thread
+from typing import TypeVar
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.manifest import MANIFEST, STATE, FileEntry, describe_files, read_manifest
+from proximo.checkpoint.reading import MANIFEST, STATE, FileEntry, describe_files, read_manifest
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError, RankError, RunFolderError
+from proximo.errors import CheckpointError, RunFolderError
 
+Result = TypeVar("Result")
 Writer = Callable[[Path], None]
 """Makes a file or a folder at the given path, which does not exist yet. On several ranks, rank 0 alone calls it."""
 SEEN_SECONDS = 60.0
@@ -56,34 +59,21 @@ def check_names(writers: Mapping[str, Writer | RankWriter]) -> None:
             raise ValueError(f"{name!r} cannot name a part of a checkpoint: it must be a plain relative path")
 
 
-class Background:
-    """Runs a function in a separate thread, which begins at once.
+def in_background(work: Callable[[], Result], *, name: str) -> Future[Result]:
+    """Run a function in a thread that begins at once, and return its result to come.
 
     The thread does not keep the process alive: a rank that failed must end.
     """
+    future: Future[Result] = Future()
 
-    def __init__(self, work: Callable[[], None], *, what: str) -> None:
-        self._what = what
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, args=(work,), name=what, daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], None]) -> None:
+    def run() -> None:
         try:
-            work()
-        except BaseException as error:  # raised by `finish`
-            self._error = error
+            future.set_result(work())
+        except BaseException as error:  # raised by `future.result`
+            future.set_exception(error)
 
-    def finish(self, *, timeout_seconds: float) -> None:
-        """Wait for the end of the work, and raise what it raised. RankError after `timeout_seconds`."""
-        self._thread.join(min(timeout_seconds, 1e8))
-        if self._thread.is_alive():
-            raise RankError(
-                f"{self._what} has not ended within {timeout_seconds:g} s: the disk is too slow for it, or a rank does "
-                "not answer. devices.timeout_seconds is how long to wait"
-            )
-        if self._error is not None:
-            raise self._error
+    Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.manifest import MANIFEST
-from proximo.checkpoint.reading import saved_steps
+from proximo.checkpoint.reading import MANIFEST, saved_steps
 from proximo.errors import RunFolderError
 
 Resume = Literal["never", "must", "auto"]
@@ -71,46 +70,22 @@ class RunFolder:
         self.replaced = replaced
         """The folder to which an earlier run was moved; None if there was none."""
         self._marker = marker
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = self.path / CHECKPOINTS
         """The folder for a CheckpointStore."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def metrics(self) -> Path:
+        self.metrics = self.path / METRICS
         """JSON lines, one for each step."""
-        return self.path / METRICS
-
-    @property
-    def samples(self) -> Path:
+        self.samples = self.path / SAMPLES
         """JSON lines, one for each sample that is kept for reading."""
-        return self.path / SAMPLES
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = self.path / TENSORBOARD
         """The folder of TensorBoard's event files."""
-        return self.path / TENSORBOARD
-
-    @property
-    def trackers(self) -> Path:
+        self.trackers = self.path / TRACKERS
         """The folder for the state of the sinks of experiment trackers."""
-        return self.path / TRACKERS
-
-    @property
-    def report(self) -> Path:
+        self.report = self.path / REPORT
         """The report of the run, one self-contained page."""
-        return self.path / REPORT
-
-    @property
-    def outcome(self) -> Path:
+        self.outcome = self.path / OUTCOME
         """How the run ended; absent while it is running."""
-        return self.path / OUTCOME
-
-    @property
-    def log(self) -> Path:
+        self.log = self.path / LOG
         """The plain lines that the run printed."""
-        return self.path / LOG
 
     def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
         """Write the recipe as given (`text`), and every effective setting."""
@@ -231,6 +206,17 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
             f"the run in {folder} cannot be moved aside: the permissions of {folder.resolve().parent} refuse it; give "
             "another folder"
         )
+
+
+def check_new_folder(out: Path) -> None:
+    """Raises RunFolderError if no folder can be made at `out`, for a command that writes one."""
+    if out.exists():
+        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
+        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunFolderError(f"the folder {out} cannot be written: the permissions of {above} refuse it")
 
 
 def _makes_room(folder: Path, *, overwrite: bool) -> bool:

@@ -8,42 +8,41 @@ save deletes.
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.manifest import (
-    MANIFEST,
-    STATE,
-    DamagedError,
-    FileEntry,
-    OtherFormatError,
-    describe_folder,
-    read_manifest,
-)
 from proximo.checkpoint.ranks import (
-    Background,
     Captured,
     RankWriter,
     Writer,
     captured,
     check_all_seen,
     check_names,
+    in_background,
     written_by_ranks,
 )
 from proximo.checkpoint.reading import (
+    MANIFEST,
+    STATE,
     STEP_NAME,
     Checkpoint,
+    DamagedError,
+    FileEntry,
+    OtherFormatError,
+    describe_folder,
     encode_state,
     folder_of,
     left_by_failed_save,
     open_checkpoint,
+    read_manifest,
     saved_steps,
 )
 from proximo.distributed.world import current
-from proximo.errors import CheckpointError, disk_refused
+from proximo.errors import CheckpointError, RankError, disk_refused
 
 LATEST = "latest"
 BEST = "best"
@@ -64,7 +63,7 @@ class CheckpointStore:
         self.folder = folder
         self._keep_last = keep_last
         self._sign = 1.0 if best == "highest" else -1.0
-        self._pending: Background | None = None
+        self._pending: tuple[str, Future[None]] | None = None
 
     def save(
         self,
@@ -107,7 +106,7 @@ class CheckpointStore:
             self._publish(step, temporary, metric, files, keeps_all)
 
         work = partial(written_by_ranks, temporary, shared, publish, step=step)
-        self._pending = Background(work, what=what)
+        self._pending = what, in_background(work, name=what)
         return None
 
     def finish(self, *, timeout_seconds: float | None = None) -> None:
@@ -115,9 +114,16 @@ class CheckpointStore:
 
         `timeout_seconds`: None takes that of the ranks.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.finish(timeout_seconds=timeout_seconds or current().timeout_seconds)
+        if self._pending is None:
+            return
+        (what, pending), self._pending = self._pending, None
+        seconds = timeout_seconds or current().timeout_seconds
+        if not wait([pending], timeout=min(seconds, 1e8)).done:
+            raise RankError(
+                f"{what} has not ended within {seconds:g} s: the disk is too slow for it, or a rank does not answer. "
+                "devices.timeout_seconds is how long to wait"
+            )
+        pending.result()
 
     def tidy(self) -> None:
         """Delete checkpoints beyond `keep_last`, and what a crash left unfinished. Each save ends with it.
@@ -142,7 +148,7 @@ class CheckpointStore:
         """The checkpoint of a step, by default that of `latest`, with every file's hash compared.
 
         parts: names of the writers whose files are hashed; None means all. Other files must have the right size.
-        Raises CheckpointError that names the damaged file and the other checkpoints.
+        Raises CheckpointError that names the damaged file.
         """
         wanted = self._latest_step() if step is None else step
         if wanted is None:
@@ -158,10 +164,9 @@ class CheckpointStore:
             try:
                 read_manifest(self._folder_of(step))
             except DamagedError as damage:
-                others = ", ".join(self._folder_of(other).name for other in self.steps() if other != step)
                 raise CheckpointError(
-                    f"the best checkpoint is unknown: {damage}. Remove {self._folder_of(step)} to choose "
-                    f"among the others ({others or 'none'}), or name one of them with --checkpoint"
+                    f"the best checkpoint is unknown: {damage}. Remove {self._folder_of(step)} to choose among the "
+                    "others, or name one of them with --checkpoint"
                 ) from damage
         step = self._best_step()
         return None if step is None else self._read(step, parts=())
@@ -252,7 +257,7 @@ class CheckpointStore:
         name = STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
         if name is None:
             raise CheckpointError(
-                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._advice(None)}"
+                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._way_on}"
             )
         return int(name[1])
 
@@ -284,17 +289,15 @@ class CheckpointStore:
             raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
             raise CheckpointError(
-                f"the checkpoint of step {step} is not complete: {damage}. {self._advice(step)}"
+                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on}"
             ) from damage
 
-    def _advice(self, damaged: int | None) -> str:
-        """Advice to resume from, or read, another checkpoint; lists the newest first."""
-        others = ", ".join(self._folder_of(step).name for step in self.steps()[::-1] if step != damaged)
-        if not others:
-            return "There is no other checkpoint: the run can only start again, with --overwrite"
+    @property
+    def _way_on(self) -> str:
+        """Advice for a damaged checkpoint."""
         return (
-            f"The others are {others}: write one of these names into {self.folder / LATEST} to resume from it, or give "
-            "it as --checkpoint to a command that reads the run"
+            f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
+            "--checkpoint to a command that reads the run"
         )
 
 
@@ -311,10 +314,6 @@ class SaveSchedule:
         every_minutes: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"every_steps must be at least 1, or None; got {every_steps}")
-        if every_minutes is not None and every_minutes <= 0:
-            raise ValueError(f"every_minutes must be above 0, or None; got {every_minutes}")
         self._every_steps = every_steps
         self._every_minutes = every_minutes
         self._clock = clock

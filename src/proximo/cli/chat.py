@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.loading import loading
-from proximo.cli.model_commands import CheckpointName, RunOrModel, check_model_path, lines_of_stdin
+from proximo.cli.arguments import CheckpointName, RunOrModel, check_model_path, lines_of_stdin, loading
 from proximo.errors import UserError
 
 if TYPE_CHECKING:

@@ -1,13 +1,206 @@
-"""`proximo doctor`: reports what a run would find on this machine (`doctor_checks.py`, `sandbox/`, `kernels.py`)."""
+"""`proximo doctor`: reports what a run would find on this machine, with advice: versions, device, memory and others."""
 
-import json
-from dataclasses import asdict
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import requires, version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
 
+from proximo.checkpoint.environment import installed_version
+from proximo.message_text import address
+
 app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+GIB = 2**30
+SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")
+DEVELOPMENT = ("docs", "test")
+"""Extras that no user needs."""
+LEAST_FREE_BYTES = 20 * GIB
+"""With less free space, the doctor shows how much a run writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check."""
+
+    found: str
+    advice: str | None = None
+    """What to do if something is missing or could be better."""
+
+
+def _requirements() -> Iterator[tuple[str | None, str, str, bool]]:
+    """Of each package that Proximo needs: its extra, what is wanted, what is found, and whether that fits."""
+    from packaging.requirements import Requirement
+
+    for each in map(Requirement, requires("proximo") or ()):
+        marker = str(each.marker or "")
+        extra = marker.split('"')[1] if marker.startswith("extra ==") else None
+        found = installed_version(each.name)
+        fits = found is not None and each.specifier.contains(found, prereleases=True)
+        yield extra, f"{each.name}{each.specifier}", f"{each.name} {found or 'is missing'}", fits
+
+
+def _versions() -> Finding:
+    packages = ", ".join(f"{name} {version(name)}" for name in SHOWN)
+    wrong = [f"{found} ({wanted} is needed)" for extra, wanted, found, fits in _requirements() if not (extra or fits)]
+    return Finding(
+        f"proximo {version('proximo')}, Python {platform.python_version()}, {packages}",
+        f"{', '.join(wrong)}: install Proximo again" if wrong else None,
+    )
+
+
+def _device() -> Finding:
+    import torch
+
+    from proximo.models.precision.placement import resolve_device
+
+    device = resolve_device("auto")
+    if device.type == "cuda":
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        names = ", ".join(f"{each.name} with {each.total_memory / GIB:.1f} GiB" for each in devices)
+        several = f"{address('scale')} trains on all {len(devices)}: devices.num={len(devices)}"
+        return Finding(f"cuda: {names}", several if len(devices) > 1 else None)
+    if device.type == "mps":
+        return Finding("mps")
+    return Finding(
+        f"cpu: {torch.backends.cpu.get_cpu_capability()}; no accelerator that torch can use was found",
+        _why_no_cuda(torch.__version__, torch.version.cuda),
+    )
+
+
+def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
+    """Advice if NVIDIA's driver is installed but torch finds no device; None without the driver."""
+    from proximo.commands.dry_run import has_nvidia_driver
+
+    if not has_nvidia_driver():
+        return None
+    if cuda is None:
+        return f"NVIDIA's driver is installed, but torch {torch} is built without CUDA: install a build with CUDA"
+    return f"torch {torch} is for CUDA {cuda}: check that `nvidia-smi` shows a device and that the driver is new enough"
+
+
+def _precision() -> Finding:
+    import torch
+
+    from proximo.kernels import kernels_of
+    from proximo.models.attention.varlen import varlen_kernel
+    from proximo.models.precision.placement import resolve_device, resolve_precision
+
+    device = resolve_device("auto").type
+    found = f"run.precision auto means {resolve_precision('auto', device=device)} on {device}; the default is float32"
+    if device == "cuda" and varlen_kernel() is None:
+        return Finding(
+            found,
+            "with torch 2.12 or newer, attention in bf16 is one call for all sequences instead of one for each",
+        )
+    is_faster = kernels_of(device).bf16_product(torch.empty(0)) is not None
+    return Finding(f"{found}; bf16 is faster on this processor" if is_faster else found)
+
+
+def _threads() -> Finding:
+    import torch
+
+    return Finding(f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.num_threads, OMP_NUM_THREADS)")
+
+
+def _kernels() -> Finding:
+    from proximo.kernels import kernels_of
+
+    return Finding(kernels_of("cpu").why_missing() or str(kernels_of("cpu").description()))
+
+
+def _memory() -> Finding:
+    import torch
+
+    from proximo.plan.machine import memory_bytes, process_bytes
+
+    total = memory_bytes("cpu")
+    assert total is not None
+    found = (
+        f"{total / GIB:.1f} GiB that this process may use; it takes {process_bytes() / GIB:.1f} with libraries alone"
+    )
+    if torch.cuda.is_available():
+        free, of = torch.cuda.mem_get_info()
+        found += f"; of the device's {of / GIB:.1f} GiB, {free / GIB:.1f} are free"
+    return Finding(found)
+
+
+def disk(folder: Path) -> Finding:
+    """The space where a run folder would be made."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    found = f"{free / GIB:.1f} GiB free in {place}"
+    try:
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return Finding(
+            f"{found}, which cannot be written ({error.strerror})", "set run.folder to a folder that you may write"
+        )
+    if free < LEAST_FREE_BYTES:
+        return Finding(
+            found,
+            "a checkpoint takes 12 bytes for each trained parameter, and up to four exist at once (run.keep_last, "
+            "the best, and the one being written): set run.folder to a larger disk",
+        )
+    return Finding(found)
+
+
+def _sandbox() -> Finding:
+    from proximo.errors import as_own_errors
+    from proximo_verifiers.sandbox.doctor import State, examine
+
+    with as_own_errors():
+        findings = examine()
+    lacking = [finding.name for finding in findings if finding.state not in (State.HELD, State.WAIVED)]
+    held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees hold"
+    if not lacking:
+        return Finding(held)
+    return Finding(
+        f"{held}, not {', '.join(lacking)}", "`proximo doctor sandbox` shows why; only rewards of kind code need it"
+    )
+
+
+def _vllm() -> Finding:
+    from proximo.rollout.vllm.process import environment_folder
+
+    folder = environment_folder(None)
+    if (folder / "bin" / "python").is_file():
+        return Finding(f"in {folder}")
+    return Finding("none; the built-in engine samples", f"`proximo engine install` adds vLLM ({address('vllm')})")
+
+
+def _extras() -> Finding:
+    there: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for extra, wanted, found, fits in _requirements():
+        if extra is not None and extra not in DEVELOPMENT:
+            (there if fits else missing).setdefault(extra, []).append(found if fits else wanted)
+    complete = [f"{extra} ({', '.join(packages)})" for extra, packages in there.items() if extra not in missing]
+    lacking = [f"{extra} ({', '.join(packages)})" for extra, packages in missing.items()]
+    return Finding(
+        f"{', '.join(complete) or 'none'}; without {', '.join(lacking) or 'none'}",
+        "pip install 'proximo[NAME]' adds one" if lacking else None,
+    )
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "versions": _versions,
+    "device": _device,
+    "precision": _precision,
+    "threads": _threads,
+    "kernels": _kernels,
+    "memory": _memory,
+    "sandbox": _sandbox,
+    "vllm": _vllm,
+    "extras": _extras,
+}
+"""Name of a check -> the function that makes it, in the order of the output."""
 
 
 @app.callback()
@@ -15,7 +208,6 @@ def doctor(
     context: typer.Context,
     *,
     folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Report what a run would find on this machine, and what to do if something is missing.
 
@@ -29,12 +221,11 @@ def doctor(
     """
     if context.invoked_subcommand is not None:
         return
-    from proximo.cli.doctor_checks import examine_machine
-
-    if as_json:
-        print(json.dumps({name: asdict(finding) for name, finding in examine_machine(folder)}, indent=2))
-        return
-    for name, finding in examine_machine(folder):
+    for name, check in {**CHECKS, "disk": lambda: disk(folder)}.items():
+        try:
+            finding = check()
+        except Exception as error:  # the command exists to report problems of this machine
+            finding = Finding(f"unknown: {type(error).__name__}: {error}")
         print(f"{name:12}{finding.found}", flush=True)
         if finding.advice is not None:
             print(f"{'':12}-> {finding.advice}", flush=True)

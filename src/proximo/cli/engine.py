@@ -33,8 +33,8 @@ def install(
 
     docs/vllm.md.
     """
-    from proximo.rollout.vllm.environment import environment_folder
-    from proximo.rollout.vllm.environment import install as make
+    from proximo.rollout.vllm.process import environment_folder
+    from proximo.rollout.vllm.process import install as make
 
     if device == "auto":
         from proximo.models.precision.placement import resolve_device
@@ -77,8 +77,7 @@ def serve(
     engine: {kind: vllm, addresses: ["http://localhost:8000"]}
     """
     from proximo.models.precision.placement import resolve_device
-    from proximo.rollout.vllm.environment import interpreter
-    from proximo.rollout.vllm.process import ServerSpec
+    from proximo.rollout.vllm.process import ServerSpec, interpreter
 
     spec = ServerSpec(
         python=interpreter(folder),

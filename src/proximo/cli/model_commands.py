@@ -1,50 +1,26 @@
 """The commands that use a trained model: generate, evaluate, export. `commands/` does their work."""
 
-import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Literal
 
 import typer
 
-from proximo.cli.loading import loading
+from proximo.cli.arguments import (
+    CheckpointName,
+    EngineName,
+    Run,
+    RunOrModel,
+    check_model_path,
+    check_new_file,
+    check_run_folder,
+    lines_of_stdin,
+    loading,
+    refuse_other_folder,
+)
 from proximo.config.functions import function_problem
-from proximo.errors import RunFolderError, UserError
-from proximo.hub import is_local, not_there
+from proximo.errors import UserError
 from proximo.user_code import IMPORT_PATH, functions_of_the_working_directory
-
-Run = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder; for a pipeline, its last stage is used.",
-    ),
-]
-RunOrModel = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN_OR_MODEL",
-        help="A run folder, a model folder or a Hub name.",
-    ),
-]
-CheckpointName = Annotated[
-    str,
-    typer.Option(
-        "--checkpoint",
-        metavar="latest|best|step-N",
-        help="The checkpoint to use.",
-    ),
-]
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        metavar="local|vllm|ADDRESS",
-        help="The engine: the built-in one, a vLLM server that the command starts, or a running server.",
-    ),
-]
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]
@@ -127,18 +103,6 @@ def _prompts_from_stdin() -> list[str]:
     return prompts
 
 
-def lines_of_stdin() -> Iterator[str]:
-    """Lines of standard input, decoded as UTF-8 in every locale, like data files. Raises UserError for other bytes."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
-    try:
-        yield from sys.stdin
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"standard input is not UTF-8 text: byte {error.object[error.start]:#04x} cannot be read"
-        ) from error
-
-
 def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> None:
     if keep is not None and reward is None:
         raise UserError("--keep selects the best responses and needs --reward to rank them")
@@ -152,40 +116,6 @@ def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> 
     with functions_of_the_working_directory():
         if problem := function_problem(reward, may_be_async=True):
             raise UserError(f"--reward: {problem}")
-
-
-def check_model_path(name: str) -> None:
-    """Raises UserError if `name` is a local path without a model or run. Imports no torch, which takes seconds."""
-    folder = Path(name).expanduser()
-    if folder.is_file():
-        raise UserError(f"{name} is a file; give a run, a model folder, or a Hub name such as owner/name")
-    if is_local(name) and not folder.is_dir():
-        raise UserError(f"{not_there(name)}; give a run, a model folder, or a Hub name such as owner/name")
-    if folder.is_dir() and not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
-        _refuse_other_folder(folder)
-
-
-def _refuse_other_folder(folder: Path) -> None:
-    # Imported here because the schemas would slow down --help.
-    from proximo.run.checkpoint_lookup import refuse_neither
-
-    refuse_neither(folder)
-
-
-def check_new_file(path: Path | None) -> None:
-    """Raises UserError if no new file can be created at `path`. Call it before a model is loaded."""
-    if path is None:
-        return
-    try:
-        if path.exists():
-            raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
-        if not path.parent.is_dir():
-            raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-        # Try to create it, because permissions do not show whether the file system is read-only.
-        with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}."):
-            pass
-    except OSError as error:
-        raise UserError(f"the file {path} cannot be written ({error.strerror}): give one elsewhere") from error
 
 
 def evaluate(
@@ -209,7 +139,7 @@ def evaluate(
     proximo evaluate runs/ppo --engine local           another engine than the run's
     """
     check_run_folder(run)
-    _refuse_other_folder(run)
+    refuse_other_folder(run)
     check_new_file(output)
     with loading():
         from proximo.commands.evaluate import run_evaluate
@@ -245,9 +175,9 @@ def export(
     proximo export runs/ppo models/mine --merge --push me/mine --private
     """
     check_run_folder(run)
-    _refuse_other_folder(run)
-    from proximo.run.folders import check_new_folder
-    from proximo.run.hub.checks import check_push_name
+    refuse_other_folder(run)
+    from proximo.checkpoint.run_folder import check_new_folder
+    from proximo.run.preflight import check_push_name
 
     check_push_name(push, private=private)
     check_new_folder(out)
@@ -263,11 +193,3 @@ def export(
         private=private,
     )
     return run_export(run, out, options)
-
-
-def check_run_folder(run: Path) -> None:
-    """Raises RunFolderError if `run` is not a folder. Imports no torch, which takes seconds."""
-    if run.is_file():
-        raise RunFolderError(f"{run} is a file, not a run folder")
-    if not run.is_dir():
-        raise RunFolderError(not_there(str(run), "run folder"))

@@ -14,15 +14,12 @@ import typer
 
 from proximo.cli import (
     chat,
-    configuration,
     doctor,
     engine,
     model_commands,
-    pass_rates,
-    planning,
+    recipe_commands,
     recipes,
     reporting,
-    serving,
     training,
 )
 from proximo.errors import ConfigError, ProximoError, disk_refused, memory_ran_out, redacted
@@ -36,15 +33,10 @@ HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS)
-training.add_to(app)
-planning.add_to(app)
-pass_rates.add_to(app)
-model_commands.add_to(app)
-reporting.add_to(app)
-chat.add_to(app)
-serving.add_to(app)
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(configuration.app, name="config")
+for commands in (training, recipe_commands, model_commands, reporting, chat):
+    commands.add_to(app)
+app.add_typer(recipes.recipes_app, name="recipes")
+app.add_typer(recipes.config_app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(engine.app, name="engine")
 

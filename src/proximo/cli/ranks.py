@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from proximo.checkpoint.environment import versions
 from proximo.checkpoint.fingerprints import differences
-from proximo.checkpoint.versions import versions
-from proximo.distributed.failure import status_of
-from proximo.distributed.processes import heeded_signals, say
+from proximo.distributed.failure import say, status_of
 from proximo.distributed.rank_environment import Place, idle_tasks
+from proximo.distributed.signals import ignore_signals
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, JoinError
 
@@ -31,7 +31,7 @@ def num_ranks(recipe: "Recipe") -> int:
 
 def check_ranks(recipe: "Recipe", place: Place | None) -> None:
     """Raises ConfigError if the recipe cannot run on the ranks that were started, or that it asks for."""
-    from proximo.config.placed_roles import devices_problem
+    from proximo.config.devices import devices_problem
 
     wanted, size = num_ranks(recipe), num_ranks(recipe) if place is None else place.size
     if place is not None and size != wanted and any(stage.devices.num for _, stage in recipe.given_stages()):
@@ -126,7 +126,7 @@ def _join_and_run(
     with join(timeout_seconds=timeout, place=place) as world:
         try:
             if place.rank > 0:
-                world.pass_over_signals(heeded_signals())
+                ignore_signals()
             if prepared is None:
                 raise problem or AssertionError
             _check_same(world, prepared[0])

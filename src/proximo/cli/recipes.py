@@ -1,23 +1,32 @@
-"""`proximo recipes`: lists, prints and copies the recipes of the package."""
+"""`proximo recipes` lists, prints and copies the recipes of the package; `proximo config` prints and checks recipes."""
 
+import json
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proximo.cli.arguments import Overrides, RecipeName
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError
+from proximo.message_text import with_addresses
+from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
 
-app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+if TYPE_CHECKING:  # importing the schemas would slow down --help
+    from proximo.config.loader import LoadedRecipe
+
+recipes_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+config_app = typer.Typer(rich_markup_mode=None)
 
 Name = Annotated[
     str,
     typer.Argument(metavar="NAME", help="A name from `proximo recipes`."),
 ]
+KindOption = Annotated[str | None, typer.Option("--kind", help="The command of the recipe, if its keys are ambiguous.")]
 
 
-@app.callback()
+@recipes_app.callback()
 def recipes(context: typer.Context) -> None:
     """List, show or copy the shipped recipes.
 
@@ -30,7 +39,7 @@ def recipes(context: typer.Context) -> None:
         list_recipes()
 
 
-@app.command("list")
+@recipes_app.command("list")
 def list_recipes() -> None:
     """List the shipped recipes, each with its purpose."""
     shipped = shipped_recipes()
@@ -39,13 +48,13 @@ def list_recipes() -> None:
         print(f"{recipe.name:<{width}}  {recipe.summary}")
 
 
-@app.command()
-def show(name: Name) -> None:
+@recipes_app.command("show")
+def show_shipped(name: Name) -> None:
     """Print a shipped recipe."""
     print(shipped_recipe(name).text, end="")
 
 
-@app.command()
+@recipes_app.command()
 def copy(
     name: Name,
     to: Annotated[Path | None, typer.Argument(metavar="FILE", help="Target file; default NAME.yaml.")] = None,
@@ -72,3 +81,107 @@ def _write_new(target: Path, text: str) -> None:
     except OSError:
         target.unlink()
         raise
+
+
+@config_app.callback()
+def config() -> None:
+    """Look at recipes without running them.
+
+    \b
+    proximo config show ppo ppo.advantage.gae_lambda=1  every key with its value in effect
+    proximo config check my.yaml              one line, or every mistake
+    proximo config schema ppo                 JSON schema, for an editor
+
+    docs/configuration.md is the reference of all keys.
+    """
+
+
+@config_app.command()
+def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
+    """Print every key of a recipe with its value in effect, as YAML that is itself a recipe."""
+    from proximo.config.loader import resolved_yaml
+
+    print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
+
+
+@config_app.command()
+def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
+    """Check whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
+    from proximo.config.ineffective_keys import ineffective_keys
+
+    loaded = _load(recipe, overrides, kind)
+    for sentence in ineffective_keys(loaded.recipe):
+        print(f"note: {sentence}")
+    print(f"{loaded.origin} is a valid {kind_of(recipe, kind)} recipe")
+
+
+@config_app.command()
+def schema(
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="A command that takes a recipe.")] = None,
+) -> None:
+    """Print the JSON schema of a kind of recipe, or of all."""
+    print(json.dumps(_with_addresses(json_schema(kind if kind is None else _known(kind))), indent=2))
+
+
+def json_schema(kind: str | None = None) -> dict[str, Any]:
+    """JSON schema of one kind of recipe, or of all kinds if `kind` is None."""
+    from pydantic.json_schema import models_json_schema
+
+    if kind is not None:
+        return _with_names(recipe_kind(kind).schema.model_json_schema())
+    references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
+    return _with_names({"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema})
+
+
+def _with_names(node: Any) -> Any:
+    """The same schema, in which a name alone is also a section of that kind. Items of lists have no such short form."""
+    if isinstance(node, list):
+        return [_with_names(value) for value in node]
+    if not isinstance(node, dict):
+        return node
+    named = {key: value if key == "items" else _with_names(value) for key, value in node.items()}
+    if "discriminator" not in node or "oneOf" not in node:
+        return named
+    union = {key: named.pop(key) for key in ("oneOf", "discriminator")}
+    return {"anyOf": [union, {"enum": list(node["discriminator"]["mapping"])}], **named}
+
+
+def _with_addresses(node: Any) -> Any:
+    """The same JSON with the addresses of the pages that its texts name."""
+    if isinstance(node, dict):
+        return {key: _with_addresses(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_addresses(value) for value in node]
+    return with_addresses(node) if isinstance(node, str) else node
+
+
+def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "LoadedRecipe":
+    from proximo.config.loader import load_recipe
+
+    return load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+
+
+def kind_of(recipe: str, kind: str | None) -> str:
+    """The command that a recipe is for: `kind` if given, else inferred from its keys.
+
+    Raises ConfigError if it is unclear.
+    """
+    from proximo.config.loader import read_document
+
+    if kind is not None:
+        return _known(kind)
+    guess = recognise(read_document(recipe).data)
+    if guess is None:
+        raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind={_names()}")
+    return guess.name
+
+
+def _known(kind: str) -> str:
+    if kind not in {recipe_kind.name for recipe_kind in recipe_kinds()}:
+        raise ConfigError(f"no command {kind} takes a recipe; those that do: {_names()}")
+    return kind
+
+
+def _names() -> str:
+    *most, last = (kind.name for kind in recipe_kinds())
+    return f"{', '.join(most)} or {last}"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli.loading import loading
-from proximo.cli.model_commands import check_run_folder
+from proximo.cli.arguments import check_run_folder, loading
 from proximo.errors import UserError
 
 NICENESS = 10

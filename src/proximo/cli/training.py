@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from proximo.cli.loading import loading
+from proximo.cli.arguments import Overrides, RecipeName, loading
 from proximo.cli.ranks import check_ranks, note_idle_tasks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.rank_environment import LAUNCHED, find_place
@@ -22,13 +22,6 @@ from proximo.user_code import functions_of_the_working_directory
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.recipe import Recipe
 
-RecipeName = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe."),
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of recipe values: run.seed=1")
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the recipe and print a preview; load no model, write nothing.")
 ]
@@ -121,7 +114,7 @@ def _command(kind: str) -> Callable[..., int]:
 
 def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
     """Write the outcome of each run whose rank 0 was killed."""
-    from proximo.run.reporting.lost_run import write_outcome_of_lost
+    from proximo.run.journal import write_outcome_of_lost
 
     for _, stage in recipe.given_stages():
         write_outcome_of_lost(Path(stage.run.folder), by=by, reason=reason)
@@ -129,8 +122,7 @@ def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
 
 def _describe(recipe: "Recipe") -> int:
     """Print what `--dry-run` shows."""
-    from proximo.commands.dry_run import describe
-    from proximo.commands.preflight_warnings import find_warnings
+    from proximo.commands.dry_run import describe, find_warnings
 
     for warning in find_warnings(recipe):
         print(f"note: {warning}", file=sys.stderr)

@@ -20,8 +20,7 @@ def checked(kind: str, recipe: "str | Document", overrides: Sequence[str], *, qu
     """
     from proximo.config.ineffective_keys import ineffective_keys
     from proximo.config.loader import load_recipe
-    from proximo.run.optional_dependencies import check_extras_of
-    from proximo.run.preflight import check_inputs
+    from proximo.run.preflight import check_extras_of, check_inputs
 
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
@@ -36,9 +35,8 @@ def check_start(recipe: "Recipe", options: "RunOptions") -> None:
 
     RunFolderError for a folder that holds another run.
     """
-    from proximo.commands.preflight_warnings import device_problem
-    from proximo.run.folders import check_folders
-    from proximo.run.hub.checks import check_push
+    from proximo.commands.dry_run import device_problem
+    from proximo.run.preflight import check_folders, check_push
 
     if problem := device_problem(recipe.run.device):
         raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: use auto or cpu")

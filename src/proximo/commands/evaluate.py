@@ -18,10 +18,9 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.errors import UserError
 from proximo.metrics.catalogue import Recorder
 from proximo.metrics.report.tables import Samples, metrics_table
-from proximo.run.checkpoint_lookup import find_checkpoint, find_run, verify_models
+from proximo.run.checkpoint_lookup import find_checkpoint, find_run, saved_recipe, verify_models
 from proximo.run.preflight import inputs_of
-from proximo.run.resolved_config import saved_recipe
-from proximo.run.resume_fingerprint import function_sources
+from proximo.run.resumption import function_sources
 from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.user_code import kept_working_directory

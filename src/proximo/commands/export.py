@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.run_folder import check_new_folder
 from proximo.errors import CheckpointError, ProximoError, UserError, disk_refused
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merge
@@ -22,12 +23,11 @@ from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabula
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing import HEAD_FILE
 from proximo.models.transformers_model import is_adapted
-from proximo.rollout.stop_token_ids import name_endings
+from proximo.rollout.stopping import name_endings
 from proximo.run.checkpoint_lookup import find_model, find_run
-from proximo.run.folders import check_new_folder
-from proximo.run.hub.checks import check_push_name
-from proximo.run.hub.upload import push_folder
 from proximo.run.model_card import SCALAR_ROLES, write_card
+from proximo.run.preflight import check_push_name
+from proximo.run.pushes import push_folder
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]

@@ -25,13 +25,13 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.ppo.trainer_arguments import as_source
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.calling.binding import import_function
+from proximo.rewards.function_binding import import_function
 from proximo.rewards.source import CheckingSource, RewardSource
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import push_to
 from proximo.rollout.local import LocalEngine
+from proximo.rollout.ranks_engine import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.stopping import ending_ids
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
 from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.make.models import DeviceSpec, build_reward_source, reward_model_config

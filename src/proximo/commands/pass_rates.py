@@ -13,22 +13,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from proximo.algorithms.score_transforms import common_score
+from proximo.algorithms.shaping import common_score
 from proximo.checkpoint.atomic import temporary_beside
-from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.advantage import ReturnToGoConfig
+from proximo.config.ppo.kl import NoKLConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
+from proximo.config.ppo.truncation import ScoredTruncationConfig
 from proximo.errors import UserError, naming
 from proximo.message_text import count_of
 from proximo.metrics.catalogue import Recorder
 from proximo.metrics.formatting import format_number
 from proximo.metrics.values import Mean, MetricValue
-from proximo.ppo.counted import task_reward_of
+from proximo.ppo.experience import task_reward_of
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.reward import eager_begin
-from proximo.ppo.scores import check_scored_fraction
+from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.task import PPOTask, pass_metrics
 from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey
@@ -79,8 +81,8 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
     """The recipe without the parts that sampling does not need: reference, value model, filter and PTX texts."""
     ppo = recipe.ppo.model_copy(
         update={
-            "kl": recipe.ppo.kl.model_copy(update={"apply_to": "none", "reference_every_steps": None}),
-            "advantage": AdvantageConfig(estimator="return_to_go"),
+            "kl": NoKLConfig(),
+            "advantage": ReturnToGoConfig(),
             "score": ScoreConfig(),
             "rollout": recipe.ppo.rollout.model_copy(update={"greedy": False}),
             "ptx": None,
@@ -88,7 +90,7 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
             "average_decay": None,
             "evaluate_average": False,
             "critic_warmup_steps": 0,
-            "truncation_value": "zero",
+            "truncation": ScoredTruncationConfig(),
         }
     )
     data = recipe.data.model_copy(update={"filter": None})

@@ -1,12 +1,11 @@
 """Options of `proximo serve-reward` (address, token, limits) and their check. Imports no torch."""
 
-import ipaddress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.http_client import is_loopback
-from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import read_secret
 
 MIN_TOKEN_CHARACTERS = 16
 """The shortest token accepted for an address that other machines can reach."""
@@ -52,11 +51,3 @@ def check_options(options: ServeOptions) -> None:
             f"--host {options.host} can be reached from other machines: name with --token-env the environment variable "
             "that has the token that clients must know, or use --without-token"
         )
-
-
-def is_ipv6(host: str) -> bool:
-    """Whether a host is given as an address of version 6."""
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False

@@ -1,7 +1,4 @@
-"""Builds the reward sources of a recipe and serves them over HTTP until a signal ends it.
-
-The server runs in its own thread, so that the main thread can handle signals and choose the exit status.
-"""
+"""Builds the reward sources of a recipe and serves them over HTTP until a signal ends it."""
 
 import os
 import signal
@@ -12,22 +9,19 @@ from contextlib import ExitStack, contextmanager
 
 import uvicorn
 
-from proximo.commands.serve_options import ServeOptions, is_ipv6
+from proximo.commands.serve_options import ServeOptions
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.rewards.sources import ModelRewardConfig, RemoteRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.connections import BACKLOG, GuardedConnection
 from proximo.rewards.protocol import SCHEMA
 from proximo.rewards.service import RewardService, ServiceLimits
 from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.checkpoint_lookup import verify_models
-from proximo.run.environment_secrets import read_secret
 from proximo.run.make.reward_sources import build_source_without_model
-from proximo.run.preflight import reward_inputs
+from proximo.run.preflight import read_secret, reward_inputs
 
 TOKENS_PER_MICROBATCH = 8192
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -54,8 +48,6 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                http=GuardedConnection,
-                backlog=BACKLOG,
                 timeout_graceful_shutdown=options.grace_seconds,
             )
         )
@@ -110,38 +102,27 @@ def _with_model(config: ModelRewardConfig) -> RewardSource:
     return build_reward_source(config, None, device_spec=device_spec, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
 
 
-@contextmanager
-def _listening(options: ServeOptions) -> Generator[socket.socket]:
+def _listening(options: ServeOptions) -> socket.socket:
     """Bind the address before anything is built, so that a taken address is reported at once."""
-    family = socket.AF_INET6 if is_ipv6(options.host) else socket.AF_INET
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        listener = socket.create_server((options.host, options.port), family=family)
+        return socket.create_server((options.host, options.port), family=family)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"cannot listen on {options.host}, port {options.port}: {error}; use another --port, or --port 0 for "
             "a free one"
         ) from error
-    with listener:
-        yield listener
 
 
 def _run(server: uvicorn.Server, listener: socket.socket) -> int:
-    """Run until a signal. A second signal does not wait for running requests."""
+    """Run until a signal. A second Ctrl-C does not wait for running requests."""
     received: list[int] = []
-
-    def hear(number: int, _: object) -> None:
-        server.should_exit, server.force_exit = True, bool(received)
-        received.append(number)
-
-    before = {number: signal.signal(number, hear) for number in SIGNALS}
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
     try:
-        thread.start()
-        while thread.is_alive():
-            thread.join(timeout=0.2)  # a join without a limit would block signals
+        server.run(sockets=[listener])  # raises the signals that it got again, the first one last
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if not received:
         raise TrainingError("the server stopped; see its messages above")
-    return 128 + received[0]
+    return 128 + received[-1]

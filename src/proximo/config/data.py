@@ -59,11 +59,13 @@ class DataConfig(Section):
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     """Data sources; several are mixed."""
     proportions: tuple[float, ...] | None = None
-    """Split one data set between stages, for example [2, 4, 4] for SFT, reward model and PPO."""
+    """Split one data set between stages, for example [2, 4, 4] for SFT, reward model and PPO. For who has one data set
+    for all of them."""
     phase: int | None = Field(None, ge=0)
     """The part of `proportions` for this stage, counted from 0."""
     split_seed: int | None = Field(None, ge=0, lt=2**32)
-    """Split with DeepSpeed-Chat's shuffle and this seed, which selects the same rows; null uses a fixed shuffle."""
+    """Split with DeepSpeed-Chat's shuffle and this seed, which selects the same rows, for who compares with it; null
+    uses a fixed shuffle."""
     held_out_rows: int = Field(0, ge=0)
     """Rows reserved for evaluation, by a seeded draw; at most a fifth of all rows."""
     evaluation_sources: tuple[SourceConfig, ...] | None = None
@@ -71,9 +73,10 @@ class DataConfig(Section):
     too_long: Literal["drop", "truncate"] = "drop"
     """What to do with an example over the token limit; it is counted and reported in both cases."""
     as_messages: bool = False
-    """Convert text prompts and responses to messages, rendered with the tokenizer's chat template."""
+    """Convert text prompts and responses to messages, rendered with the tokenizer's chat template. For chat models on
+    data without turns."""
     system: str | None = None
-    """A system message for conversations that have none."""
+    """A system message for conversations that have none. For chat models whose template would add its maker's."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -177,4 +180,5 @@ class PromptDataConfig(DataConfig):
     fill_to_max: bool = False
     """To test memory and speed: pad every prompt to `max_prompt_tokens` tokens by repeating its last token in front."""
     filter: PromptFilterConfig | None = None
-    """Remove prompts that are too easy or too hard, epoch by epoch; null keeps every prompt."""
+    """Remove prompts that are too easy or too hard, epoch by epoch; null keeps every prompt. For who trains on answers
+    that can be checked: prompts that are always or never solved teach nothing."""

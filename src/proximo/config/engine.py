@@ -43,13 +43,9 @@ class VLLMEngineConfig(Section):
     """Responses that are asked of a server at a time."""
     request_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one response, after which it is asked for again."""
-    push_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of loading the weights of a step into a server."""
     start_seconds: float = Field(900.0, gt=0)
     """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached, which may be starting
     anew."""
-    attempts: int = Field(5, ge=1)
-    """Times that a response is asked for before the run stops."""
     sleep: bool = False
     """Servers give up the memory of their GPU while they sample nothing: the weights move to the host, and the cache of
     keys and values is dropped. For servers that share a GPU with the learner."""
@@ -101,9 +97,7 @@ MAY_CHANGE = (
     "transfer_folder",
     "max_concurrent_requests",
     "request_seconds",
-    "push_seconds",
     "start_seconds",
-    "attempts",
     "sleep",
     "max_logprob_error",
 )

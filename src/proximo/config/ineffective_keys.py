@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from proximo.config.data import DataConfig
-from proximo.config.devices import DevicesConfig
-from proximo.config.placed_roles import unused_devices_keys
+from proximo.config.devices import DevicesConfig, unused_devices_keys
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
@@ -61,8 +60,11 @@ def _ineffective_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterat
 
 
 def given_keys(section: Section, keys: tuple[str, ...], prefix: str, reason: str) -> Iterator[str]:
-    """One sentence for each of the keys that differs from its default: it has no effect, for this reason."""
+    """One sentence for each of the keys that differs from its default: it has no effect, for this reason.
+
+    Keys that a section of this kind does not have are passed over.
+    """
     values = dict(section)
     for key in keys:
-        if values[key] != type(section).model_fields[key].default:
+        if key in values and values[key] != type(section).model_fields[key].default:
             yield f"{prefix}{key} has no effect: {reason}"

@@ -1,28 +1,30 @@
-"""Loads a recipe file with overrides into a validated, frozen recipe. Imports no torch.
+"""Loads recipes, validated and frozen: from a file with overrides, or the settings that a run saved. Imports no torch.
 
 Relative paths in a recipe are relative to the working directory, not to the file. Environment variables are not
 expanded.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from proximo.config.recipe import Recipe
 from proximo.config.rewards.kinds import RewardSection, RewardSourceConfig
 from proximo.config.schema.base import Section
 from proximo.config.schema.overrides import apply_overrides, parse_override
-from proximo.config.schema.positioned_yaml import Document, parse_document
-from proximo.config.schema.scalars import plain_scalar
-from proximo.config.schema.validation_messages import Source, explain, message_of
+from proximo.config.schema.positioned_yaml import Document, as_yaml, parse_document
+from proximo.config.schema.validation_messages import Source, explain, key_path, message_of
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, RunFolderError
 from proximo.trainer_kinds import recipe_kind, recognise
+
+Kind = TypeVar("Kind", bound=Section)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +117,27 @@ def resolved_yaml(recipe: Section) -> str:
     return as_yaml(recipe.model_dump(mode="json"))
 
 
-def as_yaml(tree: Mapping[str, Any]) -> str:
-    """Plain values as YAML that is read back as the same values. Raises yaml.YAMLError for other objects."""
-    return yaml.dump(dict(tree), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
+def read_saved(kind: type[Kind], saved: Mapping[str, Any], *, saved_by: str | None) -> Kind:
+    """Build a section from its dump.
+
+    Raises RunFolderError for settings that this version does not take. `saved_by`: the version that saved them, if
+    known.
+    """
+    try:
+        return kind.model_validate(dict(saved))
+    except ValidationError as error:
+        lines = [f"  {_difference(detail, saved)}" for detail in error.errors()]
+        version = "the version of Proximo that saved it" if saved_by is None else f"proximo {saved_by}, which saved it"
+        raise RunFolderError(
+            "the run was saved with settings that this version of Proximo does not take:\n"
+            + "\n".join(lines)
+            + f"\n  go on with {version}, or start a run in another folder"
+        ) from error
 
 
-class _PlainDumper(yaml.SafeDumper):
-    """Quotes strings that YAML 1.2 would read as another type, in addition to those of YAML 1.1."""
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        tag = super().resolve(kind, value, implicit)
-        if kind is yaml.ScalarNode and implicit[0] and tag == self.DEFAULT_SCALAR_TAG:
-            return tag if isinstance(plain_scalar(value), str) else "a scalar that is no text"
-        return tag
+def _difference(error: ErrorDetails, saved: Mapping[str, Any]) -> str:
+    name = ".".join(key_path(error, saved))
+    if error["type"] == "extra_forbidden":
+        return f"{name} (saved as {json.dumps(error['input'])}): there is no such setting"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message

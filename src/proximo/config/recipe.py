@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from proximo.config.devices import ROLES, DevicesConfig
-from proximo.config.placed_roles import PlacedRole, devices_problem
+from proximo.config.devices import ROLES, DevicesConfig, PlacedRole, devices_problem
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.run import (
     WHOLE_WEIGHTS_TRAIN,
@@ -27,7 +26,7 @@ class Recipe(Section):
     run: RunConfig
     """Run folder, device, seed, checkpoints and logging."""
     devices: DevicesConfig = DevicesConfig()
-    """The ranks of the run, and how its models lie on them."""
+    """The ranks of the run, and how its models lie on them. For runs on several devices or machines."""
 
     @model_validator(mode="after")
     def _lies_on_ranks(self) -> Self:

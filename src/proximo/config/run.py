@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from proximo.config.push import PushConfig
 from proximo.config.schema.base import Section
-from proximo.config.sinks import SinkConfig
+from proximo.config.sinks import PushConfig, SinkConfig
 
 
 def _is_device(name: str) -> str:
@@ -34,7 +33,7 @@ class RunConfig(Section):
     otherwise float32. docs/memory.md."""
     head_precision: Literal["auto", "float32"] = "auto"
     """Under bf16, the operands of the output layer: `auto` rounds them to bf16, with float32 sums and results;
-    `float32` does not round, at several times the cost on a GPU. docs/memory.md."""
+    `float32` does not round, at several times the cost on a GPU, for who compares log-probs closely. docs/memory.md."""
     compile: Literal["none", "inductor", "aot_eager"] = "none"
     """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for debugging.
     docs/memory.md."""
@@ -47,16 +46,18 @@ class RunConfig(Section):
     """Minutes between checkpoints, measured at the end of a step."""
     keep_last: int = Field(2, ge=2)
     """Checkpoints to keep besides the best one; at least 2, because a full disk may damage the newest. The best one is
-    selected among the steps that are both saved and evaluated."""
+    selected among the steps that are both saved and evaluated. For who wants to go back further."""
     grace_seconds: float = Field(25.0, ge=0)
-    """Time limit for the current step after the first signal that ends the run; it then exits without finishing it."""
+    """Time limit for the current step after the first signal that ends the run; it then exits without finishing it.
+    For clusters, which kill a job some seconds after the signal: less than that."""
     evaluate_every_steps: int | None = Field(None, ge=1)
     """Steps between evaluations; null evaluates only before the first and after the last step."""
     samples_per_step: int = Field(2, ge=0)
     """Responses written to samples.jsonl at each PPO step, to different prompts if possible, plus one that could not be
-    scored; an evaluation writes all of its responses."""
+    scored; an evaluation writes all of its responses. For who reads more of them, or none."""
     token_cache: str | None = None
-    """A folder that caches token ids of data and may be shared by several runs; null tokenises at every start."""
+    """A folder that caches token ids of data and may be shared by several runs; null tokenises at every start. For
+    large data and runs that start often."""
     tensorboard: bool = True
     """Write TensorBoard curves beside metrics.jsonl."""
     sinks: tuple[SinkConfig, ...] = ()
@@ -108,8 +109,8 @@ class TokenizerConfig(Section):
     """A Jinja chat template that replaces the tokenizer's own."""
     added_tokens: tuple[str, ...] = ()
     """Special tokens to add, or that a tokenizer has beyond its model's embedding; the embeddings of every role grow
-    accordingly, by rows that are the mean of the others and that an adapter does not train. A tokenizer that is larger
-    for another reason is an error."""
+    accordingly, by rows that are the mean of the others and that an adapter does not train. For templates with marks of
+    their own. A tokenizer that is larger for another reason is an error."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -147,7 +148,7 @@ class ModelConfig(Section):
     path: str | None = None
     """A folder or Hub name. In a pipeline, `@sft` and `@reward` are the models of those stages."""
     revision: str | None = None
-    """Branch, tag or commit on the Hub."""
+    """Branch, tag or commit on the Hub, for who needs the same weights again later."""
     config: dict[str, Any] | None = None
     """A Hugging Face config with `model_type`, for random weights. `vocab_size` defaults to that of the tokenizer."""
     lora: LoRAConfig | None = None
@@ -156,7 +157,7 @@ class ModelConfig(Section):
     """Store the matrices of the base in 4 or 8 bits; requires lora where the model trains, and the extra `low-memory`.
     8bit requires bf16."""
     frozen_layers: int = Field(0, ge=0)
-    """The number of first layers to freeze, with the embeddings below them."""
+    """The number of first layers to freeze, with the embeddings below them. For less memory without an adapter."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     balancing_coefficient: float | None = Field(None, ge=0)
@@ -178,13 +179,6 @@ class ModelConfig(Section):
         return self
 
 
-class RoleModelConfig(ModelConfig):
-    """A language model of a PPO run, which may be on a device of its own."""
-
-    device: Device | None = None
-    """Where this model is; null means `run.device`."""
-
-
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
@@ -196,7 +190,7 @@ class ScalarModelConfig(Section):
     """A folder or Hub name with a causal LM (new head) or a one-label sequence classifier; or the folder `value` of a
     checkpoint."""
     revision: str | None = None
-    """Branch, tag or commit on the Hub."""
+    """Branch, tag or commit on the Hub, for who needs the same weights again later."""
     config: dict[str, Any] | None = None
     """A Hugging Face config for random weights, instead of a path."""
     lora: LoRAConfig | None = None
@@ -204,7 +198,7 @@ class ScalarModelConfig(Section):
     quantisation: Literal["none", "8bit", "4bit"] = "none"
     """Store the matrices of the base in 4 or 8 bits; requires lora. With init_from: policy the base is the policy's."""
     frozen_layers: int = Field(0, ge=0)
-    """The number of first layers to freeze, with the embeddings below them."""
+    """The number of first layers to freeze, with the embeddings below them. For less memory without an adapter."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     balancing_coefficient: float | None = Field(None, ge=0)
@@ -245,13 +239,6 @@ class ScalarModelConfig(Section):
                 f"init_from: trunk puts a head on the policy's own layers: set model.{given[0]} instead of "
                 f"value.{given[0]}"
             )
-
-
-class RoleScalarModelConfig(ScalarModelConfig):
-    """The value model of a PPO run, which may be on a device of its own."""
-
-    device: Device | None = None
-    """Where this model is; null means `run.device`. What runs on the policy's own weights is where the policy is."""
 
 
 class OptimizerConfig(Section):

@@ -1,68 +1,27 @@
-"""Config sections of sinks: experiment trackers and custom sinks."""
+"""Config sections of what a run sends elsewhere: metrics to trackers and sinks of your own, its model to the Hub."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from proximo.config.schema.base import Section
+from proximo.hub import is_hub_name
 
 
-class WandbSinkConfig(Section):
-    """Weights & Biases (`pip install 'proximo[wandb]'`)."""
+class TrackerSinkConfig(Section):
+    """An experiment tracker, by the extra of the same name. Where it sends to, and as whom, its own environment
+    variables say. docs/trackers.md.
+    """
 
-    kind: Literal["wandb"]
-    """Weights & Biases."""
+    kind: Literal["wandb", "mlflow", "trackio"]
+    """Weights & Biases, MLflow or Trackio."""
     project: str = "proximo"
-    """The project of the run."""
-    entity: str | None = None
-    """The user or team; null uses the default of your login."""
+    """The project of the run, in MLflow the experiment. For teams, whose runs share a tracker."""
     name: str | None = None
-    """The run's name; null uses the run folder as written in the recipe."""
-    mode: Literal["online", "offline"] = "online"
-    """`offline` writes to `trackers/wandb` in the run folder, for a later `wandb sync`."""
+    """The run's name; null uses the run folder as written in the recipe. Trackio adds a part of the run's id."""
     samples: bool = False
-    """Also send the rows of samples.jsonl, with prompts and responses, as a table per step, and report.html at the
-    end."""
-
-    @property
-    def label(self) -> str:
-        return self.kind
-
-
-class MLflowSinkConfig(Section):
-    """MLflow (`pip install 'proximo[mlflow]'`)."""
-
-    kind: Literal["mlflow"]
-    """MLflow."""
-    experiment: str = "proximo"
-    """The experiment of the run; created if it does not exist."""
-    tracking_uri: str | None = None
-    """The server or database; null uses MLflow's environment variable or default."""
-    samples: bool = False
-    """Also send the rows of samples.jsonl, with prompts and responses: held-out ones as tables, those of training as a
-    file per step; and report.html at the end."""
-    name: str | None = None
-    """The run's name; null uses the run folder as written in the recipe."""
-
-    @property
-    def label(self) -> str:
-        return self.kind
-
-
-class TrackioSinkConfig(Section):
-    """Trackio (`pip install 'proximo[trackio]'`)."""
-
-    kind: Literal["trackio"]
-    """Trackio."""
-    project: str = "proximo"
-    """The project of the run."""
-    space_id: str | None = None
-    """The Space on the Hugging Face Hub that shows the project; null stores it locally."""
-    samples: bool = False
-    """Also send the rows of samples.jsonl, with prompts and responses, as a table per step, and report.html at the
-    end."""
-    name: str | None = None
-    """The run's name, followed by a part of its id; null uses the run folder as written in the recipe."""
+    """Also send the rows of samples.jsonl, with prompts and responses, and report.html at the end. For teams that read
+    responses in their tracker; off because texts may be more confidential than metrics."""
 
     @property
     def label(self) -> str:
@@ -86,6 +45,26 @@ class FunctionSinkConfig(Section):
         return self.function
 
 
-SinkConfig = Annotated[
-    WandbSinkConfig | MLflowSinkConfig | TrackioSinkConfig | FunctionSinkConfig, Field(discriminator="kind")
-]
+SinkConfig = Annotated[TrackerSinkConfig | FunctionSinkConfig, Field(discriminator="kind")]
+
+
+class PushConfig(Section):
+    """Upload the trained model to the Hugging Face Hub. The token is that of `hf auth login`, or HF_TOKEN."""
+
+    name: str
+    """The model's name there, such as me/my-model; created if it does not exist."""
+    when: Literal["end", "save", "best"] = "end"
+    """`end`: the last checkpoint of a finished run. `save`: also every other one. `best`: each that is the best so far.
+    docs/checkpoint.md."""
+    private: bool = True
+    """Whether a model that is created is visible to you alone; one that exists stays as it is. For who publishes."""
+    wait_minutes: float = Field(30.0, ge=0)
+    """How long the end of the run waits for the last upload, which is then given up. `--resume=auto` tries it again.
+    For large models on a slow line."""
+
+    @field_validator("name")
+    @classmethod
+    def _a_name(cls, value: str) -> str:
+        if not is_hub_name(value):
+            raise ValueError(f"must be a name on the Hub, such as me/my-model, got {value!r}")
+        return value

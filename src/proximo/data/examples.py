@@ -2,19 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import TextForm, text_exchanges
-from proximo.data.large_lists import collected, portions
 from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import count_unread, encode_exchanges
-from proximo.data.rows import Row, check_row_ids, row_id
+from proximo.data.loading import Converted, load_in_portions
+from proximo.data.rendering import TooLong, count_unread, encode_exchanges
+from proximo.data.rows import Row, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Rendered, TextEncoder, Tokens
-from proximo.data.truncation import TooLong
 from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -74,61 +73,56 @@ def load_text_examples(
 
     Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row, and if no example is left.
     """
-    loader = _Loader(TextEncoder(tokenizer, cache), options)
-    examples = collected(loader.examples(rows))
+    encoder = TextEncoder(tokenizer, cache)
+    blocks = _Blocks(options.max_tokens or 0) if options.layout == "blocks" else None
+
+    def read(remarks: Counter[Remark]) -> Iterator[tuple[str, Exchange | None]]:
+        learns_all = options.train_on == "everything"
+        exchanges = text_exchanges(rows, remarks, options.form, learns_all=learns_all)
+        return ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
+
+    examples, report = load_in_portions(
+        rows,
+        read,
+        lambda pair: 0 if pair[1] is None else pair[1].num_characters,
+        lambda portion: _portion(encoder, portion, options, blocks),
+        rest=None if blocks is None else blocks.rest,
+    )
     if not examples:
-        raise DataError(f"no example is left: {loader.report} (max_tokens {options.max_tokens})")
-    return examples, loader.report
+        raise DataError(f"no example is left: {report} (max_tokens {options.max_tokens})")
+    return examples, report
 
 
-class _Loader:
-    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
+def _portion(
+    encoder: TextEncoder,
+    portion: Sequence[tuple[str, Exchange | None]],
+    options: ExampleOptions,
+    blocks: "_Blocks | None",
+) -> Converted[TextExample]:
+    paired = [(identity, exchange) for identity, exchange in portion if exchange is not None]
+    exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
+    learned = "all" if options.train_on == "responses" else "last"
+    rendered, encoded = encode_exchanges(encoder, exchanges, learned=learned)
+    if blocks is not None:
+        examples, counts = blocks.added(exchanges, encoded)
+    else:
+        examples, counts = _one_per_row(encoder, [identity for identity, _ in paired], rendered, encoded, options)
+    merges, checked = encoder.count_merges(rendered, encoded)
+    return examples, counts + LoadReport(
+        num_rows=len(portion),
+        num_kept_rows=0,
+        num_ties=len(portion) - len(paired),
+        num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
+        num_merged_boundaries=merges,
+        unwritable=encoder.unwritable(rendered),
+        unread=count_unread(rendered),
+        num_checked_boundaries=checked,
+        num_tokens=_num_tokens(examples),
+    )
 
-    def __init__(self, encoder: TextEncoder, options: ExampleOptions) -> None:
-        self.encoder = encoder
-        self.options = options
-        self.report = LoadReport(num_rows=0, num_kept_rows=0)
-        self._blocks = _Blocks(options.max_tokens or 0)
 
-    def examples(self, rows: Sequence[Row]) -> Iterator[TextExample]:
-        check_row_ids(rows)
-        remarks: Counter[Remark] = Counter()
-        learns_all = self.options.train_on == "everything"
-        exchanges = text_exchanges(rows, remarks, self.options.form, learns_all=learns_all)
-        paired = ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
-        for portion in portions(paired, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
-            yield from self._portion(portion)
-        if self.options.layout == "blocks":
-            yield from self._counted(self._blocks.rest(), LoadReport(num_rows=0, num_kept_rows=0))
-        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
-
-    def _portion(self, portion: Sequence[tuple[str, Exchange | None]]) -> Sequence[TextExample]:
-        options, encoder = self.options, self.encoder
-        paired = [(identity, exchange) for identity, exchange in portion if exchange is not None]
-        exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
-        learned = "all" if options.train_on == "responses" else "last"
-        rendered, encoded = encode_exchanges(encoder, exchanges, learned=learned)
-        if options.layout == "blocks":
-            examples, counts = self._blocks.added(exchanges, encoded)
-        else:
-            examples, counts = _one_per_row(encoder, [identity for identity, _ in paired], rendered, encoded, options)
-        merges, checked = encoder.count_merges(rendered, encoded)
-        report = LoadReport(
-            num_rows=len(portion),
-            num_kept_rows=0,
-            num_ties=len(portion) - len(paired),
-            num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
-            num_merged_boundaries=merges,
-            unwritable=encoder.unwritable(rendered),
-            unread=count_unread(rendered),
-            num_checked_boundaries=checked,
-        )
-        return self._counted(examples, report + counts)
-
-    def _counted(self, examples: Sequence[TextExample], report: LoadReport) -> Sequence[TextExample]:
-        num_tokens = sum(len(example.token_ids) for example in examples)
-        self.report += replace(report, num_tokens=num_tokens)
-        return examples
+def _num_tokens(examples: Sequence[TextExample]) -> int:
+    return sum(len(example.token_ids) for example in examples)
 
 
 def _one_per_row(
@@ -208,9 +202,10 @@ class _Blocks:
         num_characters = sum(len(str(exchange.responses[0])) for exchange in exchanges)
         return blocks, LoadReport(num_rows=0, num_kept_rows=len(exchanges), num_characters=num_characters)
 
-    def rest(self) -> list[TextExample]:
+    def rest(self) -> Converted[TextExample]:
         """The last block, which is shorter; none if only the overlapping token is left."""
-        return [self._block(self._stream)] if len(self._stream) > 1 else []
+        blocks = [self._block(self._stream)] if len(self._stream) > 1 else []
+        return blocks, LoadReport(num_rows=0, num_kept_rows=0, num_tokens=_num_tokens(blocks))
 
     def _block(self, ids: Sequence[int]) -> TextExample:
         self._number += 1

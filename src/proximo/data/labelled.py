@@ -1,20 +1,18 @@
 """Rows to `LabelledResponse`, the input of KTO: a prompt, a response, and whether it is desirable."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import LabelledForm, labelled_exchanges
-from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import count_unread, encode_exchanges
-from proximo.data.rows import Row, check_row_ids, row_id
+from proximo.data.load_report import LoadReport
+from proximo.data.loading import load_in_portions
+from proximo.data.rendering import Fitted, TooLong, count_unread, encode_exchanges, fit
+from proximo.data.rows import Row, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import DataError
 
 if TYPE_CHECKING:
@@ -67,30 +65,16 @@ def load_labelled_responses(
     The report counts a pair as two rows. Large lists are kept on disk (`large_lists.py`). Raises DataError naming a
     malformed row, and if no response is left.
     """
-    loader = _Loader(TextEncoder(tokenizer, cache), options)
-    responses = collected(loader.responses(rows))
+    encoder = TextEncoder(tokenizer, cache)
+    responses, report = load_in_portions(
+        rows,
+        lambda remarks: zip(rows, labelled_exchanges(rows, remarks, options.form), strict=True),
+        lambda pair: sum(each.num_characters for each in pair[1].values()),
+        lambda portion: _portion(encoder, portion, options),
+    )
     if not responses:
-        raise DataError(f"no response is left: {loader.report} (max_tokens {options.max_tokens})")
-    return responses, loader.report
-
-
-class _Loader:
-    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
-
-    def __init__(self, encoder: TextEncoder, options: LabelledOptions) -> None:
-        self.encoder = encoder
-        self.options = options
-        self.report = LoadReport(num_rows=0, num_kept_rows=0)
-
-    def responses(self, rows: Sequence[Row]) -> Iterator[LabelledResponse]:
-        check_row_ids(rows)
-        remarks: Counter[Remark] = Counter()
-        read = zip(rows, labelled_exchanges(rows, remarks, self.options.form), strict=True)
-        for portion in portions(read, lambda pair: sum(each.num_characters for each in pair[1].values())):
-            responses, report = _portion(self.encoder, portion, self.options)
-            self.report += report
-            yield from responses
-        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
+        raise DataError(f"no response is left: {report} (max_tokens {options.max_tokens})")
+    return responses, report
 
 
 def _portion(

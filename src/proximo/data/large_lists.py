@@ -1,4 +1,4 @@
-"""Lists of records that may be larger than memory: above 16 MiB they are kept in a temporary file.
+"""Lists of records that may be larger than memory: above 16 MiB they are kept in a temporary Arrow file.
 
 A record is a frozen dataclass of plain values: rows, examples, pairs, prompts. Both forms are read by position, so the
 order of data and an exact resume do not depend on the form. The file has no name and ends with the process.
@@ -6,10 +6,9 @@ order of data and an exact resume do not depend on the form. The file has no nam
 
 import errno
 import marshal
+import mmap
 import os
 import tempfile
-import weakref
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -25,7 +24,6 @@ LARGEST_IN_MEMORY = 16 * 2**20
 """Encoded bytes up to which a list stays in memory. Records in memory take about five times as much."""
 PORTION_ITEMS = 10_000
 PORTION_SIZE = 4_000_000
-_WRITTEN_AT_ONCE = 2**20
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
@@ -57,33 +55,26 @@ def portions(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
 
 
 class OnDisk(Sequence[Record]):
-    """Records in a file; memory holds one number for each. Several threads may read it at the same time.
+    """Records in an Arrow file that is mapped into memory. Several threads may read it at the same time.
 
     A record with other values than plain ones, for example an array from a user's function, is kept in memory.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
         """Raises DataError if the disk is full."""
-        folder = _folder()
-        file = tempfile.TemporaryFile(dir=folder, prefix="proximo-", buffering=0)  # noqa: SIM115 - open while it is read
-        weakref.finalize(self, file.close)
-        self._file = file.fileno()
-        self._ends = array("q", [0])
+        import pyarrow
+
         self._others: dict[int, Record] = {}
         self._kind: type[Record] | None = None
-        buffer = bytearray()
+        folder = _folder()
+        schema = pyarrow.schema([("record", pyarrow.binary())])
         try:
-            for index, record in enumerate(records):
-                self._kind = self._kind or type(record)
-                content = _encoded(record) if type(record) is self._kind else None
-                if content is None:
-                    self._others[index] = record
-                buffer += content or b""
-                self._ends.append(self._ends[-1] + len(content or b""))
-                if len(buffer) >= _WRITTEN_AT_ONCE:
-                    _write(self._file, buffer)
-                    buffer = bytearray()
-            _write(self._file, buffer)
+            with tempfile.TemporaryFile(dir=folder, prefix="proximo-") as file:
+                with pyarrow.ipc.new_stream(file, schema) as stream:
+                    for contents in portions(self._contents(records), len):
+                        stream.write_batch(pyarrow.record_batch([pyarrow.array(contents, pyarrow.binary())], schema))
+                file.flush()
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
@@ -91,9 +82,18 @@ class OnDisk(Sequence[Record]):
                 f"the data do not fit into memory, and {folder} has no room for their temporary file: make room "
                 "there, or name another folder in TMPDIR"
             ) from error
+        self._records = pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all()["record"]
+
+    def _contents(self, records: Iterable[Record]) -> Iterator[bytes]:
+        for index, record in enumerate(records):
+            self._kind = self._kind or type(record)
+            content = _encoded(record) if type(record) is self._kind else None
+            if content is None:
+                self._others[index] = record
+            yield content or b""
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return len(self._records)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -102,14 +102,12 @@ class OnDisk(Sequence[Record]):
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(f"there are {len(self)} records, and none at {index}")
+        position = range(len(self))[index]
         if position in self._others:
             return self._others[position]
-        start, end = self._ends[position], self._ends[position + 1]
         assert self._kind is not None
-        return self._kind(**dict(zip(_names(self._kind), marshal.loads(_read(self._file, start, end)), strict=True)))
+        values = marshal.loads(self._records[position].as_buffer())
+        return self._kind(**dict(zip(_names(self._kind), values, strict=True)))
 
 
 def _encoded(record: Any) -> bytes | None:
@@ -143,19 +141,3 @@ def _folder() -> Path:
     """TMPDIR, else /var/tmp, which is on disk; /tmp may be in memory."""
     large = Path("/var/tmp")
     return large if "TMPDIR" not in os.environ and os.access(large, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def _write(file: int, content: bytearray) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(file, view) :]
-
-
-def _read(file: int, start: int, end: int) -> bytes:
-    content = os.pread(file, end - start, start)
-    while len(content) < end - start:
-        more = os.pread(file, end - start - len(content), start + len(content))
-        if not more:
-            raise OSError(errno.EIO, "the temporary file of the data is shorter than what was written")
-        content += more
-    return content

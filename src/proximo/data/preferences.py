@@ -1,8 +1,7 @@
 """Rows to `PreferencePair`, the input of reward-model training and of DPO."""
 
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,14 +10,13 @@ from proximo.data.formats.preference_formats import PreferenceForm
 from proximo.data.formats.prompt_response import Exchange, Messages, in_form
 from proximo.data.formats.row_formats import preference_exchanges
 from proximo.data.formats.typed_columns import number_cell
-from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import count_unread, encode_exchanges
-from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
+from proximo.data.load_report import LoadReport
+from proximo.data.loading import Converted, load_in_portions
+from proximo.data.rendering import Fitted, TooLong, count_unread, encode_exchanges, fit
+from proximo.data.rows import Row, num_distinct, row_id
 from proximo.data.templates.chat import Learned
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -86,36 +84,23 @@ def load_preference_pairs(
 
     Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row, and if no pair is left.
     """
-    loader = _Loader(TextEncoder(tokenizer, cache), options)
-    pairs = collected(loader.pairs(rows))
-    report = replace(loader.report, num_duplicate_pairs=len(pairs) - num_distinct(loader.hashes))
+    encoder, hashes = TextEncoder(tokenizer, cache), array("q")
+
+    def convert(portion: list[tuple[Row, Exchange | None]]) -> Converted[PreferencePair]:
+        pairs, report = _portion(encoder, portion, options)
+        hashes.extend(hash((pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids)) for pair in pairs)
+        return pairs, report
+
+    pairs, report = load_in_portions(
+        rows,
+        lambda remarks: zip(rows, preference_exchanges(rows, remarks, options.form), strict=True),
+        lambda pair: 0 if pair[1] is None else pair[1].num_characters,
+        convert,
+    )
+    report = replace(report, num_duplicate_pairs=len(pairs) - num_distinct(hashes))
     if not pairs:
         raise DataError(f"no pair is left: {report} (max_tokens {options.max_tokens})")
     return pairs, report
-
-
-class _Loader:
-    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
-
-    def __init__(self, encoder: TextEncoder, options: PairOptions) -> None:
-        self.encoder = encoder
-        self.options = options
-        self.report = LoadReport(num_rows=0, num_kept_rows=0)
-        self.hashes = array("q")
-        """Hashes of the tokens of each pair."""
-
-    def pairs(self, rows: Sequence[Row]) -> Iterator[PreferencePair]:
-        check_row_ids(rows)
-        remarks: Counter[Remark] = Counter()
-        read = zip(rows, preference_exchanges(rows, remarks, self.options.form), strict=True)
-        for portion in portions(read, lambda pair: 0 if pair[1] is None else pair[1].num_characters):
-            pairs, report = _portion(self.encoder, portion, self.options)
-            self.report += report
-            self.hashes.extend(
-                hash((pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids)) for pair in pairs
-            )
-            yield from pairs
-        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(

@@ -1,21 +1,19 @@
 """Rows to `Prompt` records, the input of rollouts."""
 
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata
 from proximo.data.formats.typed_columns import answer_cell, mean_cell
-from proximo.data.large_lists import collected, portions
-from proximo.data.load_report import LoadReport, Remark
-from proximo.data.rendering import count_unread, encode_exchanges
-from proximo.data.rows import Row, check_row_ids, num_distinct, row_id
+from proximo.data.load_report import LoadReport
+from proximo.data.loading import Converted, load_in_portions
+from proximo.data.rendering import Fitted, TooLong, count_unread, encode_exchanges, fit
+from proximo.data.rows import Row, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
 from proximo.records import Message, Prompt
 
@@ -61,37 +59,24 @@ def load_prompts(
     Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row or a prompt without any
     token, and if no prompt is left.
     """
-    loader = _Loader(TextEncoder(tokenizer, cache), options)
-    prompts = collected(loader.prompts(rows))
-    report = replace(loader.report, num_duplicate_prompts=len(prompts) - num_distinct(loader.hashes))
+    encoder, hashes = TextEncoder(tokenizer, cache), array("q")
+
+    def convert(portion: list[tuple[Row, Exchange]]) -> Converted[Prompt]:
+        prompts, report = _portion(encoder, portion, options)
+        hashes.extend(hash(prompt.token_ids) for prompt in prompts)
+        return prompts, report
+
+    prompts, report = load_in_portions(
+        rows,
+        lambda remarks: zip(rows, prompt_exchanges(rows, remarks, options.first_words), strict=True),
+        lambda pair: pair[1].num_characters,
+        convert,
+    )
+    report = replace(report, num_duplicate_prompts=len(prompts) - num_distinct(hashes))
     if not prompts:
         limit = "" if options.max_tokens is None else f" (at most {options.max_tokens} tokens are allowed)"
         raise DataError(f"no prompt is left: {report}{limit}")
     return prompts, report
-
-
-class _Loader:
-    """Loads rows in portions, so that memory holds the texts and tokens of one portion; counts kept and lost rows."""
-
-    def __init__(self, encoder: TextEncoder, options: PromptOptions) -> None:
-        self.encoder = encoder
-        self.options = options
-        self.report = LoadReport(num_rows=0, num_kept_rows=0)
-        self.hashes = array("q")
-        """Hashes of the tokens of each prompt."""
-
-    def prompts(self, rows: Sequence[Row]) -> Iterator[Prompt]:
-        check_row_ids(rows)
-        remarks: Counter[Remark] = Counter()
-        for portion in portions(
-            zip(rows, prompt_exchanges(rows, remarks, self.options.first_words), strict=True),
-            lambda pair: pair[1].num_characters,
-        ):
-            prompts, report = _portion(self.encoder, portion, self.options)
-            self.report += report
-            self.hashes.extend(hash(prompt.token_ids) for prompt in prompts)
-            yield from prompts
-        self.report += LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
 
 
 def _portion(

@@ -1,4 +1,4 @@
-"""Caches token ids on disk, so that a tokenizer tokenises the same texts only once.
+"""Caches token ids in Parquet files, so that a tokenizer tokenises the same texts only once.
 
 An entry is the result of one call of the tokenizer, under a SHA-256 of everything that goes into the call: the final
 texts (after columns, options and chat template) and the tokenizer. Rows, phases, limits and reports are computed each
@@ -13,10 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
-
 from proximo.message_text import count_of
 
 if TYPE_CHECKING:
@@ -24,8 +20,6 @@ if TYPE_CHECKING:
 
 Tokenise = Callable[[list[str]], list[list[int]]]
 
-LAYOUT = 1
-"""Version of the file format, which is part of the key."""
 MIN_TEXTS = 256
 """Fewer texts are tokenised faster than read."""
 NUM_PROBED = 16
@@ -33,7 +27,7 @@ NUM_PROBED = 16
 
 
 class TokenCache:
-    """A folder with one file per list of texts and tokenizer; `notes` has messages on reads and failures."""
+    """A folder with one Parquet file per list of texts and tokenizer; `notes` has messages on reads and failures."""
 
     def __init__(self, folder: Path | None) -> None:
         """The folder of the cache; None caches nothing."""
@@ -55,13 +49,13 @@ class TokenCache:
         if self.folder is None or backend is None or len(texts) < MIN_TEXTS:
             return tokenise(texts)
         key = _key(tokenizer, backend.to_str(), texts, within=within)
-        path = self.folder / f"{key}.safetensors"
+        path = self.folder / f"{key}.parquet"
         try:
             cached_ids = _read(path, len(texts))
             _probe(texts, cached_ids, tokenise)
         except (FileNotFoundError, NotADirectoryError):
             pass
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             self.notes.append(f"token cache: {path} is unusable and is written again ({error})")
         else:
             self._note_read(len(texts), path)
@@ -82,13 +76,14 @@ class TokenCache:
         self.notes.append(f"token cache: {count_of(self._read_texts, 'text')} read from {place}")
 
     def _write(self, path: Path, ids: Sequence[Sequence[int]]) -> None:
-        lengths = np.array([len(text_ids) for text_ids in ids], dtype=np.int64)
-        flat = np.fromiter((token for text_ids in ids for token in text_ids), dtype=np.int32, count=int(lengths.sum()))
-        data = save({"ids": flat, "lengths": lengths}, metadata={"digest": _digest(flat, lengths)})
+        import pyarrow
+        from pyarrow import parquet
+
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".partial-{uuid.uuid4().hex}")
+        table = pyarrow.table({"ids": pyarrow.array(ids, pyarrow.list_(pyarrow.int32()))})
         try:
-            partial.write_bytes(data)
+            parquet.write_table(table, partial, write_page_checksum=True)
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
@@ -97,7 +92,7 @@ class TokenCache:
 def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str], *, within: bool) -> str:
     """Hash of all that decides the ids; `backend` has normaliser, splits, vocabulary, merges and special tokens."""
     tokenizer_type = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__} {tokenizer.split_special_tokens}"
-    versions = f"{LAYOUT} {version('transformers')} {version('tokenizers')}"
+    versions = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{versions} {tokenizer_type}{' within' * within}\n".encode())
     for text in (backend, *texts):
         content = text.encode(errors="surrogatepass")
@@ -107,14 +102,18 @@ def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str
 
 
 def _read(path: Path, num_texts: int) -> list[list[int]]:
-    """The ids of a file. Raises ValueError for changed content, and what safetensors raises."""
-    with safe_open(path, framework="numpy") as file:
-        flat, lengths, digest = file.get_tensor("ids"), file.get_tensor("lengths"), file.metadata()["digest"]
-    if digest != _digest(flat, lengths) or len(lengths) != num_texts:
+    """The ids of a file. Raises ValueError for a damaged one."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"it is not whole: {error}") from error
+    if table.column_names != ["ids"] or table.num_rows != num_texts:
         raise ValueError("its content has changed since it was written")
-    ends = np.cumsum(lengths).tolist()
-    ids = flat.tolist()
-    return [ids[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+    return table["ids"].to_pylist()
 
 
 def _probe(texts: Sequence[str], cached_ids: Sequence[list[int]], tokenise: Tokenise) -> None:
@@ -122,7 +121,3 @@ def _probe(texts: Sequence[str], cached_ids: Sequence[list[int]], tokenise: Toke
     again = tokenise([texts[index] for index in chosen])
     if any(list(ids) != cached_ids[index] for index, ids in zip(chosen, again, strict=True)):
         raise ValueError("its ids differ from the tokenizer's")
-
-
-def _digest(flat: np.ndarray, lengths: np.ndarray) -> str:
-    return hashlib.sha256(flat.tobytes() + lengths.tobytes()).hexdigest()

@@ -13,8 +13,7 @@ from functools import cached_property
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
-from proximo.data.codec.decoding import decode
-from proximo.data.codec.encoding import PartEncoder
+from proximo.data.codec import PartEncoder, decode
 from proximo.data.token_cache import TokenCache, Tokenise
 from proximo.errors import ModelError
 from proximo.hub import UNNAMED_TOKENIZER

@@ -1,6 +1,10 @@
-"""The record of what ended a run of several ranks. The first process that knows writes it to the store for all."""
+"""What ended a run of several ranks: its record in the store, its traceback, its message, and whether a process lives.
+
+The first process that knows the reason writes the record for all.
+"""
 
 import json
+import os
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,3 +63,41 @@ def keep_traceback(error: BaseException, path: Path | None) -> str:
     except OSError as refused:
         return f" (its traceback could not be written: {refused})\n{text}"
     return f"; its traceback is in {path}"
+
+
+def say(text: str) -> None:
+    """Write a line to the standard error of the process, even if Python's stream was replaced."""
+    os.write(2, f"{redacted(text)}\n".encode())
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).partition("\n")[0][:300]
+
+
+def process_table() -> str:
+    """The name of this process table: equal for processes that share one."""
+    try:
+        table = os.readlink("/proc/self/ns/pid")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"process {os.getpid()}"  # no other one compares equal
+    return f"{boot} {table}"
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process of this process table exists, running or stopped."""
+    return _state(process) not in ("", "Z", "X")
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a signal stopped a process of this process table (SIGSTOP, Ctrl-Z), so that it cannot end by itself."""
+    return _state(process) == "T"
+
+
+def _state(process: int) -> str:
+    """The state letter that `ps` shows; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return ""

@@ -13,13 +13,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from proximo.distributed.deadline_store import DeadlineStore
-from proximo.distributed.failure import FAILURE, PRINTED, Failure, keep_traceback, status_of
-from proximo.distributed.ignored_signals import IgnoredSignals
-from proximo.distributed.processes import first_line, is_alive, process_table, say
+from proximo.distributed.failure import (
+    FAILURE,
+    PRINTED,
+    Failure,
+    first_line,
+    is_alive,
+    keep_traceback,
+    process_table,
+    say,
+    status_of,
+)
 from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0
@@ -31,6 +40,62 @@ SEARCH_SECONDS = 8.0
 GRACE_SECONDS = 3.0
 """Seconds in which the main thread must notice that another rank ended the run. Rank 0 writes files and has longer."""
 GRACE_OF_FIRST_SECONDS = 10.0
+Answer = TypeVar("Answer")
+
+
+class DeadlineStore:
+    """The store calls that the heartbeats need, with a deadline: those of torch wait for ever for a stopped process.
+
+    After one call without an answer, no later call waits.
+
+    Each raises RuntimeError if no answer comes within `seconds`, else the error of the store.
+    """
+
+    def __init__(self, store: dist.Store, *, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._is_silent = False
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist."""
+        return self._answer(lambda: self._store.check(list(keys)))
+
+    def get(self, key: str) -> bytes:
+        """The value of an existing key."""
+        return self._answer(lambda: self._store.get(key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of existing keys."""
+        return self._answer(lambda: self._store.multi_get(list(keys)))
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key, whether it exists or not."""
+        self._answer(lambda: self._store.set(key, value))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a key if it has the expected value, or is missing and "" is expected. Returns its value afterwards."""
+        return self._answer(lambda: self._store.compare_set(key, expected, desired))
+
+    def _answer(self, call: Callable[[], Answer]) -> Answer:
+        answers: SimpleQueue[Answer | Exception] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(call())
+            except Exception as error:
+                answers.put(error)
+
+        try:
+            if self._is_silent:
+                raise Empty
+            threading.Thread(target=ask, name="a call of the store", daemon=True).start()
+            answer = answers.get(timeout=self._seconds)
+        except Empty:
+            self._is_silent = True
+            raise RuntimeError(f"no answer within {self._seconds:g} s") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +142,6 @@ class Watch:
         self.position = Position(0, "the start", waits=False)
         """The progress of the main thread. `ProcessGroupWorld` writes it."""
         self._store_of = store_of
-        self.heeds_signal = False
-        """On rank 0: a signal came, and the run ends."""
-        self.ignored_signals: IgnoredSignals | None = None
-        """On the other ranks: their signals."""
         self._served = served
         self._told_of_ends = ends_are_reported
         self._num_beats = 0
@@ -137,8 +198,6 @@ class Watch:
                 self._store.set(f"ends/{self.rank}", "")
         self._stopped.set()
         self._thread.join(timeout=2 * BEAT_SECONDS)
-        if self.ignored_signals is not None and not self._thread.is_alive():
-            self.ignored_signals.close()
 
     def name_of(self, rank: int) -> str:
         """The name of a rank in messages, as `rank 2 (process 4711 on host7)`."""
@@ -216,8 +275,6 @@ class Watch:
                 with self._lock:
                     self._beat()
                     self._look()
-                    if self.ignored_signals is not None:
-                        self.ignored_signals.look(self.name_of, lambda: self._first_heeds_signal)
             except (dist.DistError, RuntimeError) as error:
                 if self._leaving or self._stopped.is_set():
                     return
@@ -229,12 +286,8 @@ class Watch:
     def _beat(self) -> None:
         self._num_beats += 1
         now = self.position
-        beat = [self._num_beats, now.number, now.waits_for, now.waits, self.heeds_signal]
+        beat = [self._num_beats, now.number, now.waits_for, now.waits]
         self._store.set(f"beat/{self.rank}", json.dumps(beat))
-
-    @property
-    def _first_heeds_signal(self) -> bool:
-        return self._leaving or self.failure is not None or bool(json.loads(self._store.get("beat/0"))[4])
 
     def _look(self) -> None:
         """Look for a failure. All ranks are read one after the other, the more rarely the more there are."""
@@ -288,7 +341,7 @@ class Watch:
         positions = {self.rank: self.position}
         for rank, (beat, _) in self._seen.items():
             if beat:
-                positions[rank] = Position(*json.loads(beat)[1:4])
+                positions[rank] = Position(*json.loads(beat)[1:])
         furthest = max(position.number for position in positions.values())
         last = min(positions, key=lambda rank: positions[rank].number)
         if positions[last].number < furthest:

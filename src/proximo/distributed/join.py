@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from proximo.distributed.failure import status_of
-from proximo.distributed.processes import first_line
+from proximo.distributed.failure import first_line, status_of
 from proximo.distributed.rank_environment import Place, device_index, find_place
 from proximo.distributed.world import World, current, using
 from proximo.errors import ConfigError, JoinError, ProximoError
@@ -122,8 +121,7 @@ def _connect(place: Place, timeout_seconds: float) -> "tuple[dist.Store, Watch]"
     """Connect to the store and start the heartbeats."""
     import torch.distributed as dist
 
-    from proximo.distributed.deadline_store import DeadlineStore
-    from proximo.distributed.heartbeats import Watch
+    from proximo.distributed.heartbeats import DeadlineStore, Watch
 
     timeout = timedelta(seconds=max(timeout_seconds, START_SECONDS))
     served = _serve(place, timeout) if place.hosts_store else None

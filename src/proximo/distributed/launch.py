@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 
-from proximo.distributed.failure import FAILURE, PRINTED, Failure
-from proximo.distributed.processes import heeded_signals, is_stopped
+from proximo.distributed.failure import FAILURE, PRINTED, Failure, is_stopped
 from proximo.distributed.rank_environment import LAUNCHED
+from proximo.distributed.signals import heeded_signals
 from proximo.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"

@@ -1,8 +1,9 @@
 """A world of several ranks, over torch's process groups."""
 
+import io
 import json
+import pickle
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,8 +19,6 @@ from torch import Tensor
 
 from proximo.distributed.failure import status_of
 from proximo.distributed.heartbeats import Position, Watch
-from proximo.distributed.ignored_signals import IgnoredSignals
-from proximo.distributed.pickled_messages import decode, encode
 from proximo.distributed.world import World, alone, difference, differing_ranks
 from proximo.errors import ProximoError, RankError, TrainingError
 
@@ -204,14 +203,6 @@ class ProcessGroupWorld(World):
         assert self.watch is not None, "reports_for_first() says whether rank 0 is gone"
         return self.watch.process_of(0)
 
-    def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
-        if self.watch is not None:
-            self.watch.ignored_signals = IgnoredSignals(self.rank, numbers)
-
-    def heeds_signal(self) -> None:
-        if self.watch is not None:
-            self.watch.heeds_signal = True
-
     def _cause(self, what: str, error: Exception) -> RankError:
         if self.watch is None:
             return RankError(f"waiting for the other ranks ({what}) failed: {error}")
@@ -281,3 +272,28 @@ def _buckets(tensors: Sequence[Tensor]) -> Generator[list[Tensor]]:
             num_bytes += tensor.nbytes
         if bucket:
             yield bucket
+
+
+class _Pickler(pickle.Pickler):
+    """Moves tensors to the CPU: the receiver would put one of an accelerator on the sender's device."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and (value.device.type != "cpu" or value.requires_grad):
+            return _same, (value.detach().cpu(),)
+        return NotImplemented
+
+
+def encode(value: Any) -> bytes:
+    """The message of a value. Raises what pickle raises for a value that cannot be sent."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def decode(message: bytes) -> Any:
+    """The value of a message that a rank of this run encoded."""
+    return pickle.loads(message)  # noqa: S301 - of this run's own ranks
+
+
+def _same(value: Tensor) -> Tensor:
+    return value

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from proximo.distributed.shard_names import INDEX, file_of_rank
 from proximo.distributed.unread_parameters import Source
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
@@ -221,3 +220,12 @@ def _host_copy(tensor: Tensor) -> Tensor:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+INDEX = "shards.json"
+"""Lists the tensors in the files of the ranks. A folder with this file holds shards."""
+
+
+def file_of_rank(rank: int) -> str:
+    """The name of the file of one rank."""
+    return f"rank-{rank:05d}.safetensors"

@@ -5,7 +5,6 @@ trust each other, over the addresses of their process group.
 """
 
 import math
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -111,13 +110,6 @@ class World:
     def process_of_first(self) -> str:
         """The process of rank 0, as `process 4711 on node1`, for the rank that reports for it."""
         raise RuntimeError("a world of one rank has no other one that could be gone")
-
-    def pass_over_signals(self, numbers: Sequence[signal.Signals]) -> None:
-        """On a rank above 0: ignore these signals, since rank 0 ends the run, and print them if it does not."""
-        del numbers
-
-    def heeds_signal(self) -> None:
-        """On rank 0: note that a signal came, which ends the run. May be called in its handler."""
 
     def when_stuck(self, tell: Callable[[str], None]) -> None:
         """Have `tell` called with the reason if the run fails and ends while the main thread hangs."""

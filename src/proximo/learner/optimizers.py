@@ -6,6 +6,7 @@ float32; `adamw_paged_8bit` keeps all moments in memory that CUDA moves to the h
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, SupportsFloat
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proximo.algorithms.schedules import Schedule, learning_rate_factor
 from proximo.distributed.world import current, whole
 from proximo.errors import ConfigError, MissingExtraError, TrainingError, memory_ran_out
 from proximo.user_code import error_text, where_raised
 from proximo_verifiers.callables import calling_problem
 
 LowMemoryKind = Literal["adamw_8bit", "adamw_paged_8bit"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 def check_low_memory(kind: str, device: torch.device) -> None:
@@ -86,6 +87,26 @@ class OptimizerOptions:
             kind=self.schedule,
             floor=self.final_fraction,
         )
+
+
+def learning_rate_factor(
+    update: int, *, num_updates: int, warmup_updates: int = 0, kind: Schedule = "constant", floor: float = 0.0
+) -> float:
+    """The factor of the peak learning rate at one update (0 is the first).
+
+    Warm-up rises in equal steps from 1 / (warmup_updates + 1) at the first update, so that no update has rate 0, to 1
+    at update `warmup_updates`. From there `linear` and `cosine` fall to `floor` at update `num_updates`, one after the
+    last, and remain there. `constant` stays at 1 and ignores `floor`.
+    """
+    if update < warmup_updates:
+        return (update + 1) / (warmup_updates + 1)
+    if kind == "constant":
+        return 1.0
+    if update >= num_updates:
+        return floor
+    progress = (update - warmup_updates) / (num_updates - warmup_updates)
+    remaining = 1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return floor + (1 - floor) * remaining
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

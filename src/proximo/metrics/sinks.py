@@ -5,6 +5,7 @@ files of TensorBoard: tensorboard_sink.py.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield metrics.pop("step"), metrics
 
 
+MLFLOW_ADDRESS = "MLFLOW_TRACKING_URI"
+"""The environment variable with the server or database of MLflow."""
+SPACE = "TRACKIO_SPACE_ID"
+"""The environment variable with the Space on the Hugging Face Hub that shows the runs of Trackio."""
 RUN_ID_TAG = "proximo.id"
 """The tag by which a resumed run is found in MLflow, which assigns its own run ids."""
 MAX_PARAMETER_CHARACTERS = 500
@@ -77,41 +82,23 @@ class TrackedRun:
     """All settings of the recipe, as nested JSON values."""
 
 
-def wandb_problem(mode: str) -> str | None:
-    """Why Weights & Biases would refuse the run or prompt for a login; None if no problem is known."""
-    if mode == "offline" or import_module("wandb").login(prompt=False, verify=False):
-        return None
-    return "nobody is logged in: say `wandb login`, set WANDB_API_KEY, or give the sink mode: offline"
-
-
-def mlflow_problem(tracking_uri: str | None) -> str | None:
-    """Why MLflow refuses the address, or None. Contacts no server, but creates a database that does not exist."""
-    try:
-        import_module("mlflow.tracking").MlflowClient(tracking_uri=tracking_uri)
-    except Exception as error:  # MLflow's dependencies raise all kinds of errors
-        address = "its default address" if tracking_uri is None else f"tracking_uri {redacted(tracking_uri)}"
-        reason = redacted(str(error)).partition("\n")[0][:300]
-        return f"MLflow refuses {address} ({reason}); a server (http://...) or a database (sqlite:///mlflow.db) will do"
-    return None
-
-
-def trackio_problem(space_id: str | None) -> str | None:
-    """Why Trackio could not show the run; None if no problem is known."""
-    if space_id is None or import_module("huggingface_hub").get_token():
-        return None
-    return f"the Space {space_id} is on the Hub, and there is no token: run `hf auth login`, or set HF_TOKEN"
-
-
 class WandbSink:
     """A run of Weights & Biases. A resumed run continues under the same id."""
 
-    def __init__(self, run: TrackedRun, *, project: str, entity: str | None, mode: str) -> None:
+    @staticmethod
+    def problem() -> str | None:
+        """Why it would refuse the run or prompt for a login; None if no problem is known."""
+        if os.environ.get("WANDB_MODE", "online") != "online":
+            return None
+        if import_module("wandb").login(prompt=False, verify=False):
+            return None
+        return "nobody is logged in: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
+
+    def __init__(self, run: TrackedRun, *, project: str) -> None:
         wandb = import_module("wandb")
         self._id = run.id
         self._run = wandb.init(
             project=project,
-            entity=entity,
-            mode=mode,
             id=run.id,
             name=run.name,
             resume="allow",
@@ -139,11 +126,21 @@ class WandbSink:
 class TrackioSink:
     """A run of Trackio, which identifies runs by name, so the name contains the start of the id."""
 
-    def __init__(self, run: TrackedRun, *, project: str, space_id: str | None) -> None:
+    @staticmethod
+    def problem() -> str | None:
+        """Why it could not show the run; None if no problem is known."""
+        space_id = os.environ.get(SPACE)
+        if space_id is None or import_module("huggingface_hub").get_token():
+            return None
+        return (
+            f"the Space {space_id} ({SPACE}) is on the Hub, and there is no token: run `hf auth login`, or set HF_TOKEN"
+        )
+
+    def __init__(self, run: TrackedRun, *, project: str) -> None:
         self._id = run.id
         self._run = import_module("trackio").init(
             project=project,
-            space_id=space_id,
+            space_id=os.environ.get(SPACE),
             name=f"{run.name}-{run.id[:8]}",
             resume="allow",
             config=dict(run.config),
@@ -167,12 +164,24 @@ class TrackioSink:
 class MLflowSink:
     """A run of MLflow. A resumed run is found by a tag with its id. Uses a client object, not MLflow's global state."""
 
-    def __init__(self, run: TrackedRun, *, experiment: str, tracking_uri: str | None) -> None:
+    @staticmethod
+    def problem() -> str | None:
+        """Why it refuses its address, or None. Contacts no server, but creates a database that does not exist."""
+        try:
+            import_module("mlflow.tracking").MlflowClient()
+        except Exception as error:  # MLflow's dependencies raise all kinds of errors
+            given = os.environ.get(MLFLOW_ADDRESS)
+            address = "its default address" if given is None else f"{MLFLOW_ADDRESS} {redacted(given)}"
+            reason = redacted(str(error)).partition("\n")[0][:300]
+            return f"MLflow refuses {address} ({reason}); use a server (http://...) or a database (sqlite:///x.db)"
+        return None
+
+    def __init__(self, run: TrackedRun, *, project: str) -> None:
         entities = import_module("mlflow.entities")
         self._metric = entities.Metric
-        self._client = import_module("mlflow.tracking").MlflowClient(tracking_uri=tracking_uri)
-        existing = self._client.get_experiment_by_name(experiment)
-        experiment_id = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
+        self._client = import_module("mlflow.tracking").MlflowClient()
+        existing = self._client.get_experiment_by_name(project)
+        experiment_id = self._client.create_experiment(project) if existing is None else existing.experiment_id
         runs = self._client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{run.id}'")
         if runs:
             self._run_id = runs[0].info.run_id
@@ -229,3 +238,11 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+TRACKERS: dict[str, type[WandbSink | MLflowSink | TrackioSink]] = {
+    "wandb": WandbSink,
+    "mlflow": MLflowSink,
+    "trackio": TrackioSink,
+}
+"""Kind of a sink -> its class. `problem` says before a run what would fail."""

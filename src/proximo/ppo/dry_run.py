@@ -9,9 +9,8 @@ from pkgutil import resolve_name
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
+from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig, VerifierRewardConfig
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
 from proximo.data.formats.typed_columns import answer_cell
@@ -20,7 +19,7 @@ from proximo.data.rows import Row
 from proximo.errors import DataError, as_own_errors
 from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
-from proximo.rewards.calling.binding import BoundFunction, bound_import
+from proximo.rewards.function_binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import reward_inputs
 from proximo_verifiers import errors as verifiers
@@ -82,15 +81,15 @@ def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequ
 
 def _roles(recipe: PPORecipe) -> Iterator[Line]:
     yield "policy", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
-    none = recipe.ppo.kl.apply_to == "none"
-    yield "reference", "none: ppo.kl.apply_to is none" if none else describe_reference(recipe.model, recipe.reference)
+    reference = describe_reference(recipe.model, recipe.reference) if recipe.ppo.kl.needs_reference else None
+    yield "reference", reference or "none: ppo.kl is none"
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
         yield "engine", _engine(recipe.engine)
     if staleness := recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if not recipe.reward:
-        yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.apply_to}"
+        yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.kind}"
     for index, source in enumerate(recipe.reward):
         yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
     if recipe.gold is not None:
@@ -122,8 +121,8 @@ def _source(source: RewardSourceConfig, key: str) -> str:
 def _value(recipe: PPORecipe) -> str:
     if not recipe.ppo.uses_critic:
         advantage = recipe.ppo.advantage
-        return f"none: advantage {advantage.estimator} " + (
-            "compares responses instead" if advantage.compares_groups else "needs none"
+        return f"none: advantage {advantage.kind} " + (
+            "compares responses instead" if advantage.needs_groups else "needs none"
         )
     if recipe.value.init_from == "trunk":
         head = "a fresh head" if recipe.value.path is None else f"the head of {describe_model(recipe.value)}"

@@ -1,27 +1,34 @@
-"""Computes rewards, advantages and returns from scored responses and log-probs. Pure functions."""
+"""From scored responses and log-probs to advantages and returns: which responses count, shaped scores, rewards.
 
-from collections.abc import Callable, Sequence
+Groups are compared by task rewards: raw scores, before `ppo.score`, penalties and the KL change them. After shaping,
+scores of a zero-variance group differ by noise, which standardising would scale to full-size advantages ("phantom
+advantage"). Pure functions.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from proximo.algorithms import advantages as estimators
-from proximo.algorithms import kl
-from proximo.algorithms import score_transforms as score_shaping
-from proximo.algorithms.advantages import standardised_in_groups
-from proximo.algorithms.flat_layout import segment_ids, segment_sum
-from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
-from proximo.algorithms.return_spread import ReturnSpread, return_spread
-from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
-from proximo.algorithms.shaping import clip_scores, clip_with_parts, scaled_rows, shape_rewards
+from proximo.algorithms import kl, shaping
+from proximo.algorithms.advantages import ReturnSpread, StepRewards, return_spread
+from proximo.algorithms.group_baselines import standardised_in_groups, zero_variance_groups
+from proximo.algorithms.masking import (
+    masked_mean,
+    masked_variance,
+    rescale,
+    segment_ids,
+    segment_sum,
+    standardise,
+    value_positions,
+)
+from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
+from proximo.config.ppo.kl import RewardKLConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import ConfigError
-from proximo.ppo.counted import counted_mask, group_ids, has_score, in_zero_variance_group, pair_ids
-from proximo.ppo.train_state import TrainState
-from proximo.records import Experience, Finish, Passes, Scored
+from proximo.errors import ConfigError, DataError
+from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,18 +65,6 @@ class StepExperience(NamedTuple):
     shaped_scores: ShapedScores
 
 
-def experience_of(scored: Sequence[Scored], passes: Passes, state: TrainState, *, config: PPOConfig) -> StepExperience:
-    """`make_experience` with the coefficient and the moments of a run's state."""
-    return make_experience(
-        scored,
-        passes,
-        config=config,
-        kl_coefficient=state.kl_coefficient,
-        moments=state.score_moments,
-        returns_seen=state.return_moments,
-    )
-
-
 def make_experience(
     scored: Sequence[Scored],
     passes: Passes,
@@ -81,7 +76,7 @@ def make_experience(
 ) -> StepExperience:
     """Shape the scores, place them on tokens, subtract the KL, and estimate advantages and returns (docs/ppo.md).
 
-    A response that is unscored, has no token of the policy, or is truncated under `truncation_value: mask` counts
+    A response that is unscored, has no token of the policy, or is cut under `truncation: mask` counts
     nowhere: not in the loss, the baseline of its group, or the standardising. The same holds for an excluded
     zero-variance group, except that its scores enter the running moments.
 
@@ -95,17 +90,30 @@ def make_experience(
         trained = counted & ~in_zero_variance_group(scored, counted, config)
     mask = torch.cat([s.response.response_mask for s in scored]) & trained[segment_ids(lengths)]
     shaped = shape_scores(scored, counted, config=config, moments=moments)
-    if shaped.token_rewards is not None and not config.advantage.is_per_token:
+    estimator = config.advantage
+    if shaped.token_rewards is not None and not estimator.is_per_token:
         raise ConfigError(
-            f"the reward source has token-level rewards, but advantage {config.advantage.estimator} uses one "
+            f"the reward source has token-level rewards, but advantage {estimator.kind} uses one "
             "advantage per response: use gae or a return to go, or return one score per response"
         )
     rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
-    least = config.advantage.least_spread if config.uses_critic else None
     # Measured before whitening, after which every step has the same spread.
-    spread = return_spread(rewards, mask, lengths, gamma=config.advantage.gamma, least=least, seen=returns_seen)
+    spread = return_spread(
+        rewards, mask, lengths, gamma=estimator.discount, least=estimator.least_relative_spread, seen=returns_seen
+    )
     rewards = _whitened(rewards, mask, config)
-    advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counted, config=config)
+    groups = pair_ids(scored) if config.policy_loss.objective.is_pairwise else group_ids(scored)
+    bootstraps = config.truncation.bootstraps
+    step = StepRewards(
+        rewards=rewards,
+        mask=mask,
+        lengths=lengths,
+        group_ids=groups,
+        counted=counted,
+        values=passes.values,
+        bootstrap=torch.tensor([bootstraps and s.response.finish is Finish.LENGTH for s in scored], dtype=torch.bool),
+    )
+    advantages, returns = estimator.estimate(step)
     advantages = torch.where(mask, advantages, 0.0)
     raw = RawAdvantages(
         mean=float(masked_mean(advantages, mask)),
@@ -115,8 +123,8 @@ def make_experience(
     )
     if spread.is_flat:
         advantages = torch.zeros_like(advantages)
-    correction = int(config.advantage.unbiased_variance)
-    match config.advantage.standardises:
+    correction = int(estimator.unbiased_variance)
+    match estimator.standardise:
         case "group":
             groups = group_ids(scored)
             advantages = standardised_in_groups(advantages, groups, mask, lengths, correction=correction)
@@ -148,7 +156,7 @@ def shape_scores(
         config: its section `score` selects the operations.
         moments: running moments of the scores of all earlier steps.
 
-    A response without a score (`score.score_truncated: false`) has shaped score 0 and enters no statistic.
+    A response without a score (cut, with `truncation: unscored`) has shaped score 0 and enters no statistic.
     """
     options, lengths = config.score, [len(s.response.token_ids) for s in scored]
     have_score = torch.tensor([has_score(s, config) for s in scored], dtype=torch.bool)
@@ -156,21 +164,19 @@ def shape_scores(
     raw = [_raw_score(s, config) if has else 0.0 for s, has in zip(scored, have_score.tolist(), strict=True)]
     # float64, so that the result is rounded to float32 only once, at the end.
     values = torch.tensor(raw, dtype=torch.float64)
-    values = score_shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
+    values = shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
     if options.normalise != "none":
-        moments = score_shaping.update_moments(moments, values[counted])
-        values = score_shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
+        moments = shaping.update_moments(moments, values[counted])
+        values = shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
     # Token rewards are scaled by the same factor as the scores, without bias and mean, which belong to the whole.
     factor = options.scale / ((moments.deviation or 1.0) if options.normalise != "none" else 1.0)
     factors = torch.where(have_score, factor, 0.0)
     values, earned = _clipped(scored, values, factors, lengths, limit=options.clip)
-    if options.truncated_scale != 1:
-        cut = [options.truncated_scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored]
+    if config.truncation.scale != 1:
+        cut = [config.truncation.scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored]
         factors = torch.tensor(cut, dtype=torch.float64)
         values, earned = values * factors, None if earned is None else earned * factors[segment_ids(lengths)]
-    penalised, replaced = None, torch.zeros_like(have_score)
-    if options.penalises:
-        values, penalised, replaced = _penalised(scored, values, lengths, config)
+    values, penalised, replaced = _penalised(scored, values, lengths, config)
     if earned is not None:
         earned = torch.where(replaced[segment_ids(lengths)], 0.0, earned).float()
     return ShapedScores(
@@ -183,12 +189,14 @@ def shape_scores(
 
 
 def _raw_score(scored: Scored, config: PPOConfig) -> float:
-    if config.baseline_answer is None:
+    if not (config.advantage.needs_greedy or config.score.minus_reference_answer):
         return scored.score
     if scored.answer_score is None:
-        key = "score.minus_reference_answer" if config.baseline_answer == "reference" else "advantage greedy_baseline"
+        baseline, key = "reference", "score.minus_reference_answer"
+        if config.advantage.needs_greedy:
+            baseline, key = "greedy", f"advantage {config.advantage.kind}"
         raise ValueError(
-            f"{key} needs the score of each prompt's {config.baseline_answer} answer, which only `train` requests "
+            f"{key} needs the score of each prompt's {baseline} answer, which only `train` requests "
             "from the reward source: use train, or subtract it from your own scores and remove the option"
         )
     return scored.score - scored.answer_score
@@ -202,29 +210,45 @@ def _clipped(
     `values`: [R] scores. `factors`: [R] factors that token rewards of each response are multiplied by.
     """
     if all(s.token_rewards is None and s.prefix_scores is None for s in scored):
-        return clip_scores(values, limit), None
-    own = scaled_rows([s.token_rewards for s in scored], lengths, factors)
-    prefixes = scaled_rows([s.prefix_scores for s in scored], [length + 1 for length in lengths], factors)
-    return clip_with_parts(values, own, prefixes, lengths, limit=limit)
+        return shaping.clip_scores(values, limit), None
+    own = shaping.scaled_rows([s.token_rewards for s in scored], lengths, factors)
+    prefixes = shaping.scaled_rows([s.prefix_scores for s in scored], [length + 1 for length in lengths], factors)
+    return shaping.clip_with_parts(values, own, prefixes, lengths, limit=limit)
 
 
 def _penalised(
     scored: Sequence[Scored], values: Tensor, lengths: Sequence[int], config: PPOConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply the configured penalties. Returns the results of `algorithms/score_transforms.py::penalise`."""
-    options = config.score
-    return score_shaping.penalise(
-        values,
-        torch.tensor(lengths),
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """[R] the scores minus all penalties; [R] bool where there was one, and where one replaced the score.
+
+    The second is None if no penalty is configured.
+    """
+    options, num_tokens = config.score, torch.tensor(lengths)
+    penalties = options.missing_eos_penalty, options.min_tokens, options.overlong_buffer_tokens
+    if all(penalty is None for penalty in penalties):
+        return values, None, torch.zeros(len(scored), dtype=torch.bool)
+    fixed = shaping.fixed_penalties(
+        num_tokens,
         torch.tensor([s.response.finish.terminated for s in scored], dtype=torch.bool),
         missing_eos=options.missing_eos_penalty or 0.0,
         min_tokens=options.min_tokens or 0,
         too_short=options.min_tokens_penalty or 0.0,
-        replace=options.penalty_mode == "replace",
-        max_tokens=config.rollout.max_new_tokens,
-        overlong=options.overlong_penalty,
-        buffer_tokens=options.overlong_buffer_tokens,
     )
+    replaces = options.penalty_mode == "replace"
+    values, penalised, replaced = (
+        shaping.apply_penalties(values, fixed, replace=replaces),
+        fixed > 0,
+        (fixed > 0) & replaces,
+    )
+    if options.overlong_buffer_tokens is None:
+        return values, penalised, replaced
+    line = shaping.overlong_penalty(
+        num_tokens,
+        max_tokens=config.rollout.max_new_tokens,
+        buffer_tokens=options.overlong_buffer_tokens,
+        penalty=options.overlong_penalty,
+    )
+    return values - line, penalised | (line > 0), replaced
 
 
 def _rewards(
@@ -237,9 +261,9 @@ def _rewards(
     kl_coefficient: float,
 ) -> Tensor:
     penalty = torch.zeros_like(passes.old_logprobs)
-    if config.kl.apply_to == "reward":
+    if isinstance(config.kl, RewardKLConfig):
         penalty = kl.clamped(_kl_per_token(passes, config.kl.estimator), config.kl.clamp)
-    return shape_rewards(
+    return shaping.shape_rewards(
         penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
     )
 
@@ -262,62 +286,108 @@ def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
     return rescale(rewards, mask, correction=correction) if config.score.whiten_rewards == "keep_mean" else rewards
 
 
-def estimate_advantages(
-    scored: Sequence[Scored],
-    rewards: Tensor,
-    values: Tensor | None,
-    mask: Tensor,
-    counts: Tensor,
-    *,
-    config: PPOConfig,
-) -> tuple[Tensor, Tensor | None]:
-    """Advantages [T] before standardising, and returns [T], the targets of the value model; None without a critic.
+def counts(scored: Scored, config: PPOConfig) -> bool:
+    """Whether a response counts in its step: it was scored, has a policy token, and is not masked as truncated."""
+    cut = scored.response.finish is Finish.LENGTH and config.truncation.masks
+    return scored.valid and bool(scored.response.response_mask.any()) and not cut
 
-    `counts`: [R] bool, whether a response enters baselines. `rewards`: [T], read only inside the mask.
+
+def counted_mask(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
+    """[R] bool: `counts` of each response."""
+    return torch.tensor([counts(s, config) for s in scored], dtype=torch.bool)
+
+
+def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
+    """Whether no response has a learning signal: returns hardly differ, or all groups have zero variance.
+
+    An update would still change the weights, by the optimizer's momentum and by other terms of the loss: AdamW scales
+    even a small persistent gradient to a full-size step.
     """
-    lengths = [len(s.response.token_ids) for s in scored]
-    if config.uses_critic:
-        if values is None:
-            raise ValueError("advantage gae needs values")
-        return _gae(scored, rewards, values, mask, lengths, config=config)
-    gamma = config.advantage.gamma
-    if config.advantage.estimator in ("return_to_go", "greedy_baseline"):  # the score already contains the baseline
-        return estimators.returns_to_go(rewards, mask, lengths, gamma=gamma), None
-    groups = pair_ids(scored) if config.policy_loss.is_pairwise else group_ids(scored)
-    if config.advantage.estimator == "group_return_to_go":
-        return estimators.group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=gamma), None
-    # The other estimators compare whole returns (score and KL penalty) within a group; all tokens get the result.
-    compare: Callable[[Tensor, Tensor, Tensor], Tensor] = {
-        "group_centred": estimators.group_centred,
-        "group_standardised": estimators.group_standardised,
-        "leave_one_out": estimators.leave_one_out,
-        "length_weighted": partial(estimators.length_weighted, num_tokens=segment_sum(mask.long(), lengths)),
-        "pass_at_k": partial(estimators.pass_at_k, k=config.advantage.k),
-    }[config.advantage.estimator]
-    return estimators.broadcast_to_tokens(compare(segment_sum(rewards, lengths), groups, counts), lengths), None
+    excludes = config.advantage.excludes_zero_variance
+    nothing = excludes and not bool(experience.mask.any()) and bool(counted_mask(experience.scored, config).any())
+    return experience.is_flat or nothing
 
 
-def _gae(
-    scored: Sequence[Scored],
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    lengths: Sequence[int],
-    *,
-    config: PPOConfig,
-) -> tuple[Tensor, Tensor]:
-    """GAE advantages and returns. Returns may have a lambda of their own (VAPO, arXiv:2504.05118)."""
-    bootstraps = config.truncation_value == "bootstrap"
-    bootstrap = torch.tensor([bootstraps and s.response.finish is Finish.LENGTH for s in scored])
-    advantage = config.advantage
+def token_values(experience: Experience) -> Tensor:
+    """[T] the value before each response token, without the value after the last one."""
+    if experience.values is None:
+        raise ValueError("this experience was made without a critic")
+    return experience.values[value_positions(experience.lengths)]
 
-    def with_lam(lam: float | Tensor) -> tuple[Tensor, Tensor]:
-        return estimators.gae(rewards, values, mask, lengths, bootstrap=bootstrap, gamma=advantage.gamma, lam=lam)
 
-    lam: float | Tensor = advantage.gae_lambda
-    if advantage.length_adaptive is not None:
-        # Length in tokens of the policy: tool output does not count.
-        num_tokens = segment_sum(mask.to(rewards.dtype), lengths)
-        lam = estimators.length_adaptive_lam(num_tokens, alpha=advantage.length_adaptive)
-    advantages, returns = with_lam(lam)
-    return advantages, returns if advantage.value_gae_lambda is None else with_lam(advantage.value_gae_lambda)[1]
+def has_score(scored: Scored, config: PPOConfig) -> bool:
+    """Whether a response has a score.
+
+    False if scoring failed, or it was cut and `truncation` gives it none.
+    """
+    unscored = scored.response.finish is Finish.LENGTH and not config.truncation.keeps_score
+    return scored.valid and not unscored
+
+
+def group_ids(scored: Sequence[Scored]) -> Tensor:
+    """[R] group index of each response: responses to one prompt have the same index."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
+
+
+def pair_ids(scored: Sequence[Scored]) -> Tensor:
+    """[R] index of the pair of each response: 2 i and 2 i + 1 are a pair.
+
+    Raises DataError if they are not two responses to one prompt.
+    """
+    prompts = [s.response.prompt.id for s in scored]
+    if len(prompts) % 2 or prompts[::2] != prompts[1::2]:
+        raise DataError(
+            "policy_loss.objective online_dpo and online_ipo compare two responses to each prompt, one after the "
+            f"other; the {len(prompts)} given responses do not come in such pairs"
+        )
+    return torch.arange(len(scored)) // 2
+
+
+def task_reward_of(scored: Scored, name: str | None) -> float:
+    """The task reward of a scored response: the component `name` of its score, or the whole score for None.
+
+    0 for a faulty response (MODEL_FAULT) without that component. Raises ConfigError if another response lacks it.
+    """
+    if name is None:
+        return scored.score
+    if name not in scored.components:
+        if scored.state is ScoreState.MODEL_FAULT:
+            return 0.0
+        raise ConfigError(
+            f"ppo.task_reward is {name}, but the reward gave no component of that name; it gave: "
+            f"{', '.join(sorted(scored.components)) or 'none'}"
+        )
+    return scored.components[name]
+
+
+def in_zero_variance_group(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) -> Tensor:
+    """[R] bool: responses in a group whose counted responses all have the same task reward. `counted`: [R] bool.
+
+    True also for the only response of a group, which has nothing to be compared with.
+    """
+    task_rewards = [
+        task_reward_of(s, config.task_reward) if counts else 0.0 for s, counts in zip(scored, counted, strict=True)
+    ]
+    return zero_variance_groups(torch.tensor(task_rewards, dtype=torch.float64), group_ids(scored), counted)
+
+
+def groups_of_step(scored: Sequence[Scored], config: PPOConfig) -> list[tuple[list[Scored], bool]]:
+    """The responses to each prompt of a rollout, and whether they are a group of zero variance."""
+    equal = in_zero_variance_group(scored, counted_mask(scored, config), config).tolist()
+    size = config.sampled_per_prompt
+    starts = range(0, len(scored), size)
+    return [(list(scored[start : start + size]), all(equal[start : start + size])) for start in starts]
+
+
+def counted_responses(experience: Experience) -> list[int]:
+    """Indices of the responses with at least one token in the mask."""
+    return [i for i, part in enumerate(experience.mask.split(list(experience.lengths))) if part.any()]
+
+
+def sequence_kl(experience: Experience) -> list[float | None]:
+    """Sum of k1 over the masked-in tokens of each response, in nats; None in a run without a reference."""
+    if experience.reference_logprobs is None:
+        return [None] * len(experience.lengths)
+    per_token = kl.k1(experience.old_logprobs, experience.reference_logprobs)
+    return list(segment_sum(torch.where(experience.mask, per_token, 0.0), experience.lengths).tolist())

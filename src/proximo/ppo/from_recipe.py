@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import RoleModelConfig, ScalarModelConfig
+from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.load_report import LoadReport
@@ -34,8 +34,7 @@ from proximo.ppo.task import PPOTask, make_difficulty_filter
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
-from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource
-from proximo.rewards.sources_on_ranks import build_on_first
+from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource, build_on_first
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.make.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
@@ -58,7 +57,7 @@ from proximo.run.make.models import (
 )
 from proximo.run.make.sharding import shard_model
 from proximo.run.memory import check_release
-from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.resumption import inputs_fingerprint
 
 
 def build_task(recipe: PPORecipe) -> PPOTask:
@@ -76,11 +75,11 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     current().once(lambda: check_engine(recipe.engine), what="the check of the engine")
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
-    policy_device = device_spec.on(recipe.model.device)
-    _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.value.device))
+    policy_device = device_spec.on(recipe.devices.policy.device)
+    _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model
-    reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
+    reference_config = recipe.reference if recipe.ppo.kl.needs_reference else None
     tokenizer = _tokenizer_of_all(recipe, reference_config)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
@@ -115,7 +114,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reward = WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    compared = device_spec if reference_config is None else device_spec.on(reference_config.device)
+    compared = device_spec.on(recipe.devices.reference.device)
     reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
     _check_context(recipe, data, scorers, {"policy": policy, "reference": reference, "value": value})
@@ -150,7 +149,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     )
 
 
-def _tokenizer_of_all(recipe: PPORecipe, reference_config: RoleModelConfig | None) -> PreTrainedTokenizerBase:
+def _tokenizer_of_all(recipe: PPORecipe, reference_config: ModelConfig | None) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises ModelError where a role reads or writes other tokens."""
     policy_config = recipe.model
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
@@ -293,7 +292,7 @@ def _unsaved_models(
         models["policy_base"] = policy.model
     if reference is not None:
         models["reference"] = reference.model
-    elif recipe.ppo.kl.apply_to != "none" and not policy.has_adapter:
+    elif recipe.ppo.kl.needs_reference and not policy.has_adapter:
         models["reference"] = policy.model
     if value is not None and value.has_adapter:
         models["value_base"] = value.model
@@ -332,7 +331,7 @@ def build_value(
 
     None if the advantage estimator needs no critic. Raises ModelError if it cannot be built.
     """
-    config, device_spec = recipe.value, device_spec.on(recipe.value.device)
+    config, device_spec = recipe.value, device_spec.on(recipe.devices.value.device)
     if not recipe.ppo.uses_critic:
         return None
     if config.init_from == "trunk":

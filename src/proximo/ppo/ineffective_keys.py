@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
-from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.recipe import PPORecipe
 
@@ -19,13 +18,13 @@ def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
         reason = "with run.precision float32 and the built-in engine, sampled log-probs are the learner's own"
         yield from given_keys(recipe.ppo.guards, ("max_mismatch",), f"{prefix}ppo.guards.", reason)
     yield from _unused_rewards(recipe, prefix)
-    if not recipe.reward and recipe.ppo.kl.apply_to == "loss":
+    if not recipe.reward and recipe.ppo.kl.in_loss:
         yield from _unused_without_advantages(recipe.ppo, f"{prefix}ppo.")
 
 
 def _unused_without_advantages(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     """Keys that act on advantages: without a reward, and with the KL in the loss, all of them are 0."""
-    reason = "without a reward, and with kl.apply_to: loss, all advantages are 0"
+    reason = "without a reward, and with kl.kind: loss, all advantages are 0"
     keys = ("objective", "behaviour_weight")
     yield from given_keys(ppo.policy_loss, keys, f"{prefix}policy_loss.", reason)
     yield from given_keys(ppo.advantage, ("gamma", "standardise"), f"{prefix}advantage.", reason)
@@ -42,34 +41,24 @@ def _unused_rewards(recipe: PPORecipe, prefix: str) -> Iterator[str]:
 
 def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
     if not recipe.ppo.uses_critic:
-        yield from given_keys(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.estimator} has no critic")
-    if recipe.ppo.kl.apply_to == "none":
-        yield from given_keys(recipe, ("reference",), prefix, "ppo.kl.apply_to is none")
+        yield from given_keys(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.kind} has no critic")
+    if not recipe.ppo.kl.needs_reference:
+        yield from given_keys(recipe, ("reference",), prefix, "ppo.kl is none")
 
 
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if ppo.minibatch_responses is not None:
         yield from given_keys(ppo, ("num_minibatches",), prefix, f"minibatch_responses is {ppo.minibatch_responses}")
     if not ppo.uses_critic:
-        reason = f"advantage {ppo.advantage.estimator} has no critic"
+        reason = f"advantage {ppo.advantage.kind} has no critic"
         yield from given_keys(ppo, ("value_loss", "value_optimizer"), prefix, reason)
-    yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
-    if ppo.kl.apply_to == "margin":
-        reason = f"objective {ppo.policy_loss.objective.kind} compares the log-probs of whole responses"
-        yield from given_keys(ppo.kl, ("estimator", "clamp"), f"{prefix}kl.", reason)
+    yield from _unused_in_advantage(ppo, f"{prefix}advantage.")
+    if ppo.policy_loss.is_pairwise:
         yield from given_keys(ppo, ("keep_groups_together",), prefix, "pairs are always kept together")
-    if ppo.kl.apply_to == "none":
-        yield from given_keys(
-            ppo.kl, ("estimator", "clamp", "coefficient", "target", "horizon"), f"{prefix}kl.", "apply_to is none"
-        )
-    elif ppo.kl.target is None:
-        yield from given_keys(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
     if ppo.kl.reference_every_steps is None:
         yield from given_keys(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
     yield from _unused_in_losses(ppo, prefix)
     yield from _unused_in_score(ppo, f"{prefix}score.")
-    if not ppo.advantage.standardises and ppo.score.whiten_rewards == "none":
-        yield from given_keys(ppo.advantage, ("unbiased_variance",), f"{prefix}advantage.", "nothing is standardised")
     if ppo.rollout.greedy:
         yield from given_keys(ppo, ("evaluate_greedy",), prefix, "rollout.greedy holds for evaluations too")
 
@@ -94,17 +83,16 @@ def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from given_keys(score, ("overlong_penalty",), prefix, "overlong_buffer_tokens is null")
     if score.missing_eos_penalty is None and score.min_tokens is None:
         yield from given_keys(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
-    if ppo.truncation_value == "mask":
-        reason = "truncation_value: mask leaves the responses out"
-        yield from given_keys(score, ("missing_eos_penalty", "truncated_scale"), prefix, reason)
+    if ppo.truncation.masks:
+        reason = "truncation: mask leaves the responses out"
+        yield from given_keys(score, ("missing_eos_penalty",), prefix, reason)
 
 
-def _unused_in_advantage(advantage: AdvantageConfig, prefix: str) -> Iterator[str]:
-    if advantage.estimator != "pass_at_k":
-        yield from given_keys(advantage, ("k",), prefix, f"estimator is {advantage.estimator}")
-    if not advantage.uses_critic:
-        reason = f"advantage {advantage.estimator} has no critic"
-        keys = ("gae_lambda", "length_adaptive", "value_gae_lambda", "least_spread")
-        yield from given_keys(advantage, keys if advantage.is_per_token else ("gamma", *keys), prefix, reason)
-    elif advantage.length_adaptive is not None:
+def _unused_in_advantage(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    advantage = ppo.advantage
+    if advantage.model_dump().get("length_adaptive") is not None:
         yield from given_keys(advantage, ("gae_lambda",), prefix, "length_adaptive sets the decay of each response")
+    if advantage.most_rollouts == 1:
+        yield from given_keys(advantage, ("resample_rounds",), prefix, "zero_variance_groups is not resample")
+    if not advantage.standardise and ppo.score.whiten_rewards == "none":
+        yield from given_keys(advantage, ("unbiased_variance",), prefix, "nothing is standardised")

@@ -108,7 +108,7 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
     own = configs.sized(recipe.model, num_tokens)
     policy = language_model(own, recipe.model, precision=precision)
     models: dict[str, Model] = {"policy": policy}
-    if recipe.ppo.kl.apply_to != "none":
+    if recipe.ppo.kl.needs_reference:
         models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
         if recipe.ppo.kl.reference_every_steps is None:
             models["reference"].narrow_frozen(beside=[policy.model])
@@ -228,7 +228,7 @@ def _inference_calls(
     rows = {"num_prompts": ranks.share(config.prompts_per_step), "max_num_seqs": config.rollout.max_num_seqs}
     if config.baseline_answer is not None:
         scored.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget, num_ranks=num_ranks))
-    full_kl_with = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
+    full_kl_with = policy if config.kl.full_in == "reward" else None
     reward_models = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     calls: dict[str, Callable[[], StepCost]] = {
         "generate": lambda: rollout_cost(policy, lengths, options, num_samples=config.sampled_per_prompt, **rows),
@@ -315,7 +315,7 @@ def _policy_loss(
     `on_trunk`: the value model that is trained in the same pass.
     """
     temperature, bonus = config.rollout.temperature, config.policy_loss.entropy_coefficient
-    in_loss = config.kl.apply_to == "loss" and config.kl.estimator == "full"
+    in_loss = config.kl.full_in == "loss"
 
     def loss(profiler: PassProfiler, batch: PackedResponses) -> Tensor:
         hidden = policy.hidden_states(batch.packed, batch.predictors)

@@ -6,13 +6,12 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
-from proximo.config.placed_roles import PlacedRole
-from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.ppo.run_checks import distillation_problem, trunk_problem
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
@@ -24,9 +23,9 @@ from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import (
     RANDOM_BASE,
+    ModelConfig,
     OptimizerConfig,
-    RoleModelConfig,
-    RoleScalarModelConfig,
+    ScalarModelConfig,
     TokenizerConfig,
 )
 from proximo.config.schema.base import Section
@@ -46,15 +45,15 @@ class PPORecipe(TrainerRecipe):
     )
     reward_settings: ClassVar[tuple[str, ...]] = ("reward", "gold")
 
-    model: RoleModelConfig
+    model: ModelConfig
     """The policy: the model to train. Without `reference`, a frozen copy of it is the reference, or its base with
     LoRA."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
-    reference: RoleModelConfig | None = None
+    reference: ModelConfig | None = None
     """Another reference than a copy of the policy, such as a teacher (docs/distillation.md); it must have the policy's
     vocabulary."""
-    value: RoleScalarModelConfig = RoleScalarModelConfig()
+    value: ScalarModelConfig = ScalarModelConfig()
     """The critic; unused if `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
@@ -92,7 +91,7 @@ class PPORecipe(TrainerRecipe):
         if dense and not self.ppo.advantage.is_per_token:
             raise ValueError(
                 f"reward source {dense[0]} has token-level rewards, but ppo.advantage "
-                f"{self.ppo.advantage.estimator} uses one advantage per response: use gae or a return to go, or "
+                f"{self.ppo.advantage.kind} uses one advantage per response: use gae or a return to go, or "
                 "set dense: none"
             )
         if self.ppo.uses_critic and self.value.init_from == "reward" and not scorers:
@@ -146,7 +145,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _resamples_without_a_filter(self) -> Self:
-        if self.data.filter is not None and self.ppo.advantage.zero_variance_groups == "resample":
+        if self.data.filter is not None and self.ppo.resamples:
             raise ValueError(
                 "data.filter and ppo.advantage.zero_variance_groups: resample both choose the prompts of a step: "
                 "remove data.filter, or use exclude"
@@ -170,17 +169,18 @@ class PPORecipe(TrainerRecipe):
     @model_validator(mode="after")
     def _each_role_in_its_place(self) -> Self:
         scorers = {f"reward.{i}": each for i, each in enumerate(self.reward) if isinstance(each, ModelRewardConfig)}
-        shared = {name: scorer.device for name, scorer in scorers.items() if scorer.share_base}
+        shared = {name: (scorer.device, name) for name, scorer in scorers.items() if scorer.share_base}
         if self._shares_weights(self.value):
-            shared["value"] = self.value.device
-        for name, device in shared.items():
+            shared["value"] = self.devices.value.device, "devices.value"
+        if self.reference is None:
+            shared["the reference"] = self.devices.reference.device, "devices.reference"
+        for name, (device, key) in shared.items():
             if device is not None:
                 raise ValueError(
-                    f"{name} runs on the policy's own weights, so it is where the policy is: remove {name}.device"
+                    f"{name} is made from the policy's own weights, so it is where the policy is: remove {key}.device"
                 )
-        compared = self.model, self.reference or self.model
-        places = [self.run.device if model.device is None else model.device for model in compared]
-        if self.ppo.kl.estimator == "full" and places[0] != places[1]:
+        places = [self.devices.policy.device or self.run.device, self.devices.reference.device or self.run.device]
+        if self.reference is not None and self.ppo.kl.full_in is not None and places[0] != places[1]:
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
                 f"{places[0]} and {places[1]}: put both on one device, or use k1"
@@ -255,7 +255,7 @@ class PPORecipe(TrainerRecipe):
         optimizers, ppo = self.optimizers(), self.ppo
         trained = {key: each for key, each in optimizers.items() if key == "ppo.policy_optimizer"}
         roles = [PlacedRole(role="policy", key="model", model=self.model, trains=True, optimizers=trained)]
-        if ppo.kl.apply_to != "none":
+        if ppo.kl.needs_reference:
             base = "policy" if self.model.lora is not None and self.reference is None else None
             leader = "policy" if ppo.kl.reference_every_steps is not None else None
             common = self.reference is None and (base is not None or self.model.frozen_layers > 0)
@@ -295,7 +295,7 @@ class PPORecipe(TrainerRecipe):
             )
         return tuple(roles)
 
-    def _shares_weights(self, value: RoleScalarModelConfig) -> bool:
+    def _shares_weights(self, value: ScalarModelConfig) -> bool:
         """Whether the critic runs on the policy's weights: as a head on its trunk, or as an adapter on its base."""
         if value.init_from == "policy":
             return value.lora is not None and self.model.lora is not None

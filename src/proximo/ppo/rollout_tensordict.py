@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.algorithms.flat_layout import segment_rows, value_positions
+from proximo.algorithms.masking import segment_rows, value_positions
 from proximo.errors import DataError, MissingExtraError
 from proximo.records import Experience, Response
 

@@ -1,14 +1,20 @@
-"""Which of the sampled responses a step trains on: all, the best of n, or groups whose scores differ."""
+"""Which of the sampled responses a step trains on: all, the best of n, or groups whose scores differ.
+
+If too many have no score, or all scores of too many steps are equal, the guards end the run.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from proximo.config.ppo.losses import GuardConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import DataError
-from proximo.ppo.counted import counts, groups_of_step, has_score
-from proximo.ppo.scores import check_constant_rewards
-from proximo.ppo.train_state import TrainState
+from proximo.errors import DataError, GuardError
+from proximo.ppo.experience import counts, groups_of_step, has_score
+from proximo.ppo.train_state import ConstantRewardSteps, TrainState
 from proximo.records import Response, Scored
+
+LARGEST_SCORE = 1e18
+"""Largest allowed absolute score: the square of a larger one overflows float32."""
 
 
 class Batch(NamedTuple):
@@ -102,3 +108,30 @@ def _ranked(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list
         return not ranked, -group[index].score if ranked else 0.0
 
     return sorted(range(len(group)), key=rank)
+
+
+def check_scored_fraction(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
+    """Raises GuardError if more than `max_unscored_fraction` is unscored, or a score exceeds LARGEST_SCORE."""
+    for s in scored:
+        if s.valid and abs(s.score) > LARGEST_SCORE:
+            raise GuardError(
+                f"{where}: a response was scored {s.score:g}, and beyond {LARGEST_SCORE:g} either way nothing can "
+                "be computed in float32: let the reward source return None where it cannot tell, or a smaller number"
+            )
+    unscored = [s for s in scored if not s.valid]
+    limit = guards.max_unscored_fraction
+    if len(unscored) > limit * len(scored):
+        raise GuardError(
+            f"{where}: {len(unscored)} of {len(scored)} responses could not be scored, more than "
+            f"ppo.guards.max_unscored_fraction = {limit:g} allows; last reason: {unscored[-1].reason}"
+        )
+
+
+def check_constant_rewards(equal: ConstantRewardSteps, guards: GuardConfig, *, step: int) -> None:
+    """Raises GuardError if all scores of `max_constant_reward_steps` consecutive steps are equal."""
+    if guards.max_constant_reward_steps is not None and equal.count >= guards.max_constant_reward_steps:
+        raise GuardError(
+            f"step {step}: all scores of {equal.count} steps in a row are {equal.score:g}, which is what a dead reward "
+            "source looks like, or a task that has nothing left to teach; look at the last samples, and at what the "
+            "source answers to them by hand (--resume with ppo.guards.max_constant_reward_steps=null goes on)"
+        )

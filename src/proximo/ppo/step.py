@@ -9,13 +9,12 @@ from typing import Any
 from proximo.algorithms.controllers import KLController
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.calls import Calls, TracedCall, TracingCalls, Unknown
-from proximo.ppo.experience import StepExperience, experience_of
-from proximo.ppo.kl_coefficient import adapted_coefficient
+from proximo.ppo.experience import StepExperience, make_experience
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.selection import Batch, has_enough_groups, select
 from proximo.ppo.step_metrics import StepOutcome
-from proximo.ppo.train_state import TrainState
+from proximo.ppo.train_state import TrainState, adapted_coefficient
 from proximo.ppo.update.epochs import Report
 from proximo.records import Passes, Prompt, Scored
 
@@ -38,16 +37,15 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
     """
     call.input("state", state)
     policy, value, reference, reward, average = roles.policy, roles.value, roles.reference, roles.reward, roles.average
-    whole_kl = config.kl.apply_to if config.kl.estimator == "full" else None
 
     # 1. Sample responses and score them; further ones where groups of equal scores teach nothing.
     rollouts = [] if given is None else [call.input("scored", given)]
-    for number in range(config.most_rollouts if given is None else 0):
+    for number in range(config.advantage.most_rollouts if given is None else 0):
         rollout = replace(state, extra_rollouts=state.extra_rollouts + number)
         prompts = call.input("prompts", prompts_of(rollout.rollouts_done))
         responses = call("generate", "policy", policy.generate, prompts, rollout)
         greedy = ()
-        if config.baseline_answer == "greedy":
+        if config.advantage.needs_greedy:
             greedy = call("generate_greedy", "policy", policy.generate_greedy, prompts, rollout)
         rollouts.append(call("score", "reward", reward.score, responses, greedy, rollout))
         if not config.resamples or call("count_groups", None, partial(has_enough_groups, config=config), rollouts):
@@ -65,7 +63,7 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
     else:
         old_logprobs = call("policy_logprobs", "policy", policy.old_logprobs, batch.responses)
     if reference is not None:
-        beside = [policy] if whole_kl == "reward" else []
+        beside = [policy] if config.kl.full_in == "reward" else []
         found = call("reference_logprobs", "reference", reference.logprobs, batch.responses, *beside)
         reference_logprobs, full_kl = found.logprobs, found.full_kl
     if value is not None and values is None:
@@ -80,7 +78,7 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
     # 4. Epochs of updates; in the critic's warm-up the policy rests.
     policy_report = value_report = None
     policy_learns = state.steps_done >= config.critic_warmup_steps
-    beside = [reference] if whole_kl == "loss" else []
+    beside = [reference] if config.kl.full_in == "loss" else []
     if policy_learns and value is not None and roles.shares_trunk:
         inputs = (made.experience, state, value, *beside)
         reports = call("train_policy_and_value", "policy", policy.train_with_value, *inputs)
@@ -100,6 +98,18 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
         call("follow_policy", "reference", reference.follow, after, policy)
     outcome = outcome_of(call, made, batch, policy_report, value_report, state=state, config=config)
     return replace(outcome, is_scored=given is not None or reward.is_scored), after
+
+
+def experience_of(scored: Sequence[Scored], passes: Passes, state: TrainState, *, config: PPOConfig) -> StepExperience:
+    """`make_experience` with the coefficient and the moments of a run's state."""
+    return make_experience(
+        scored,
+        passes,
+        config=config,
+        kl_coefficient=state.kl_coefficient,
+        moments=state.score_moments,
+        returns_seen=state.return_moments,
+    )
 
 
 def next_state(
@@ -146,8 +156,8 @@ def outcome_of(
         value=value,
         candidates=batch.sampled if chooses else None,
         num_rollouts=batch.num_rollouts if batch.resamples else None,
-        kl_coefficient=None if config.kl.apply_to == "none" else state.kl_coefficient,
-        compares_groups=config.advantage.compares_groups,
+        kl_coefficient=state.kl_coefficient if config.kl.needs_reference else None,
+        compares_groups=config.advantage.needs_groups,
         seconds=call.seconds,
         own_seconds=call.own_seconds,
         measured=call.measured,
@@ -165,7 +175,7 @@ def trace_step(
     steps_done = config.critic_warmup_steps if steps_done is None else steps_done
     state = TrainState(kl_coefficient=config.kl.coefficient, steps_done=steps_done)
     absent = {"value": not config.uses_critic, "average": config.average_decay is None}
-    absent["reference"] = config.kl.apply_to == "none"
+    absent["reference"] = not config.kl.needs_reference
     roles = ("policy", "value", "reference", "reward", "average")
     models = {role: None if absent.get(role) else Unknown(role) for role in roles}
     prompts: Any = Unknown("prompts")

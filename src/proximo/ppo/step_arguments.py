@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proximo.data.codec.decoding import response_text
+from proximo.data.codec import response_text
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import TextEncoder
@@ -18,7 +18,7 @@ from proximo.message_text import count_of
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.token_rewards import as_number, is_list, scored_by_token
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.stopping import ending_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from proximo.algorithms.flat_layout import segment_sum
 from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
+from proximo.algorithms.masking import segment_sum
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.ppo.calls import PHASES, TracedCall
-from proximo.ppo.counted import (
+from proximo.ppo.experience import (
+    RawAdvantages,
+    ShapedScores,
     counted_mask,
     counted_responses,
     group_ids,
@@ -26,7 +28,6 @@ from proximo.ppo.counted import (
     task_reward_of,
     token_values,
 )
-from proximo.ppo.experience import RawAdvantages, ShapedScores
 from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.update.epochs import Report, first_minibatch_metrics
 from proximo.ppo.update.guards import broken_limits
@@ -333,7 +334,7 @@ def group_metrics(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) 
     metrics = {}
     if config.task_reward is not None:
         metrics["score/task_reward_mean"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
-    if not config.advantage.compares_groups:
+    if not config.advantage.needs_groups:
         return metrics
     equal, groups = in_zero_variance_group(scored, counted, config), group_ids(scored)
     by_group = {int(group): bool(same) for group, same in zip(groups[counted], equal[counted], strict=True)}

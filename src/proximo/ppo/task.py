@@ -6,10 +6,10 @@ The loop that drives it: run/loop.py.
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb
 from typing import Any
 
 from proximo.algorithms.kl import k1, k3
-from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
@@ -18,22 +18,20 @@ from proximo.message_text import count_of
 from proximo.metrics.report.run_summary import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
-from proximo.ppo.counted import sequence_kl, task_reward_of
+from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.roles.worker import logprobs_of
-from proximo.ppo.scores import check_scored_fraction
+from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
-from proximo.rewards.source import ClosableSource, NoReward, RewardSource
-from proximo.rewards.sources_on_ranks import score_on_ranks
-from proximo.rewards.statistics import statistics_of
+from proximo.rewards.source import ClosableSource, NoReward, RewardSource, score_on_ranks, statistics_of
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import sampling_with
+from proximo.rollout.ranks_engine import sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpointing import update_counts
 from proximo.run.make.conversion import schedule_notes
@@ -342,6 +340,19 @@ def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> d
         f"evaluation/pass_at_{k}": Mean.of(pass_at_k(total, solved, k) for total, solved in counts if total >= k)
         for k in sizes
     }
+
+
+def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the share of all sets of k samples in which one is right (arXiv:2107.03374, eq. 1).
+
+    Unbiased for the chance that k fresh samples hold a right one, unlike 1 - (1 - c / n)^k, which is too low. Exact in
+    integers until the division. Raises ValueError for fewer samples than k.
+    """
+    if not 0 <= num_solved <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(
+            f"pass@k wants 1 <= k <= samples and 0 <= solved <= samples, got {k=}, {num_samples=}, {num_solved=}"
+        )
+    return 1 - comb(num_samples - num_solved, k) / comb(num_samples, k)
 
 
 def _duel_metrics(scored: Sequence[Scored], opponents: Sequence[Scored | None]) -> dict[str, MetricValue]:

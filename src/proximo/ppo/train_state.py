@@ -1,13 +1,50 @@
-"""The state of a run between steps, except that of roles, which their workers hold (roles/)."""
+"""The state of a run between steps, and how a step moves its parts: KL coefficient and count of equal scores.
 
-from collections.abc import Mapping
+The state of roles is in their workers (roles/).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from proximo.algorithms.score_transforms import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.controllers import KLController, adaptive_kl
+from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments, common_score
 from proximo.checkpoint.reading import as_record
+from proximo.config.ppo.kl import KL, RewardKLConfig
 from proximo.data.difficulty import FilterState
-from proximo.ppo.scores import NO_CONSTANT_STEPS, ConstantRewardSteps
+from proximo.distributed.world import current
+from proximo.errors import ConfigError
+from proximo.ppo.experience import counted_responses, sequence_kl, task_reward_of
+from proximo.records import Experience, Scored
+from proximo.run.user_code import user_errors_named
+from proximo_verifiers.callables import methods_problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantRewardSteps:
+    """Number of consecutive steps whose responses all had the same score."""
+
+    score: float | None = None
+    """The score of all these responses; None if the last step had different scores."""
+    count: int = 0
+
+    def after(self, scored: Sequence[Scored], *, task_reward: str | None = None) -> "ConstantRewardSteps":
+        """The count after one more step. Unscored responses are ignored; a step without scores changes nothing.
+
+        `task_reward`: the component to compare, or None for the score.
+        """
+        scores = [task_reward_of(s, task_reward) for s in scored if s.valid]
+        if not scores:
+            return self
+        score = common_score(scores)
+        if score is None:
+            return ConstantRewardSteps()
+        return ConstantRewardSteps(score=score, count=self.count + 1 if score == self.score else 1)
+
+
+NO_CONSTANT_STEPS = ConstantRewardSteps()
+"""The state before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,3 +91,57 @@ class TrainState:
             extra_rollouts=saved.get("extra_rollouts", 0),
             difficulty=None if difficulty is None else FilterState.from_json(difficulty),
         )
+
+
+def first_coefficient(config: KL, controller: KLController | None) -> float:
+    """The coefficient of the first step. Raises ConfigError for a controller without a KL or beside `kl.adaptive`."""
+    if controller is None:
+        return config.coefficient
+    if not config.needs_reference:
+        raise ConfigError("kl_controller needs a KL, but ppo.kl is none: remove one of them")
+    if config.adaptive is not None or config.coefficient != RewardKLConfig().coefficient:
+        raise ConfigError(
+            "kl_controller sets the KL coefficient, and so do kl.coefficient and kl.adaptive: remove these two"
+        )
+    if problem := methods_problem(controller, ["update(kl_values)"]):
+        raise ConfigError(
+            "kl_controller is an object with a number `coefficient` and a method update(kl_values), such as "
+            f"AdaptiveKLController(0.1, target=6.0, horizon=10_000), but {problem}"
+        )
+    return current().once(lambda: _checked(getattr(controller, "coefficient", None)), what="kl_controller")
+
+
+def adapted_coefficient(
+    coefficient: float, experience: Experience, config: KL, controller: KLController | None = None
+) -> float:
+    """The coefficient of the next step, from the controller or by `kl.adaptive`; unchanged if no response counts.
+
+    A controller is called on rank 0 alone. Raises ConfigError if it returns anything but a finite number of at least 0.
+    """
+    divergences = sequence_kl(experience)
+    observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
+    if not observed:
+        return coefficient
+    if controller is not None:
+        return current().once(lambda: _moved(controller, observed), what="the method update of kl_controller")
+    if config.adaptive is None:
+        return coefficient
+    return adaptive_kl(
+        coefficient,
+        observed=sum(observed) / len(observed),
+        target=config.adaptive.target,
+        horizon=config.adaptive.horizon,
+        num_sequences=len(observed),
+    )
+
+
+def _moved(controller: KLController, observed: list[float]) -> float:
+    with user_errors_named("the method update of kl_controller", controller.update):
+        moved = controller.update(observed)
+    return _checked(moved)
+
+
+def _checked(coefficient: Any) -> float:
+    if not isinstance(coefficient, int | float) or not math.isfinite(coefficient) or coefficient < 0:
+        raise ConfigError(f"the KL coefficient of kl_controller must be a number of at least 0, got {coefficient!r}")
+    return float(coefficient)

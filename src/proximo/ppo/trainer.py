@@ -30,12 +30,11 @@ from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import Calls, OwnCall, check_own_calls
-from proximo.ppo.kl_coefficient import first_coefficient
 from proximo.ppo.roles.build import make_roles, step_digest
 from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_arguments import Mask, PromptLike, ResponseLike, Score, as_prompts, as_responses, as_scored
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
-from proximo.ppo.train_state import TrainState
+from proximo.ppo.train_state import TrainState, first_coefficient
 from proximo.ppo.trainer_arguments import (
     as_policy,
     as_reference,
@@ -50,8 +49,7 @@ from proximo.ppo.trainer_arguments import (
     check_training,
 )
 from proximo.records import Experience, Prompt, Response, Scored
-from proximo.rewards.sources_on_ranks import scored_once
-from proximo.rewards.statistics import statistics_of
+from proximo.rewards.source import scored_once, statistics_of
 from proximo.rewards.weighted import Reward
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from proximo.config.ppo.distillation import distillation_problem
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.run_checks import distillation_problem
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.message_text import count_of

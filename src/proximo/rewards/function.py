@@ -1,26 +1,46 @@
-"""The reward source that calls a Python function of the user. The function is trusted: it runs in this process."""
+"""The reward sources that call a Python function of the user, in this process or in one of its own.
+
+The function is trusted in both. A process of its own is restarted if the function hangs or crashes.
+"""
 
 import contextvars
+import math
 import queue
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from proximo.errors import ConfigError, ProximoError, TrainingError
+from proximo.errors import ConfigError, DataError, ProximoError, TrainingError, as_own_errors
 from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
-from proximo.records import Prompt, Response, Scored
-from proximo.rewards.calling.binding import BoundFunction, function_name
-from proximo.rewards.function_results import FunctionResult, as_scored, columns_checked, function_inputs
-from proximo.rewards.statistics import BatchStatistics
+from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.rewards.function_binding import (
+    FUNCTION_SERVICE,
+    OF_A_RESPONSE,
+    BoundFunction,
+    WantedColumns,
+    function_name,
+)
+from proximo.rewards.source import BatchStatistics, grade_metrics
+from proximo.rewards.token_rewards import as_number, is_list, scored_by_token
 from proximo.user_code import error_text, where_raised
+from proximo_verifiers.grader import GradeCounts
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress
+from proximo_verifiers.workers.frames import encode
+from proximo_verifiers.workers.loop import START_SECONDS, PoolLimits
+from proximo_verifiers.workers.pool import WorkerPool
+from proximo_verifiers.workers.process import WorkerSpec
+from proximo_verifiers.workers.work import Done, Failed, TimedOut, WorkResult
 
+FunctionResult = float | int | Mapping[str, Any] | None
+"""A score; a mapping with `score` or `token_rewards`, and components; or None where the function does not apply."""
 RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[FunctionResult]]]
-"""Called with what its parameters name (`calling/binding.py`): lists with one entry for each response."""
+"""Called with what its parameters name (`function_binding.py`): lists with one entry for each response."""
+ATTEMPTS = 3
+"""Number of times a batch is tried whose function raised or whose process died."""
 _Answer = tuple[Any, BaseException | None]
 
 
@@ -124,3 +144,174 @@ class FunctionReward:
             f"reward function {self.name!r} did not answer for {count_of(num_responses, 'response')} "
             f"within timeout_seconds = {self.timeout_seconds:g}"
         )
+
+
+class ProcessFunctionReward:
+    """Calls a function as `FunctionReward` does, in another process. Its inputs and results cross as JSON.
+
+    The function is the user's own, so its process has the environment variables of the run and no memory limit.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self, path: str, *, name: str, kwargs: Mapping[str, Any] | None = None, timeout_seconds: float = 600.0
+    ) -> None:
+        """`path` is `package.module:function`. Raises ConfigError if the process cannot import or call it."""
+        self.name = name
+        self.timeout_seconds = timeout_seconds
+        spec = WorkerSpec(service=FUNCTION_SERVICE, path=path, options=kwargs or {}, whole_environment=True)
+        limits = PoolLimits(num_workers=1, answer_seconds=timeout_seconds, attempts=ATTEMPTS)
+        with as_own_errors():
+            self._pool = WorkerPool(spec, limits, name=name)
+        self._statistics = GradeCounts()
+        self._columns: tuple[str, ...] = ()
+        self._counted = (0, 0)
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """One score per response. Any other failure of the function leaves the batch without scores.
+
+        Raises TrainingError if the function returns no scores, DataError for a row that cannot be written as JSON.
+        """
+        if not responses:
+            return []
+        try:
+            request = encode({"call": function_inputs(responses), "columns": self._columns})
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"reward function {self.name!r}: with `process: true` rows are sent as JSON, and a column "
+                f"cannot be converted ({error}); leave that column out, or write it as text"
+            ) from error
+        # The worst case: every attempt takes almost the whole timeout, and the process starts anew in between.
+        seconds = (ATTEMPTS + 1) * self.timeout_seconds + START_SECONDS
+        with as_own_errors():
+            (outcome,) = self._pool.wait(self._pool.submit([request]), seconds=seconds, limit="its limits")
+        scored = self._scored(responses, outcome)
+        self._count(scored, outcome)
+        return scored
+
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
+        """Raises DataError where the function cannot be bound to a prompt, as `FunctionReward.check_prompts` does."""
+        wanted = WantedColumns(**self._pool.about)
+        self._columns = columns_checked(prompts, origins, wanted, before=self._columns, name=self.name)
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """The metrics of this source since the last call. Its seconds are those of whole batches."""
+        taken, self._statistics = self._statistics, GradeCounts()
+        return grade_metrics(taken, self.name)
+
+    def close(self) -> None:
+        """Ends the process of the function."""
+        self._pool.close()
+
+    def _scored(self, responses: Sequence[Response], outcome: WorkResult) -> list[Scored]:
+        match outcome:
+            case Done(value=value):
+                return as_scored(responses, value, name=self.name)
+            case TimedOut(times=times):
+                often = "twice" if times > 1 else "and not again before its limits were over"
+                reason = f"{self.name} did not answer within timeout_seconds = {self.timeout_seconds:g}, {often}"
+            case Failed():
+                reason = f"{self.name}: {outcome.reason}"
+        state = ScoreState.INFRASTRUCTURE_FAULT
+        return [Scored(response=response, score=math.nan, state=state, reason=reason) for response in responses]
+
+    def _count(self, scored: Sequence[Scored], outcome: WorkResult) -> None:
+        counts = self._statistics
+        counts.num_responses += len(scored)
+        if isinstance(outcome, Done | TimedOut):
+            counts.seconds.append(outcome.seconds)
+        counts.num_timeouts += len(scored) * isinstance(outcome, TimedOut)
+        counts.num_failures += sum(item.state is ScoreState.INFRASTRUCTURE_FAULT for item in scored)
+        retries, restarts = self._counted
+        self._counted = (self._pool.num_retries, self._pool.num_restarts)
+        counts.num_retries += self._counted[0] - retries
+        counts.num_restarts += self._counted[1] - restarts
+
+
+def function_inputs(responses: Sequence[Response]) -> dict[str, list[Any]]:
+    """The inputs of `BoundFunction`: prompts (text, or messages), responses, metadata, and the answers of the rows."""
+    prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
+    return {
+        "prompts": prompts,
+        "responses": [r.text for r in responses],
+        "metadata": [_metadata(r) for r in responses],
+        "answers": [r.prompt.metadata.get("answer", r.prompt.answer) for r in responses],
+    }
+
+
+def columns_checked(
+    prompts: Sequence[Prompt],
+    origins: Mapping[str, str],
+    wanted: WantedColumns,
+    *,
+    before: Iterable[str] = (),
+    name: str,
+) -> tuple[str, ...]:
+    """The columns of all prompts, after those known before. Raises DataError for a row that the function cannot get."""
+    columns = dict.fromkeys(before)
+    for prompt in prompts:
+        own = [*prompt.metadata, *([] if prompt.answer is None else ["answer"])]
+        if problem := wanted.problem(own):
+            origin = origins.get(prompt.id, f"prompt {prompt.id!r}")
+            raise DataError(f"{origin}: reward function {name!r} {problem}")
+        columns |= dict.fromkeys([*own, *OF_A_RESPONSE])
+    return tuple(columns)
+
+
+def as_scored(responses: Sequence[Response], results: Any, *, name: str) -> list[Scored]:
+    """Converts what the function returned to one `Scored` per response. Raises TrainingError for invalid results."""
+    if hasattr(results, "tolist"):  # numpy arrays and tensors
+        results = results.tolist()
+    if not is_list(results) or len(results) != len(responses):
+        count = len(results) if is_list(results) else type(results).__name__
+        raise TrainingError(
+            f"reward function {name!r} must return one score per response: "
+            f"expected {len(responses)}, it returned {count}{_advice(results)}"
+        )
+    return [_scored(response, result, name=name) for response, result in zip(responses, results, strict=True)]
+
+
+def _advice(results: Any) -> str:
+    if isinstance(results, Iterable) and not isinstance(results, str | bytes | Mapping | Sequence):
+        return "; return a list, in the order of the responses"
+    return ""
+
+
+def _scored(response: Response, result: FunctionResult, *, name: str) -> Scored:
+    if result is None:
+        state, reason = ScoreState.NOT_APPLICABLE, f"{name} returned None: it does not apply"
+        return Scored(response=response, score=math.nan, state=state, reason=reason)
+    parts = dict(result) if isinstance(result, Mapping) else {"score": result}
+    if ("score" in parts) == ("token_rewards" in parts):
+        raise TrainingError(
+            f"reward function {name!r} must return a mapping with either 'score' or 'token_rewards', whose "
+            f"sum is the score; it has {sorted(parts)}"
+        )
+    token_rewards = parts.pop("token_rewards", None)
+    try:
+        numbers = {key: as_number(value) for key, value in parts.items()}
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            f"reward function {name!r} must return a number, a mapping to numbers or None for each response, "
+            f"it returned {result!r:.80}"
+        ) from error
+    if not all(math.isfinite(number) for number in numbers.values()):
+        reason = f"{name} returned {result!r}"
+        return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+    unnamed = [key for key in numbers if not re.fullmatch(COMPONENT, key)]
+    if unnamed:
+        raise TrainingError(
+            f"reward function {name!r} returned a component {unnamed[0]!r}, which cannot name a metric: use "
+            "letters, digits, '_', '.' and '-' only"
+        )
+    if token_rewards is not None:
+        return scored_by_token(response, token_rewards, name=name, components=numbers)
+    score = numbers.pop("score")
+    return Scored(response=response, score=score, components=numbers)
+
+
+def _metadata(response: Response) -> dict[str, Any]:
+    answer = {} if response.prompt.answer is None else {"answer": response.prompt.answer}
+    finish: Finish = response.finish
+    return {**response.prompt.metadata, **answer, "finish": finish.value, "token_ids": response.token_ids}

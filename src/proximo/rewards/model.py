@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.data.rendering import render_for
-from proximo.data.templates.renderer import RenderingError, TemplateLimitError
+from proximo.data.templates.limits import RenderingError, TemplateLimitError
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
@@ -21,7 +21,7 @@ from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.statistics import BatchStatistics
+from proximo.rewards.source import BatchStatistics
 from proximo.rewards.token_rewards import scored_by_prefix, scored_by_token
 
 if TYPE_CHECKING:  # transformers takes seconds to import

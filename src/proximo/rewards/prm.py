@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from proximo.algorithms.process_rewards import Aggregate, running_aggregate, step_deltas
-from proximo.data.stepwise.examples import is_right
-from proximo.data.stepwise.steps import (
+from proximo.data.step_examples import is_right
+from proximo.data.steps import (
     DEFAULT_SEPARATOR,
     Solution,
     StepFinder,
@@ -15,7 +15,7 @@ from proximo.data.stepwise.steps import (
     encode_steps,
     split_steps,
 )
-from proximo.data.templates.renderer import RenderingError, TemplateLimitError
+from proximo.data.templates.limits import RenderingError, TemplateLimitError
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError
 from proximo.models.scalar import ScalarModel, step_separator_of

@@ -1,4 +1,4 @@
-"""The reward source that asks a reward service on another machine: batches, retries, deadlines.
+"""The reward source that asks a reward service on another machine: requests, batches, retries, deadlines.
 
 A service that is down, slow or sends invalid replies never stops the run: requests are retried, and responses without a
 result after that have no score. A service that refuses the request itself stops the run.
@@ -15,12 +15,21 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from proximo.errors import ConfigError, DataError, TrainingError
-from proximo.http_client import RequestRefusedError, UnansweredError
+from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
-from proximo.rewards.protocol import check_body, request_body
-from proximo.rewards.remote_requests import Requests
-from proximo.rewards.statistics import grade_metrics
+from proximo.rewards.protocol import (
+    CHECK_PATH,
+    SCORE_PATH,
+    SECONDS_HEADER,
+    ProtocolError,
+    ProtocolVersionError,
+    check_body,
+    read_checked,
+    read_reply,
+    request_body,
+)
+from proximo.rewards.source import grade_metrics
 from proximo_verifiers.grader import GradeCounts
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress, logging_start
 
@@ -31,6 +40,7 @@ CHECK_SECONDS = 60.0
 REFUSES_THIS_CHECK = (401, 403, 413)
 """Statuses with which a service refuses one check. Any other refusal means that it checks no rows at all."""
 Result = TypeVar("Result")
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,3 +272,54 @@ def _jitter(batch: int, attempt: int) -> float:
     Depends on batch and attempt alone, so that runs are reproducible.
     """
     return 0.5 + zlib.crc32(f"{batch}:{attempt}".encode()) / 2**33
+
+
+class Requests:
+    """Sends requests to one service. Thread-safe; `close` ends its background thread."""
+
+    def __init__(self, url: str, *, token: str | None, token_env: str | None, kept_connections: int) -> None:
+        """`token_env` is the environment variable that held the token, for messages."""
+        self.token_env = token_env
+        self._client = HttpClient(url, token=token, kept_connections=kept_connections, advice=self._advice)
+        self.url = self._client.url
+
+    def ask(self, body: bytes, responses: Sequence[Response], *, seconds: float) -> list[Scored]:
+        """The results for `responses`, which are in `body`, within `seconds`.
+
+        Raises UnansweredError and RequestRefusedError.
+        """
+        return self._post(SCORE_PATH, body, lambda reply: read_reply(reply, responses), seconds=seconds)
+
+    def check(self, body: bytes, *, seconds: float) -> str | None:
+        """The problem with a row of `body`, or None. A service that checks no rows refuses with 404.
+
+        Raises UnansweredError and RequestRefusedError.
+        """
+        return self._post(CHECK_PATH, body, read_checked, seconds=seconds)
+
+    def close(self) -> None:
+        """Close the connections that are kept open between requests."""
+        self._client.close()
+
+    def _post(self, path: str, body: bytes, read: Callable[[bytes], Reply], *, seconds: float) -> Reply:
+        headers: Mapping[str, str] = {SECONDS_HEADER: f"{max(seconds, 0.001):.3f}"}
+        reply = self._client.send("POST", path, body, seconds=seconds, headers=headers)
+        try:
+            return read(reply)
+        except ProtocolVersionError as error:
+            raise RequestRefusedError(
+                f"the service at {self.url} has another protocol version: {error}; use the same version on both sides"
+            ) from None
+        except ProtocolError as error:
+            raise UnansweredError(f"the service sent an invalid reply: {error}") from None
+
+    def _advice(self, status: int) -> str:
+        if status in (401, 403):
+            if self.token_env is None:
+                return "it requires a token: set token_env to the environment variable that holds it"
+            return f"the token in the environment variable {self.token_env} is not the one of the service"
+        if 300 <= status < 400:
+            return "redirects are not followed: set url to the final address"
+        if status == 413:
+            return "lower responses_per_request, or raise the service's limit"
+        return "is url the address of a reward service (`proximo serve-reward`) of this version?"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -61,15 +62,6 @@ class ServiceLimits:
     request_bytes: int = 64 * 2**20
 
 
-class _RejectedError(Exception):
-    """The request is rejected with this status."""
-
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.headers = headers
-
-
 class RewardService:
     """Serves the scores of `source`, which must be thread-safe. Clients must send the `token` if there is one."""
 
@@ -90,8 +82,15 @@ class RewardService:
                 Route(CHECK_PATH, self.check, methods=["POST"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
-            ]
+            ],
+            exception_handlers={HTTPException: self.refuse},
         )
+
+    def refuse(self, _: Request, error: Exception) -> Response:
+        """Counts a refused request and replies with its status and the reason."""
+        assert isinstance(error, HTTPException)
+        self.statistics.count_refusal(error.status_code)
+        return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
 
     async def health(self, _: Request) -> Response:
         """Replies that the service is up, with the version of its format."""
@@ -99,10 +98,7 @@ class RewardService:
 
     async def metrics(self, request: Request) -> Response:
         """Replies with counts since the start and latencies of the last requests."""
-        try:
-            self._authorise(request)
-        except _RejectedError as error:
-            return _error_response(error)
+        self._authorise(request)
         waiting = max(0, self._admitted - self.limits.concurrency)
         return JSONResponse({**self.statistics.as_json(), "running": self._admitted - waiting, "waiting": waiting})
 
@@ -115,26 +111,21 @@ class RewardService:
         return await self._admit(self._checked, request)
 
     async def _admit(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
+        self._authorise(request)
+        if self._admitted >= self.limits.concurrency + self.limits.queue_size:
+            raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
+        self._admitted += 1
         try:
-            self._authorise(request)
-            if self._admitted >= self.limits.concurrency + self.limits.queue_size:
-                raise _RejectedError(503, "too many requests are waiting", {"Retry-After": "1"})
-            self._admitted += 1
-            try:
-                body = await work(request)
-            finally:
-                self._admitted -= 1
-        except _RejectedError as error:
-            self.statistics.count_refusal(error.status)
-            return _error_response(error)
-        return Response(body, media_type="application/json")
+            return Response(await work(request), media_type="application/json")
+        finally:
+            self._admitted -= 1
 
     def _authorise(self, request: Request) -> None:
         if self.token is None:
             return
         sent = request.headers.get("Authorization", "")
         if not hmac.compare_digest(sent.encode(), f"Bearer {self.token}".encode()):
-            raise _RejectedError(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
     async def _scored(self, request: Request) -> bytes:
         start = time.monotonic()
@@ -154,7 +145,7 @@ class RewardService:
         seconds = _client_timeout(request)
         async with self._turn:
             if time.monotonic() - start >= seconds:
-                raise _RejectedError(503, "the client's time ran out in the queue", {"Retry-After": "1"})
+                raise HTTPException(503, "the client's time ran out in the queue", {"Retry-After": "1"})
             # Shielded, because work cannot be interrupted: a client that retries would find the same worker busy.
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
@@ -166,11 +157,11 @@ class RewardService:
                 async for piece in request.stream():
                     body += piece
                     if len(body) > self.limits.request_bytes:
-                        raise _RejectedError(413, f"a request has at most {self.limits.request_bytes} bytes")
+                        raise HTTPException(413, f"a request has at most {self.limits.request_bytes} bytes")
         except TimeoutError:
-            raise _RejectedError(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
+            raise HTTPException(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
         except ClientDisconnect:
-            raise _RejectedError(400, "the client disconnected") from None
+            raise HTTPException(400, "the client disconnected") from None
         return bytes(body)
 
     def _score(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
@@ -234,13 +225,13 @@ def _read(read: Callable[[bytes], Result], body: bytes) -> Result:
     try:
         return read(body)
     except ProtocolError as error:
-        raise _RejectedError(400, str(error)) from None
+        raise HTTPException(400, str(error)) from None
 
 
-def _failed(error: Exception) -> _RejectedError:
+def _failed(error: Exception) -> HTTPException:
     """Logs the error, with its traceback unless it is a ProximoError, whose message is enough."""
     LOG.error("%s", error, exc_info=None if isinstance(error, ProximoError) else error)
-    return _RejectedError(500, "the reward source failed; see the log of the service")
+    return HTTPException(500, "the reward source failed; see the log of the service")
 
 
 def _client_timeout(request: Request) -> float:
@@ -248,8 +239,4 @@ def _client_timeout(request: Request) -> float:
     try:
         return float(request.headers.get(SECONDS_HEADER, "inf"))
     except ValueError:
-        raise _RejectedError(400, f"{SECONDS_HEADER} must be a number of seconds") from None
-
-
-def _error_response(error: _RejectedError) -> Response:
-    return JSONResponse({"detail": str(error)}, status_code=error.status, headers=error.headers)
+        raise HTTPException(400, f"{SECONDS_HEADER} must be a number of seconds") from None

@@ -1,14 +1,21 @@
-"""The protocols of reward sources. Only `RewardSource` is required; the others are optional capabilities.
+"""The protocols of reward sources, how a source is used on several ranks, and the counts of its work.
 
+Only `RewardSource` is required; the other protocols are optional capabilities. Of several ranks rank 0 alone calls a
+source, and every rank gets its scores; sources that divide their work, such as reward models, are called on every rank.
 `NoReward` is the source of a run that learns from its reference alone (docs/distillation.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from proximo.metrics.values import MetricValue
-from proximo.records import Prompt, Response, Scored
+from proximo.distributed.world import current
+from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
+from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo_verifiers.callables import methods_problem
+from proximo_verifiers.grader import GradeCounts
+
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @runtime_checkable
@@ -108,3 +115,138 @@ def source_problem(source: Any) -> str | None:
     if not isinstance(getattr(source, "name", None), str):
         problems.append("it has no attribute name, the name of its scores in the metrics")
     return "; ".join(problem for problem in problems if problem) or None
+
+
+def score_on_ranks(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
+    """The scores of a source, which are the same on every rank. Every rank has to call it."""
+    if is_shared(source):
+        return source.score(responses)
+    return scored_once(lambda: source.score(responses), responses, name=source.name)
+
+
+def is_shared(source: RewardSource) -> bool:
+    """Whether every rank calls the source."""
+    return isinstance(source, SharedSource) and source.on_all_ranks
+
+
+def scored_once(run: Callable[[], list[Scored]], responses: Sequence[Response], *, name: str) -> list[Scored]:
+    """The result of `run`, which scores `responses` on rank 0 alone, on every rank."""
+    if current().size == 1:
+        return run()
+    kept: list[Scored] = []
+
+    def effect() -> list[Any]:
+        kept[:] = run()
+        return without_responses(kept, responses)
+
+    sent = current().once(effect, what=f"scores of {name}")
+    return kept if current().leads else with_responses(sent, responses)
+
+
+def without_responses(scored: Sequence[Scored], responses: Sequence[Response]) -> list[Any]:
+    """Scores to send to ranks that have the responses: a response that the source changed is sent with its score."""
+    nothing: Any = None
+    return [
+        replace(each, response=nothing) if each.response is response else each
+        for each, response in zip(scored, responses, strict=True)
+    ]
+
+
+def with_responses(sent: Sequence[Any], responses: Sequence[Response]) -> list[Scored]:
+    """The scores that `without_responses` was given."""
+    return [
+        replace(each, response=response) if each.response is None else each
+        for each, response in zip(sent, responses, strict=True)
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class AbsentSource:
+    """The placeholder on other ranks for a source that was built on rank 0 with its processes and connections."""
+
+    name: str
+    concurrent: bool
+    is_eager: bool
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """Never called: rank 0 scores for all ranks."""
+        raise AssertionError(f"{self.name} scores {len(responses)} responses on rank 0")
+
+    def begin(self, response: Response) -> None:
+        """Never called: rank 0 begins the scoring of all responses."""
+        raise AssertionError(f"{self.name} begins response {response.sample_index} on rank 0")
+
+
+def build_on_first(build: Callable[[], RewardSource], *, name: str) -> RewardSource:
+    """Build a source on rank 0 alone. Every rank has to call it; other ranks get an `AbsentSource`."""
+    if current().size == 1:
+        return build()
+    built: list[RewardSource] = []
+
+    def effect() -> AbsentSource:
+        built.append(build())
+        (source,) = built
+        concurrent = isinstance(source, ConcurrentSource) and source.concurrent
+        return AbsentSource(name=source.name, concurrent=concurrent, is_eager=is_eager(source))
+
+    absent = current().once(effect, what=f"the start of {name}")
+    return built[0] if built else absent
+
+
+def grade_metrics(counts: GradeCounts, name: str) -> dict[str, MetricValue]:
+    """The declared metrics of the source `name`, empty if nothing was scored.
+
+    Fractions are of all responses that were to be scored.
+    """
+    if not counts.num_responses:
+        return {}
+    fractions = {
+        "timeout_fraction": counts.num_timeouts,
+        "failure_fraction": counts.num_failures,
+        "model_fault_fraction": counts.num_model_faults,
+        "cache_hit_fraction": counts.num_cache_hits,
+    }
+    values: dict[str, MetricValue] = {key: Mean(count, counts.num_responses) for key, count in fractions.items()}
+    values |= _percentiles(counts.seconds)
+    values |= {"retries": Sum(counts.num_retries), "worker_restarts": Sum(counts.num_restarts)}
+    return {f"source/{name}/{key}": value for key, value in values.items()}
+
+
+@dataclass(kw_only=True)
+class BatchStatistics:
+    """Counts of a source that scores a batch in one call, without retries."""
+
+    num_responses: int = 0
+    num_failures: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Time of each batch."""
+
+    def count(self, scored: Sequence[Scored], seconds: float) -> None:
+        """Counts a batch that was scored in `seconds`; ignores an empty one."""
+        if scored:
+            self.num_responses += len(scored)
+            self.num_failures += sum(item.state is ScoreState.INFRASTRUCTURE_FAULT for item in scored)
+            self.seconds.append(seconds)
+
+    def taken(self, name: str) -> dict[str, MetricValue]:
+        """The declared metrics of the source `name`, empty if nothing was scored. Resets the counts."""
+        if not self.num_responses:
+            return {}
+        failures: dict[str, MetricValue] = {"failure_fraction": Mean(self.num_failures, self.num_responses)}
+        values = failures | _percentiles(self.seconds)
+        self.num_responses, self.num_failures, self.seconds = 0, 0, []
+        return {f"source/{name}/{key}": value for key, value in values.items()}
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, MetricValue]:
+    return {f"seconds_{key}": Quantile(share, tuple(seconds)) for key, share in QUANTILES.items()}
+
+
+def statistics_of(source: RewardSource | None) -> dict[str, MetricValue]:
+    """The metrics of a source since the last call; empty for a source without metrics. On ranks, those of rank 0."""
+    if source is None:
+        return {}
+    return current().once(
+        lambda: dict(source.statistics()) if isinstance(source, MeasuredSource) else {},
+        what=f"statistics of {source.name}",
+    )

@@ -8,7 +8,7 @@ from proximo.errors import TrainingError, as_own_errors
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.statistics import grade_metrics
+from proximo.rewards.source import grade_metrics
 from proximo_verifiers.grader import ANSWER_SECONDS, MEMORY_BYTES, Grader
 from proximo_verifiers.verifier import Answer, Grade
 

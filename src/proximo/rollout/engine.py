@@ -14,6 +14,9 @@ from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
+_SAMPLED = 64
+"""Entries of each tensor that enter its fingerprint."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
@@ -98,10 +101,6 @@ def versions_of_tokens(starts: Sequence[tuple[int, int]], num_tokens: int) -> tu
     return tuple(
         version for (version, start), end in zip(starts, ends, strict=True) for _ in range(start, min(end, num_tokens))
     )
-
-
-_SAMPLED = 64
-"""Entries of each tensor that enter its fingerprint."""
 
 
 def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:

@@ -8,13 +8,14 @@ row wrote past the end of its response are then discarded, so responses do not d
 
 import copy
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from proximo.data.codec.decoding import end_of_prompt
+from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
@@ -22,7 +23,6 @@ from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, Growing
 from proximo.rollout.engine import Holding, fingerprint
-from proximo.rollout.fair_lock import FairLock
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.scheduler import Scheduler
 from proximo.rollout.stopping import StopRules
@@ -242,3 +242,21 @@ def check_request(
             f"({options.max_new_tokens}) makes {wanted}, but the model has {max_positions} positions; "
             "shorten the prompt or lower max_new_tokens"
         )
+
+
+class FairLock:
+    """A fair lock for two threads. The waiting one gets it next; a plain lock may always return to its last holder."""
+
+    def __init__(self) -> None:
+        self._next = threading.Lock()
+        self._now = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Generator[None]:
+        """Inside, no other thread has a turn."""
+        with self._next:
+            self._now.acquire()
+        try:
+            yield
+        finally:
+            self._now.release()

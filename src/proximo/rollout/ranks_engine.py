@@ -1,18 +1,24 @@
-"""The built-in engine on several ranks: each samples a share of the prompts."""
+"""Engines for several ranks, and the transfer of the policy's weights to them.
+
+The built-in engine samples a share of the prompts on each rank. Any other engine is called on rank 0 alone.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from proximo import errors
 from proximo.distributed.world import World, current
-from proximo.errors import ProximoError, RankError
+from proximo.errors import ProximoError, RankError, TrainingError
+from proximo.metrics.values import MetricValue
+from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Holding
+from proximo.rollout.engine import Engine, Holding, push_weights, statistics_of
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.rank_transfers import StreamedWeights, as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 POLL_SECONDS = 0.02
@@ -206,3 +212,104 @@ class _Begun:
 
 def _ignore(response: Response) -> None:
     del response
+
+
+class FirstRankEngine:
+    """A user's engine on several ranks: only rank 0 calls it, and all ranks get its responses."""
+
+    def __init__(self, own: Engine) -> None:
+        self.own = own
+        self._exact, self._error = current().once(
+            lambda: (bool(own.logprobs_are_the_learners), own.max_logprob_error), what="the engine's precision"
+        )
+
+    @property
+    def logprobs_are_the_learners(self) -> bool:
+        """See `Engine.logprobs_are_the_learners`; read once on rank 0."""
+        return self._exact
+
+    @property
+    def max_logprob_error(self) -> float | None:
+        """See `Engine.max_logprob_error`; read once on rank 0."""
+        return self._error
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
+        current().once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
+
+    def push(self, version: int, model: LanguageModel) -> bool:
+        """See `push_weights`. Sharded tensors are gathered layer by layer, and only for an engine that lacks them."""
+        weights = StreamedWeights(dict(model.trainable_parameters()))
+        whole = weights.fingerprint()
+        return weights.give(lambda: push_weights(self.own, version, weights, fingerprint_of_all=whole))
+
+    def holds(self) -> Holding | None:
+        """The weights that the engine of rank 0 holds; every rank has to ask."""
+        return current().once(self.own.holds, what="the weights that the engine holds")
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """See `statistics_of`: those of rank 0."""
+        return current().once(lambda: statistics_of(self.own), what="statistics of the engine")
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        on_finished: Callable[[Response], None] | None = None,
+    ) -> list[Response]:
+        """See `Engine.generate`. Every rank gets the responses of rank 0."""
+        kept: list[Response] = []
+
+        def run() -> bytes:
+            kept[:] = self.own.generate(
+                prompts, num_samples=num_samples, options=options, key=key, on_finished=on_finished
+            )
+            return to_bytes(_numbered(kept, prompts, num_samples))
+
+        message = current().once(run, what="responses of the engine")
+        sent = [response for _, response in from_bytes(message, prompts)]
+        return as_sent(kept, sent) if kept else sent
+
+
+def _numbered(responses: Sequence[Response], prompts: Sequence[Prompt], num_samples: int) -> list[tuple[int, Response]]:
+    """Each response with the index of its prompt. Raises TrainingError unless they are ordered by prompt."""
+    if len(responses) != len(prompts) * num_samples:
+        raise TrainingError(
+            f"the engine must give {num_samples} responses to each of {len(prompts)} prompts, it gave {len(responses)}"
+        )
+    for number, response in enumerate(responses):
+        asked = prompts[number // num_samples]
+        if response.prompt.id != asked.id:
+            raise TrainingError(
+                f"the engine must order its responses by prompt: response {number} is to prompt "
+                f"{response.prompt.id!r}, not {asked.id!r}"
+            )
+    return [(number // num_samples, response) for number, response in enumerate(responses)]
+
+
+def on_ranks(engine: Engine) -> Engine:
+    """The engine as all ranks of this world use it; the engine itself in a world of one. Every rank has to call it.
+
+    The built-in engine samples a share on each rank. Any other engine is called only on rank 0.
+    """
+    if current().size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
+        return engine
+    return RanksEngine(engine) if isinstance(engine, LocalEngine) else FirstRankEngine(engine)
+
+
+def push_to(engine: Engine, model: LanguageModel, *, version: int) -> bool:
+    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
+    if isinstance(engine, FirstRankEngine):
+        return engine.push(version, model)
+    # An engine that samples from the model's own tensors copies none, so that they need not be whole.
+    shares = isinstance(engine, RanksEngine) and engine.own.samples_from(model)
+    with nullcontext() if shares else model.backbone.gathered():
+        return push_weights(engine, version, dict(model.trainable_parameters()))
+
+
+def sampling_with(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:
+    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
+    return nullcontext() if isinstance(engine, FirstRankEngine) else model.backbone.gathered()

@@ -1,7 +1,7 @@
-"""Decides when a response ends, and makes its text.
+"""Decides which tokens end a response, when it ends, and makes its text.
 
 A response keeps its tokens up to and including the one that ends it. Its text is the text that it adds to its prompt
-(`data/codec/decoding.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
+(`data/codec.py`), without an EOS or stop token, and is cut before a stop string. Stop strings are searched in
 decoded text, so they may span several tokens and begin inside one.
 Most tokens cannot complete a stop string, and one look-up shows that. For the others a few tokens are decoded, and the
 whole response only if the string occurs in them.
@@ -11,12 +11,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from proximo.data.codec.decoding import UNFINISHED, common_length, decode, decode_behind
+from proximo.data.codec import UNFINISHED, common_length, decode, decode_behind
+from proximo.data.templates.chat import end_of_turn_ids
+from proximo.data.tokenise import TextEncoder
+from proximo.errors import ModelError
+from proximo.models.pretrained.vocabulary import end_of_sequence_ids
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 _CONTEXT_TOKENS = 4
 """Additional tokens decoded in front, because decoding may strip the space of the first token."""
@@ -100,3 +107,27 @@ class StopRules:
         num_old = common_length(before, text)
         positions = [text.find(string, max(0, num_old - len(string) + 1)) for string in self.options.stop_strings]
         return min((position for position in positions if position >= 0), default=None)
+
+
+def ending_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """The ids in ascending order. A chat template's end-of-turn token is often not the EOS token.
+
+    Where a turn ends in several special tokens, the last of them ends a response, and none of the others does: training
+    teaches them all. Raises ModelError if neither model nor tokenizer defines an EOS token.
+    """
+    turn = end_of_turn_ids(TextEncoder(tokenizer))
+    return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *turn[-1:]} - set(turn[:-1])))
+
+
+def name_endings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Let the model's generation config name all of `ending_ids`, so that it ends in other programs where it ends here.
+
+    A model without such a token, or with a chat template that cannot be rendered, is not changed: it may train on plain
+    text.
+    """
+    try:
+        ids = ending_ids(model, tokenizer)
+    except ModelError:
+        return
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = list(ids) if len(ids) > 1 else ids[0]

@@ -1,16 +1,21 @@
-"""Finds runs, checkpoints and saved models by path, and verifies their hashes. Builds no model."""
+"""Finds runs, their recipes, checkpoints and models by path, and verifies their hashes. Builds no model."""
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
+from proximo.checkpoint.run_folder import CHECKPOINTS, RESOLVED_CONFIG, is_run_folder
 from proximo.checkpoint.store import CheckpointStore
-from proximo.errors import RunFolderError
+from proximo.config.loader import read_saved
+from proximo.config.recipe import TrainerRecipe
+from proximo.config.stages import MARK
+from proximo.errors import ConfigError, RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
-from proximo.trainer_kinds import trainer_kinds
+from proximo.trainer_kinds import TrainerKind, recognise, trainer_kinds
 
 STEP = re.compile(r"step-0*(\d+)")
 
@@ -146,3 +151,53 @@ def _verified(store: CheckpointStore, step: int, role: str) -> Path:
 
 def _held(store: CheckpointStore) -> str:
     return f"it has {', '.join(f'step-{step:06d}' for step in store.steps())}"
+
+
+def saved_recipe(run: Path) -> TrainerRecipe:
+    """The saved recipe. Raises RunFolderError if it is missing or damaged."""
+    saved = run / RESOLVED_CONFIG
+    if not saved.is_file():
+        raise RunFolderError(f"{run} has no file {RESOLVED_CONFIG}, so its models and data are not known")
+    try:
+        content = _with_moved_paths(json.loads(saved.read_text(encoding="utf-8")), run)
+        kind = recognise(content)
+    except (ValueError, TypeError, KeyError) as error:  # not JSON, or not a recipe
+        reason = str(error).partition("\n")[0]
+        raise RunFolderError(f"{saved} is damaged ({reason}): it cannot be read") from error
+    if not isinstance(kind, TrainerKind):
+        names = ", ".join(each.name for each in trainer_kinds())
+        raise RunFolderError(f"{saved} is for a trainer that is not installed here; installed are {names}")
+    return read_saved(kind.schema, content, saved_by=None)
+
+
+def _with_moved_paths(content: Any, run: Path) -> Any:
+    """Rewrite the paths of a stage whose pipeline was moved from the old folder to the new one."""
+    before, now = Path(content["run"]["folder"]).parent, run.parent
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: moved(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [moved(part) for part in value]
+        if not isinstance(value, str) or not value.startswith(f"{before}/") or Path(value).exists():
+            return value
+        found = now / Path(value).relative_to(before)
+        return str(found) if found.exists() else value
+
+    return content if before == now else moved(content)
+
+
+def stage_result(folder: Path, reference: str) -> Path:
+    """The model folder of a stage: from its best checkpoint if one was measured, otherwise from its latest.
+
+    Raises ConfigError where that stage has no checkpoint.
+    """
+    stage = reference.removeprefix(MARK)
+    store = CheckpointStore(folder / stage / "checkpoints")
+    checkpoint = store.best() or store.latest()
+    if checkpoint is None:
+        raise ConfigError(
+            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
+            f"give the recipe a section {stage}, or name a model by its path"
+        )
+    return checkpoint.path(checkpoint.roles[0])

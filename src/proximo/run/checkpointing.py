@@ -1,6 +1,7 @@
 """Writes models and optimizers into a checkpoint, and restores them; `checkpoint/` makes the writing atomic."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from proximo.models.pretrained.sharded_folders import SHARDS, assemble, holds_sh
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import load_head, save_head, whole_head, write_head
 from proximo.models.transformers_model import is_adapted
-from proximo.rollout.stop_token_ids import name_endings
+from proximo.rollout.stopping import name_endings
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel
@@ -48,7 +49,9 @@ def writers_for(
         if any(map(is_sharded, learner.parameters.values())):
             writers[_shards_of(role)] = _sharded_optimizer_writer(learner)
         else:
-            writers[_file_of(role)] = _optimizer_writer(learner)
+            writers[_file_of(role)] = partial(
+                write_optimizer, optimizer=learner.optimizer, named_parameters=learner.parameters
+            )
     return writers
 
 
@@ -94,10 +97,6 @@ def _with_tokenizer(write: Writer, tokenizer: "PreTrainedTokenizerBase") -> Writ
         tokenizer.save_pretrained(path)
 
     return write_both
-
-
-def _optimizer_writer(learner: Learner) -> Writer:
-    return lambda path: write_optimizer(path, learner.optimizer, learner.parameters)
 
 
 def _sharded_optimizer_writer(learner: Learner) -> RankWriter:

@@ -11,11 +11,11 @@ from typing import NoReturn
 
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
-from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.ranks import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
 from proximo.checkpoint.store import CheckpointStore, SaveSchedule
 from proximo.config.recipe import TrainerRecipe
+from proximo.distributed.signals import Interruption
 from proximo.distributed.world import current
 from proximo.errors import GuardError, RankError, RunFolderError, TrainingError
 from proximo.kernels import kernels_of
@@ -24,24 +24,20 @@ from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
-from proximo.run.folders import check_folders
-from proximo.run.hub.checks import check_push
-from proximo.run.memory import memory_advice
-from proximo.run.optional_dependencies import check_extras
-from proximo.run.options import RunOptions
-from proximo.run.preflight import inputs_of, thread_problem, untrained_rows
-from proximo.run.reporting.journal import (
+from proximo.run.journal import (
     Journal,
     RunJournal,
     finish_interrupted_end,
     finish_pushes,
     pushes_of,
     shown,
+    write_outcome_of_lost,
 )
-from proximo.run.reporting.lost_run import write_outcome_of_lost
-from proximo.run.reporting.rank_metrics import RankMetrics
-from proximo.run.resume_fingerprint import function_sources
-from proximo.run.resumption import check_settings, load_to_resume
+from proximo.run.memory import memory_advice
+from proximo.run.options import RunOptions
+from proximo.run.preflight import check_extras, check_folders, check_push, inputs_of, thread_problem, untrained_rows
+from proximo.run.rank_metrics import RankMetrics
+from proximo.run.resumption import check_settings, function_sources, load_to_resume
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Record, Task
 from proximo.trainer_kinds import trainer_of
@@ -254,7 +250,6 @@ class _Loop:
         return Interruption(
             grace_seconds=self.run_config.grace_seconds,
             repeat_seconds=0.0 if alone else REPEAT_SECONDS,
-            on_request=self.world.heeds_signal,
             before_leaving=self.world.leave_at_once,
             keeps_process=self.options.keeps_process and alone,
         )

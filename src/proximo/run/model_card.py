@@ -23,10 +23,11 @@ from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.run_summary import before_after
 from proximo.metrics.run_files import Run, read_run
-from proximo.run.preflight import Input, data_inputs, model_input, reward_inputs
-from proximo.run.resolved_config import saved_recipe
+from proximo.run.checkpoint_lookup import saved_recipe
+from proximo.run.preflight import MODEL_FILES, Input, data_inputs, model_input, reward_inputs
 from proximo.trainer_kinds import trainer_of
 
+CARD = "README.md"
 SCALAR_ROLES = ("value", "reward")
 WHAT = {
     "policy": "A language model",
@@ -227,12 +228,6 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(value: object) -> str:
     return " ".join(str(value).replace("|", "\\|").replace("`", "'").split())
-
-
-CARD = "README.md"
-
-
-MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:

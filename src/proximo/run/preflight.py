@@ -1,35 +1,29 @@
-"""Checks that everything a recipe refers to (models, data, functions) exists. Opens neither models nor data.
+"""Checks before a start: models, data, functions, secrets, optional packages, folder. Opens no model and no data.
 
-Imports no torch, so that a wrong path is reported at once.
+Imports no torch, so that a mistake is reported at once.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from proximo.checkpoint.run_folder import is_run_folder
+from proximo.checkpoint.run_folder import Resume, check_run, is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import (
-    CustomVerifierRewardConfig,
-    FunctionRewardConfig,
-    ModelRewardConfig,
-    VerifierRewardConfig,
-)
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
+from proximo.config.rewards.verifiers import CodeRewardConfig, CustomVerifierRewardConfig, VerifierRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
-from proximo.config.sinks import FunctionSinkConfig
-from proximo.data.readers.file_text import refuse_other_than_text
-from proximo.errors import ConfigError, DataError, ModelError
-from proximo.hub import TOKENIZER_FILES, is_local, not_there
+from proximo.config.sinks import FunctionSinkConfig, SinkConfig
+from proximo.data.readers.text_files import refuse_other_than_text
+from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
+from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
-from proximo.run.environment_secrets import secret_problem
 from proximo.user_code import IMPORT_PATH
 from proximo_verifiers.grader import num_cores
 from proximo_verifiers.sandbox.packages import package_problem
@@ -290,3 +284,104 @@ def _data_folder_problem(folder: Path, source: SourceConfig) -> str | None:
         advice = f"name its files, such as {', '.join(held)}" if held else "give a file of data"
         return f"the folder {source.path} was not written by save_to_disk of datasets: {advice}"
     return None
+
+
+def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
+    """Raises RunFolderError if `open_run` would refuse the folder, or if the run reads files that it would move."""
+    if "" not in recipe.stages():
+        # A later stage may have no run yet, so for stages `--resume` means "start or continue".
+        resume = "never" if resume == "never" else "auto"
+    for _, stage in recipe.given_stages():
+        folder = Path(stage.run.folder)
+        check_run(folder, resume=resume, overwrite=overwrite)
+        if overwrite:
+            _refuse_own_inputs(stage, folder)
+
+
+def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
+    """Raises RunFolderError if the run reads files from `folder`: moved aside, they would be missing on resume."""
+    for each in inputs_of(recipe):
+        if each.kind in ("folder", "file") and folder.resolve() in Path(each.name).expanduser().resolve().parents:
+            raise RunFolderError(
+                f"{each.key} is {each.name}, in the folder {folder} that --overwrite would move aside: give "
+                "run.folder another name"
+            )
+
+
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+"""Kind of sink -> the module that it imports. The extra is named after the kind."""
+SERVERS = ("http://", "https://", "databricks", "uc:")
+"""Prefixes of the addresses that mlflow-skinny can reach."""
+
+
+def check_extras_of(recipe: Recipe) -> None:
+    """Calls `check_extras` for every stage."""
+    for _, stage in recipe.given_stages():
+        check_extras(stage.run)
+
+
+def check_extras(run: RunConfig) -> None:
+    """Raises MissingExtraError with the name of the extra if the package of a sink is not installed."""
+    for index, sink in enumerate(run.sinks):
+        if problem := _problem(sink):
+            raise MissingExtraError(
+                f"run.sinks.{index} is of kind {sink.kind}, {problem}: run pip install 'proximo[{sink.kind}]', or "
+                "leave the sink out"
+            )
+
+
+def _problem(sink: SinkConfig) -> str | None:
+    if sink.kind not in PACKAGES:
+        return None
+    if find_spec(PACKAGES[sink.kind]) is None:
+        return "whose package is not installed"
+    to_server = os.environ.get("MLFLOW_TRACKING_URI", "").startswith(SERVERS)
+    if sink.kind == "mlflow" and not to_server and find_spec("sqlalchemy") is None:
+        return "of which only mlflow-skinny is installed, which writes to a tracking server alone"
+    return None
+
+
+def secret_problem(variable: str) -> str | None:
+    """Why the environment variable gives no token; None if it gives one."""
+    value = os.environ.get(variable, "")
+    if not value.strip():
+        return f"the environment variable {variable} is not set: it should hold the token of the reward service"
+    if not value.isascii() or not value.isprintable() or " " in value:
+        return f"the environment variable {variable} has blanks or other characters that no token has"
+    return None
+
+
+def read_secret(variable: str) -> str:
+    """The token. Raises ConfigError if there is none."""
+    if problem := secret_problem(variable):
+        raise ConfigError(problem)
+    return os.environ[variable]
+
+
+def check_push_name(push: str | None, *, private: bool) -> None:
+    """Raises UserError if an export cannot be pushed under this name."""
+    if push is None and private:
+        raise UserError("private is for a model that push creates: give the model's name on the Hub as push too")
+    if push is not None and not is_hub_name(push):
+        raise UserError(f"push needs a name on the Hub, for example me/my-model, got {push!r}")
+
+
+def check_push(recipe: TrainerRecipe) -> None:
+    """Raises ConfigError for a push that cannot work. The Hub is not asked."""
+    push = recipe.run.push
+    if push is None:
+        return
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError("run.push needs the Hub, and HF_HUB_OFFLINE is set: unset it, or leave run.push out")
+    if not get_token():
+        raise ConfigError(
+            f"run.push.name is {push.name}, and there is no token of the Hub: run `hf auth login`, or set HF_TOKEN"
+        )
+    key, model = next(iter(recipe.models().items()))
+    if model.lora is not None and model.path is not None and is_local(model.path):
+        raise ConfigError(
+            f"run.push would push an adapter whose base, {key}.path, is the folder {model.path} of this machine, so "
+            "that it would load nowhere else: leave run.push out, and use proximo export --merge --push at the end"
+        )

@@ -1,4 +1,4 @@
-"""Opens the sinks of a run, sends them each step once, and keeps their failures from ending the run."""
+"""Writes each step to the files and sinks of a run. A sink gets each step once, and its failures do not end the run."""
 
 import json
 import secrets
@@ -9,24 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.logs import JsonLines
+from proximo.checkpoint.run_folder import METRICS, SAMPLES, RunFolder
 from proximo.config.run import RunConfig
-from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
+from proximo.config.sinks import FunctionSinkConfig, SinkConfig
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.message_text import count_of
+from proximo.metrics.alarm_watch import AlarmWatch
+from proximo.metrics.catalogue import Recorder
+from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.sinks import (
-    MLflowSink,
+    TRACKERS,
     ReportSink,
     SampleSink,
     Sink,
     TrackedRun,
-    TrackioSink,
-    WandbSink,
     history,
-    mlflow_problem,
-    trackio_problem,
-    wandb_problem,
 )
-from proximo.rewards.calling.binding import import_function
+from proximo.metrics.tensorboard_sink import TensorBoardSink
+from proximo.metrics.values import Last, Sum
+from proximo.rewards.function_binding import import_function
+from proximo.run.task import Record
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem
 
@@ -184,15 +187,9 @@ def open_sinks(
 
 
 def _opener(config: SinkConfig) -> OpenSink:
-    match config:
-        case WandbSinkConfig():
-            return lambda run: WandbSink(run, project=config.project, entity=config.entity, mode=config.mode)
-        case MLflowSinkConfig():
-            return lambda run: MLflowSink(run, experiment=config.experiment, tracking_uri=config.tracking_uri)
-        case TrackioSinkConfig():
-            return lambda run: TrackioSink(run, project=config.project, space_id=config.space_id)
-        case FunctionSinkConfig():
-            return _user_sink(config)
+    if isinstance(config, FunctionSinkConfig):
+        return _user_sink(config)
+    return lambda run: TRACKERS[config.kind](run, project=config.project)
 
 
 def check_sinks(run: RunConfig) -> None:
@@ -203,17 +200,11 @@ def check_sinks(run: RunConfig) -> None:
 
 
 def _sink_problem(sink: SinkConfig) -> str | None:
-    match sink:
-        case WandbSinkConfig():
-            return wandb_problem(sink.mode)
-        case MLflowSinkConfig():
-            return mlflow_problem(sink.tracking_uri)
-        case TrackioSinkConfig():
-            return trackio_problem(sink.space_id)
-        case FunctionSinkConfig():
-            problem = calling_problem(import_function(sink.function), [None], sink.kwargs)
-            given = "".join(f", {key}=..." for key in sink.kwargs)
-            return problem and f"{sink.function} is called as function(run{given}), but {problem}"
+    if not isinstance(sink, FunctionSinkConfig):
+        return TRACKERS[sink.kind].problem()
+    problem = calling_problem(import_function(sink.function), [None], sink.kwargs)
+    given = "".join(f", {key}=..." for key in sink.kwargs)
+    return problem and f"{sink.function} is called as function(run{given}), but {problem}"
 
 
 def _user_sink(config: FunctionSinkConfig) -> OpenSink:
@@ -232,6 +223,67 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     return open_sink
 
 
-def failures_of(sinks: Sequence[GuardedSink]) -> int:
-    """Failures of all sinks since the start of the process."""
-    return sum(sink.num_failures for sink in sinks)
+class Logs:
+    """Writes metrics and samples of each step to files and to every sink, including the one that raises alarms."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: ProgressView,
+        run: RunConfig,
+        settings: Mapping[str, Any],
+        *,
+        info: ProgressInfo,
+    ) -> None:
+        self.progress = progress
+        watch = AlarmWatch(info, settings, metrics_file=folder.metrics, report=progress.warn)
+        self.files: list[Sink] = [watch]
+        if run.tensorboard:
+            self.files.append(TensorBoardSink(folder.tensorboard, folder.metrics))
+        self.trackers = open_sinks(
+            run, settings, folder=folder.trackers, metrics_file=folder.metrics, warn=progress.warn
+        )
+        self._failures_told = 0
+        self.metrics = JsonLines(folder.metrics)
+        self.samples = JsonLines(folder.samples)
+
+    def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
+        recorder = Recorder()
+        recorder.record("progress/step", Last(step))
+        failures = sum(tracker.num_failures for tracker in self.trackers)
+        if failures > self._failures_told:
+            recorder.record("progress/sink_failures", Sum(failures - self._failures_told))
+            self._failures_told = failures
+        for record in records:
+            recorder.record_all(record.metrics)
+            for sample in record.samples:
+                self.samples.append({"step": step, **sample})
+        line = recorder.line()
+        if recorder.non_finite:
+            self.progress.warn(f"step {step}: not finite: {', '.join(recorder.non_finite)}")
+        self.metrics.append({"step": step, **line})
+        for sink in (self.progress, *self.files, *self.trackers):
+            sink.write(step, line)
+        samples = [sample for record in records for sample in record.samples]
+        for tracker in self.trackers:
+            tracker.write_samples(step, samples)
+        return line
+
+    @property
+    def num_lines(self) -> dict[str, int]:
+        """File name -> number of lines written."""
+        return {METRICS: self.metrics.num_lines, SAMPLES: self.samples.num_lines}
+
+    def sync(self) -> None:
+        """Flush the lines to disk, before a checkpoint of their steps is saved."""
+        self.metrics.sync()
+        self.samples.sync()
+
+    def __enter__(self) -> "Logs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.metrics.close()
+        self.samples.close()
+        for sink in (*self.files, *self.trackers):
+            sink.close()

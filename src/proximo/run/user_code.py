@@ -10,8 +10,7 @@ from typing import Any
 from proximo.distributed.world import current
 from proximo.errors import ProximoError, TrainingError, disk_refused, memory_ran_out
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.source import RewardSource
-from proximo.rewards.sources_on_ranks import is_shared, score_on_ranks, scored_once
+from proximo.rewards.source import RewardSource, is_shared, score_on_ranks, scored_once
 from proximo.rewards.token_rewards import as_number, is_list
 from proximo.user_code import error_text, where_raised
 

@@ -35,7 +35,7 @@ from proximo.run.make.conversion import check_optimizer
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
 from proximo.run.make.models import DeviceSpec, build_tokenizer, check_readers, prepare_device
 from proximo.run.make.sharding import shard_model
-from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.resumption import inputs_fingerprint
 from proximo.supervised.recipes import ReferenceRecipe, SupervisedConfig, SupervisedRecipe
 from proximo.supervised.task import Example, Model, TaskInputs
 

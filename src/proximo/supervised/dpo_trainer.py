@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo_loss
+from proximo.algorithms.preferences import dpo_loss, implicit_rewards, ipo_loss
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel

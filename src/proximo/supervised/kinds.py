@@ -144,7 +144,7 @@ class PRMKind(SupervisedKind["PRMRecipe"]):
     )
 
     def dry_run(self, recipe: "PRMRecipe") -> "Iterator[tuple[str, str]]":
-        from proximo.data.stepwise.labelled_rows import labelled_solutions
+        from proximo.data.formats.row_formats import labelled_solutions
         from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 
         yield "model", f"{describe_model(recipe.model)} with a score head, {trained_part(recipe.model)}"

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.direct_preference import implicit_rewards
-from proximo.algorithms.unpaired_preference import kto_loss, reference_point
+from proximo.algorithms.preferences import implicit_rewards, kto_loss, reference_point
 from proximo.config.data import LabelledDataConfig
-from proximo.data.codec.decoding import decode, response_text
+from proximo.data.codec import decode, response_text
 from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
 from proximo.errors import DataError
 from proximo.learner.update import UpdateResult

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.preference import pair_accuracy
+from proximo.algorithms.preferences import pair_accuracy
 from proximo.config.data import PreferenceDataConfig
-from proximo.data.codec.decoding import decode, response_text
+from proximo.data.codec import decode, response_text
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.templates.chat import Learned
 from proximo.learner.update import UpdateResult

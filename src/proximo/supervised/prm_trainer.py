@@ -13,8 +13,8 @@ from torch.special import entr
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.process_rewards import step_loss
-from proximo.data.codec.decoding import decode, response_text
-from proximo.data.stepwise.examples import StepExample, first_wrong, is_right, load_step_examples
+from proximo.data.codec import decode, response_text
+from proximo.data.step_examples import StepExample, first_wrong, is_right, load_step_examples
 from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum

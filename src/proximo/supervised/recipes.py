@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol, Self
 from pydantic import model_validator
 
 from proximo.config.data import LabelledDataConfig, PreferenceDataConfig, StepDataConfig, TextDataConfig
-from proximo.config.placed_roles import PlacedRole
+from proximo.config.devices import PlacedRole
 from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_reference, check_tokenizer
 from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from proximo.algorithms.flat_layout import segment_sum
+from proximo.algorithms.masking import segment_sum
 from proximo.errors import DataError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import (
@@ -23,7 +23,7 @@ from proximo.models.sharing import base_alone
 from proximo.models.transformers_model import check_lengths, disable_dropout
 from proximo.run.make.models import build_language_model, build_reference
 from proximo.run.make.sharding import shard_model
-from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.run.resumption import inputs_fingerprint
 from proximo.supervised.building import Start
 from proximo.supervised.recipes import ReferenceRecipe
 

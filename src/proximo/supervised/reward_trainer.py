@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
+from proximo.algorithms.preferences import TokenScores, bradley_terry, divergence_window
 from proximo.data.preferences import PreferencePair
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue

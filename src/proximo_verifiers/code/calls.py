@@ -9,13 +9,13 @@ from select import select
 from threading import Thread
 from typing import Any, Final
 
-from proximo_verifiers.code.harness_source import calling_source, tested_source, uses_random
 from proximo_verifiers.code.inside.codec import ValueDecoder, ValueRefusedError
 from proximo_verifiers.code.inside.rpc_peer import BROKE, MAX_BYTES, Message, NotPlainError, parsed
-from proximo_verifiers.code.output_comparison import same_value
 from proximo_verifiers.code.parsed_asserts import ParsedAssert
 from proximo_verifiers.code.problems import Calls
 from proximo_verifiers.code.result import MAX_REASON, Fault, Findings, ended_at, with_outcome
+from proximo_verifiers.code.stdio import same_value
+from proximo_verifiers.code.test_runner import calling_source, tested_source, uses_random
 from proximo_verifiers.sandbox.jobs import Ending, Job, Limits, Outcome, Program, Runner
 
 CHANNEL: Final = 3

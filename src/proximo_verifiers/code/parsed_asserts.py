@@ -1,7 +1,10 @@
-"""Parses tests that only compare the result of a call with a literal, such as `assert f(1) == 2`.
+"""Reads the source of tests: the names that they need of a program, and asserts that only compare with a literal.
 
-Such a test need not be run. The program gets the arguments, and the result is compared outside the sandbox by the
-process that holds the expected value. The result is that of the test itself, at half the cost.
+The source of the program is not consulted for the names, because a program could claim any. A name that the tests do
+not define, import or take from the builtins belongs to the program. A program that redefines `sorted` or `set` changes
+nothing for the tests.
+A test such as `assert f(1) == 2` need not be run. The program gets the arguments, and the result is compared outside
+the sandbox by the process that holds the expected value. The result is that of the test itself, at half the cost.
 """
 
 import ast
@@ -10,12 +13,11 @@ import json
 import sys
 import typing
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from proximo_verifiers.code.ast_names import bound_in, parsed
 from proximo_verifiers.code.inside.codec import ValueEncoder, ValueRefusedError
 
 MAX_CHARACTERS = 20_000
@@ -167,3 +169,70 @@ def _is_plain(node: ast.expr) -> bool:
     except (ValueError, TypeError, RecursionError):
         return False
     return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Names:
+    """Names that tests use without defining them."""
+
+    program: tuple[str, ...]
+    modules: tuple[str, ...]
+    """Standard library modules that the tests use without an import, such as `sys` in `sys.getsizeof(f(1))`."""
+
+
+def names_of(sources: Iterable[str]) -> Names:
+    """The names that all sources together need. Raises SyntaxError.
+
+    If no name is left, the program must redefine a builtin: then the names are the builtins that every source with an
+    assert calls.
+    """
+    trees = [parsed(source) for source in sources]
+    used = {name for tree in trees for name in _loaded(tree)}
+    free = used - {name for tree in trees for name in bound_in(tree)} - set(dir(builtins))
+    modules = {name for name in free if name in sys.stdlib_module_names and _only_dereferenced(trees, name)}
+    program = free - modules
+    if not program:
+        called = [set(_called(tree)) for tree in trees if any(isinstance(node, ast.Assert) for node in ast.walk(tree))]
+        program = set.intersection(*called) & set(dir(builtins)) if called else set()
+    return Names(program=tuple(sorted(program)), modules=tuple(sorted(modules)))
+
+
+def parsed(source: str) -> ast.Module:
+    """Parses Python without warnings, since the style of the tests is not the user's concern. Raises SyntaxError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _loaded(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+
+
+def bound_in(tree: ast.AST) -> Iterator[str]:
+    """Names that the tree binds anywhere; `*` for a star import."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=None):
+                yield name.partition(".")[0]
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield name
+
+
+def _called(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+def _only_dereferenced(trees: list[ast.Module], name: str) -> bool:
+    """True if every use of the name is `name.attribute`."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    attributes = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+    dereferenced = sum(isinstance(n.value, ast.Name) and n.value.id == name for n in attributes)
+    return dereferenced == sum(isinstance(n, ast.Name) and n.id == name for n in nodes)

@@ -7,28 +7,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from proximo_verifiers.code.ast_names import names_of, parsed
-from proximo_verifiers.code.parsed_asserts import ParsedAssert, comparisons_of
+from proximo_verifiers.code.parsed_asserts import ParsedAssert, comparisons_of, names_of, parsed
 from proximo_verifiers.errors import DataError
 
 Form = Literal["asserts", "check", "stdio", "input_output"]
-DEFAULT_TESTS: Mapping[str, tuple[str, ...]] = {
+TESTS_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "asserts": ("test_list",),
     "check": ("test",),
     "stdio": ("inputs", "outputs"),
     "input_output": ("input_output",),
 }
-"""The default columns of the tests, by form."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """The columns of a row that hold the parts of a problem."""
-
-    tests: tuple[str, ...]
-    setup: tuple[str, ...]
-    before: str | None
-    entry_point: str
+"""The columns of the tests, by form."""
+SETUP_COLUMNS = ("test_setup_code", "test_imports")
+"""Columns with code that runs after the program and before the first test, where a row has them."""
+ENTRY_POINT = "entry_point"
+"""Column with the name of the requested function, for `check` and completions."""
+STUB = "stub"
+"""Column with the code that a completion continues, if it is not the prompt."""
+CODE_BEFORE = "code_before"
+"""Column with code that is prepended to the program, such as imports, if a row has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,25 +63,25 @@ class Calls:
 Problem = TestSuite | InputsOutputs | Calls
 
 
-def read_problem(form: Form, columns: Columns, metadata: Mapping[str, Any], prompt: str) -> Problem:
+def read_problem(form: Form, tests_columns: Sequence[str], metadata: Mapping[str, Any], prompt: str) -> Problem:
     """The problem of a row. Raises DataError for a row without tests, or with an invalid column."""
     if form == "asserts":
-        tests = [text for name in columns.tests for text in _texts(metadata, name)]
-        return _asserts(tuple(tests), _setup(columns, metadata))
+        tests = [text for name in tests_columns for text in _texts(metadata, name)]
+        return _asserts(tuple(tests), _setup(metadata))
     if form == "check":
-        entry_point = _one_text(metadata, columns.entry_point, "the name of its function")
-        test = "\n".join(_one_text(metadata, name) for name in columns.tests)
-        return _check(test, entry_point, prompt, _setup(columns, metadata))
+        entry_point = _one_text(metadata, ENTRY_POINT, "the name of its function")
+        test = "\n".join(_one_text(metadata, name) for name in tests_columns)
+        return _check(test, entry_point, prompt, _setup(metadata))
     if form == "stdio":
-        inputs, outputs = (_column(metadata, name) for name in columns.tests)
-        return _pairs(inputs, outputs, " and ".join(columns.tests))
-    (name,) = columns.tests
+        inputs, outputs = (_column(metadata, name) for name in tests_columns)
+        return _pairs(inputs, outputs, " and ".join(tests_columns))
+    (name,) = tests_columns
     return _input_output(_column(metadata, name), name)
 
 
-def text_before(columns: Columns, metadata: Mapping[str, Any]) -> str:
+def text_before(metadata: Mapping[str, Any]) -> str:
     """The code that is prepended to the program."""
-    return "\n".join(_texts(metadata, columns.before)) if columns.before else ""
+    return "\n".join(_texts(metadata, CODE_BEFORE)) if metadata.get(CODE_BEFORE) is not None else ""
 
 
 @lru_cache(maxsize=1024)
@@ -192,8 +189,8 @@ def _input_output(value: Any, name: str) -> InputsOutputs | Calls:
     return Calls(function=str(problem["fn_name"]), arguments=tuple(inputs), expected=tuple(outputs))
 
 
-def _setup(columns: Columns, metadata: Mapping[str, Any]) -> str:
-    return "\n".join(text for name in columns.setup if metadata.get(name) for text in _texts(metadata, name))
+def _setup(metadata: Mapping[str, Any]) -> str:
+    return "\n".join(text for name in SETUP_COLUMNS if metadata.get(name) for text in _texts(metadata, name))
 
 
 def _python(source: str, what: str) -> ast.Module:

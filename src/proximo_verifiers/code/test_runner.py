@@ -1,6 +1,10 @@
-"""Runs a program and its tests in two sandboxed processes that exchange plain values only."""
+"""Runs a program and its tests in two sandboxed processes that exchange plain values only.
+
+Each process runs a source of a few lines: one call of a harness function that the sandbox has preloaded.
+"""
 
 import json
+import re
 import secrets
 import socket
 from collections.abc import Generator, Iterator, Sequence
@@ -8,13 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from proximo_verifiers.code.harness_source import (
-    rehearsal_source,
-    serving_source,
-    tests_source,
-    uses_random,
-)
 from proximo_verifiers.code.inside.rpc_peer import GONE
+from proximo_verifiers.code.parsed_asserts import ParsedAssert
 from proximo_verifiers.code.problems import TestSuite
 from proximo_verifiers.code.result import LIMITS_REACHED, Fault, Findings, ended_at, with_outcome
 from proximo_verifiers.errors import SandboxError
@@ -25,6 +24,10 @@ TESTS_CPU_SECONDS: Final = 20.0
 """CPU limit of the tests themselves."""
 SPARE_WALL_SECONDS: Final = 10.0
 """Wall-clock time that the tests may take beyond that of the program."""
+INSIDE: Final = "proximo_verifiers.code.inside"
+PRELOAD: Final = (f"{INSIDE}.program_process", f"{INSIDE}.tests_process")
+"""Modules that the sandbox preloads, because programs cannot read the files of this package."""
+RANDOM: Final = re.compile(r"\brandom\b")
 
 
 def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, limits: Limits) -> Findings:
@@ -140,3 +143,45 @@ def _lines(stdout: bytes, word: str) -> Iterator[list[Any]]:
         first, _, facts = line.partition(" ")
         if first == word:
             yield json.loads(facts)
+
+
+def serving_source(program: str, *, before: str, seeded: bool) -> str:
+    """Source that runs `before` and the program, and answers calls of its functions on descriptor 3."""
+    return _call("program_process", "serve", repr(program), before=before, seeded=seeded)
+
+
+def calling_source(program: str, name: str, calls: Sequence[Any], *, before: str, seeded: bool) -> str:
+    """Source that runs `before` and the program, calls a function with each of `calls`, and writes to descriptor 3."""
+    parameters = map(repr, (program, name, json.dumps(calls)))
+    return _call("program_process", "call_each", *parameters, before=before, seeded=seeded)
+
+
+def tested_source(program: str, tests: Sequence[ParsedAssert], *, before: str, seeded: bool) -> str:
+    """Source that runs `before` and the program, and makes the calls of `tests`.
+
+    It contains neither the expected values nor the messages of the tests.
+    """
+    calls = "".join(f"({test.name!r}, {test.function!r}, {test.arguments}), " for test in tests)
+    return _call("program_process", "call_as_tested", repr(program), f"[{calls}]", before=before, seeded=seeded)
+
+
+def tests_source(word: str, **facts: Any) -> str:
+    """Source that runs tests against the program behind descriptor 3, and prints results in lines that begin with
+    `word`."""
+    return _call("tests_process", "run_tests", repr(word), **facts)
+
+
+def rehearsal_source(word: str, **facts: Any) -> str:
+    """Source that runs tests without a program, and prints their problems in lines that begin with `word`."""
+    return _call("tests_process", "rehearse", repr(word), **facts)
+
+
+def uses_random(source: str) -> bool:
+    """True if the source mentions `random`; its generator is then seeded, so that a program has one grade."""
+    return RANDOM.search(source) is not None
+
+
+def _call(module: str, function: str, *arguments: str, **keywords: Any) -> str:
+    """`arguments` are Python source, `keywords` are values."""
+    parameters = ", ".join([*arguments, *(f"{name}={value!r}" for name, value in keywords.items())])
+    return f"from {INSIDE}.{module} import {function}\n{function}({parameters})\n"

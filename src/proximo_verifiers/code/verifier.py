@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 from proximo_verifiers.code.calls import run_calls, run_comparisons
 from proximo_verifiers.code.extraction import Which, program_of
-from proximo_verifiers.code.harness_source import PRELOAD
 from proximo_verifiers.code.problems import (
-    DEFAULT_TESTS,
+    ENTRY_POINT,
+    STUB,
+    TESTS_COLUMNS,
     Calls,
-    Columns,
     Form,
     InputsOutputs,
     Problem,
@@ -20,7 +20,7 @@ from proximo_verifiers.code.problems import (
 )
 from proximo_verifiers.code.result import Fault, Findings, printable
 from proximo_verifiers.code.stdio import run_inputs
-from proximo_verifiers.code.test_runner import rehearsed, run_suite
+from proximo_verifiers.code.test_runner import PRELOAD, rehearsed, run_suite
 from proximo_verifiers.errors import ConfigError, DataError, check_choices
 from proximo_verifiers.sandbox.jobs import MIB, Limits, Runner
 from proximo_verifiers.sandbox.runner import Sandbox
@@ -46,15 +46,7 @@ class CodeOptions:
     answer_seconds: float = 120.0
     """Wall-clock limit of one answer, of which each of up to two runs gets 0.45."""
     tests_columns: Sequence[str] = ()
-    """Columns with the tests; empty for those of the form (`DEFAULT_TESTS`)."""
-    setup_columns: Sequence[str] = ("test_setup_code", "test_imports")
-    """Columns with code that runs after the program and before the first test, where a row has them."""
-    before_column: str | None = None
-    """Column with code that is prepended to the program."""
-    entry_point_column: str = "entry_point"
-    """Column with the name of the requested function, for `check` and completions."""
-    prompt_column: str | None = None
-    """Column with the code that a completion continues; None for the prompt itself."""
+    """Columns with the tests; empty for those of the form (`TESTS_COLUMNS`). The other columns have fixed names."""
     program: Which = "last_block"
     """Which part of an answer is the program (`extraction.program_of`)."""
     allow_unfenced: bool = False
@@ -72,7 +64,7 @@ class CodeOptions:
     """The score grows with the share of tests that pass."""
     correct_score: float = 1.0
     incorrect_score: float = 0.0
-    no_program_score: float = 0.0
+    no_answer_score: float = 0.0
     packages: Sequence[str] = ()
     """Installed packages that programs may import, by import name."""
     sandbox_waived: Sequence[str] = ()
@@ -91,12 +83,7 @@ class CodeVerifier:
         self._options = CodeOptions(**options)
         check_choices("form cannot be", [self._options.form], get_args(Form))
         check_choices("program cannot be", [self._options.program], get_args(Which))
-        self._columns = Columns(
-            tests=tuple(self._options.tests_columns) or DEFAULT_TESTS[self._options.form],
-            setup=tuple(self._options.setup_columns),
-            before=self._options.before_column,
-            entry_point=self._options.entry_point_column,
-        )
+        self._tests_columns = tuple(self._options.tests_columns) or TESTS_COLUMNS[self._options.form]
         self._runner = _open_sandbox(self._options) if runner is None else runner
 
     def grade(self, answer: Answer) -> Grade:
@@ -105,19 +92,19 @@ class CodeVerifier:
         Raises DataError for a row that cannot be graded, SandboxError if no program can be run, PostponedError in the
         first turn of an answer whose program is idle.
         """
-        prompt = self._prompt(answer.metadata, answer.prompt)
-        problem = read_problem(self._options.form, self._columns, answer.metadata, prompt)
+        prompt = _prompt(answer.metadata, answer.prompt)
+        problem = read_problem(self._options.form, self._tests_columns, answer.metadata, prompt)
         program = program_of(
             answer.text,
             self._options.program,
             allow_unfenced=self._options.allow_unfenced,
             prompt=prompt,
-            function=answer.metadata.get(self._columns.entry_point),
+            function=answer.metadata.get(ENTRY_POINT),
         )
         if program is None or len(program) > MAX_PROGRAM_CHARACTERS:
             why = "no program in the answer" if program is None else "the program is too long"
-            return _nothing(self._options.no_program_score, why)
-        before = text_before(self._columns, answer.metadata)
+            return _nothing(self._options.no_answer_score, why)
+        before = text_before(answer.metadata)
         idle_seconds = self._options.idle_seconds
         if answer.first_turn and idle_seconds > FIRST_IDLE_SECONDS:
             findings = self._run(program, problem, before, FIRST_IDLE_SECONDS)
@@ -131,8 +118,8 @@ class CodeVerifier:
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - part of the interface
         """Raises DataError for a row without tests, with tests that cannot be parsed or passed, or with too many."""
-        problem = read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
-        before = text_before(self._columns, metadata)
+        problem = read_problem(self._options.form, self._tests_columns, metadata, _prompt(metadata, ""))
+        before = text_before(metadata)
         suite = problem if isinstance(problem, TestSuite) and problem.comparisons is None else None
         if (suite or before) and (problem_of_tests := rehearsed(self._runner, suite, before=before)) is not None:
             raise DataError(problem_of_tests)
@@ -152,17 +139,6 @@ class CodeVerifier:
     def close(self) -> None:
         """Ends the sandbox and the programs in it."""
         self._runner.close()
-
-    def _prompt(self, metadata: Mapping[str, Any], asked: str | Sequence[Mapping[str, Any]]) -> str:
-        """The text that a completion continues: a column, the prompt itself, or the last message of the user."""
-        if self._options.prompt_column is not None:
-            code = metadata.get(self._options.prompt_column)
-            if not isinstance(code, str):
-                raise DataError(f"the row has no text in column {self._options.prompt_column}, the code to complete")
-            return code
-        if isinstance(asked, str):
-            return asked
-        return next((str(turn["content"]) for turn in reversed(asked) if turn["role"] == "user"), "")
 
     def _run(self, program: str, problem: Problem, before: str, idle_seconds: float) -> Findings:
         options = self._options
@@ -202,6 +178,17 @@ class CodeVerifier:
             components=dict(zip(COMPONENTS, (share, float(findings.ran), float(findings.compiled)), strict=True)),
             by_clock=findings.by_clock,
         )
+
+
+def _prompt(metadata: Mapping[str, Any], asked: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text that a completion continues: the column `stub`, the prompt itself, or the last message of the user."""
+    if (stub := metadata.get(STUB)) is not None:
+        if not isinstance(stub, str):
+            raise DataError(f"column {STUB!r} must be the code to complete as text, got {stub!r:.80}")
+        return stub
+    if isinstance(asked, str):
+        return asked
+    return next((str(turn["content"]) for turn in reversed(asked) if turn["role"] == "user"), "")
 
 
 def _open_sandbox(options: CodeOptions) -> Sandbox:

@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from proximo_verifiers.errors import MissingExtraError
-from proximo_verifiers.maths.cleaning import clean
-from proximo_verifiers.maths.notation import uniform
+from proximo_verifiers.maths.cleaning import clean, uniform
 
 MAX_CHARACTERS = 300
 MAX_NESTING = 10

@@ -12,6 +12,8 @@ from proximo_verifiers.maths.rational_functions import NotEvaluatedError
 from proximo_verifiers.maths.symbols import OutOfTimeError, SymbolicComparison, is_installed
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
+ANSWERS = "answers"
+"""Column with a list of further reference answers; an answer that equals any reference is correct."""
 MAX_BOXES = 20
 """Largest number of different answers that are compared with each other; more count as differing."""
 MAX_REFERENCES = 100
@@ -21,11 +23,10 @@ MAX_REFERENCES = 100
 class MathsVerifier:
     """Compares the answer in a response with the references: exactly if both can be parsed, else symbolically."""
 
-    def __init__(  # noqa: PLR0913 - one for each key of its section
+    def __init__(
         self,
         *,
         answer_from: Sequence[str] = ("boxed", "tags", "hash", "phrase"),
-        answers_column: str | None = "answers",
         multiple_answers: str = "last",
         pattern: str | None = None,
         relative_tolerance: float | None = None,
@@ -37,11 +38,11 @@ class MathsVerifier:
     ) -> None:
         """`answer_from`: places to look for the answer, in order: `boxed` (\\boxed{}), `tags` (<answer>...</answer>),
         `hash` (after ####), `phrase` (after "the answer is"), `label` (a line `A: ...`), `number` (the last number),
-        `pattern` (a match of `pattern`, a regular expression), `response` (all of it). `answers_column`: the column
-        with a list of further references. `multiple_answers`: of several answers in one place the `last`, the `first`,
-        or all, which must `agree`. `relative_tolerance`: of real numbers; None demands the exact value. `symbolic`:
-        whether math-verify compares what the grammar cannot parse, `auto` (if it is installed), `always` or `never`,
-        for at most `symbolic_cpu_seconds` per answer.
+        `pattern` (a match of `pattern`, a regular expression), `response` (all of it). `multiple_answers`: of several
+        answers in one place the `last`, the `first`, or all, which must `agree`. `relative_tolerance`: of real numbers;
+        None demands the exact value. `symbolic`: whether math-verify compares what the grammar cannot parse, `auto` (if
+        it is installed), `always` or `never`, for at most `symbolic_cpu_seconds` per answer. A row may have further
+        references in the column `answers`.
 
         Raises ConfigError for an unknown place or choice, MissingExtraError for `symbolic="always"` without
         math-verify.
@@ -50,7 +51,6 @@ class MathsVerifier:
         check_choices("multiple_answers cannot be", [multiple_answers], ("last", "first", "agree"))
         check_choices("symbolic cannot be", [symbolic], ("auto", "always", "never"))
         self._answer_from = tuple(answer_from)
-        self._answers_column = answers_column
         self._multiple_answers = multiple_answers
         self._pattern = None if pattern is None else re.compile(pattern)
         self._tolerance = relative_tolerance
@@ -104,14 +104,13 @@ class MathsVerifier:
 
     def _references(self, reference: str | None, metadata: Mapping[str, Any]) -> list[str]:
         """The distinct reference answers of a row: its own, and those in its list."""
-        column = self._answers_column
-        listed = None if column is None else metadata.get(column)
+        listed = metadata.get(ANSWERS)
         if listed is None:
             listed = []
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise DataError(
-                f"column {column!r} must be a list of reference answers as text, got {listed!r:.80}; set "
-                "answers_column to another column, or to null for none"
+                f"column {ANSWERS!r} must be a list of reference answers as text, got {listed!r:.80}; rename a column "
+                "that is something else"
             )
         own = [] if reference is None else [reference]
         if not own and not listed:

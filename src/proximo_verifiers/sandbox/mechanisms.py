@@ -10,8 +10,12 @@ from functools import partial
 
 from proximo_verifiers.sandbox.jobs import MIB
 from proximo_verifiers.sandbox.kernel import landlock, seccomp
-from proximo_verifiers.sandbox.kernel.namespaces import enter_job_folder, enter_minimal_root, unshare_everything
-from proximo_verifiers.sandbox.kernel.privileges import give_up_privileges
+from proximo_verifiers.sandbox.kernel.namespaces import (
+    enter_job_folder,
+    enter_minimal_root,
+    give_up_privileges,
+    unshare_everything,
+)
 
 LEFT_OUT = "left out by the caller"
 FIRST_UID = 1 << 30

@@ -6,10 +6,12 @@ so the piece it is working on is always the first of those it holds. The loop th
 its worker: that piece is retried, and the others return to the queue as if they had never been sent.
 """
 
+import os
 import selectors
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +19,7 @@ from proximo_verifiers import errors
 from proximo_verifiers.errors import VerifierError, WorkersError
 from proximo_verifiers.workers.frames import FrameDecoder, encode
 from proximo_verifiers.workers.process import WorkerProcess, WorkerSpec
-from proximo_verifiers.workers.self_pipe import SelfPipe
-from proximo_verifiers.workers.work import Done, Failed, TimedOut, Work
-from proximo_verifiers.workers.work_queue import WorkQueue, backoff_seconds
+from proximo_verifiers.workers.work import Done, Failed, TimedOut, Work, WorkQueue, backoff_seconds
 
 START_SECONDS = 120.0
 """Time for a worker to become ready. Importing sympy or torch takes seconds on a busy machine."""
@@ -303,3 +303,38 @@ def _as_error(kind: str, message: str) -> VerifierError:
     if isinstance(error_class, type) and issubclass(error_class, VerifierError):
         return error_class(message)
     return WorkersError(message)
+
+
+class SelfPipe:
+    """A pipe whose reading end is in the selector.
+
+    Once it is closed the system may reuse its descriptors, so `wake` writes nothing then.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._writer = os.pipe()
+        """Readable after `wake`."""
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._writer, False)
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def wake(self) -> None:
+        """Wakes the waiting thread. May be called from any thread, also after `close`."""
+        with self._lock, suppress(BlockingIOError):  # a full pipe is readable already
+            if not self._is_closed:
+                os.write(self._writer, b"!")
+
+    def drain(self) -> None:
+        """Empties the pipe, so that the selector waits again."""
+        with suppress(BlockingIOError):
+            while os.read(self.descriptor, 4096):
+                pass
+
+    def close(self) -> None:
+        """Closes the pipe. To be called when the waiting thread has ended."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.descriptor)
+                os.close(self._writer)

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from proximo_verifiers.errors import WorkersError
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress, logging_start
-from proximo_verifiers.workers.folders import sweep_folders
 from proximo_verifiers.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
-from proximo_verifiers.workers.process import WorkerSpec
+from proximo_verifiers.workers.process import WorkerSpec, sweep_folders
 from proximo_verifiers.workers.work import Failed, TimedOut, Work, WorkResult
 
 CLOSE_SECONDS = 30.0

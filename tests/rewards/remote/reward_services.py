@@ -58,22 +58,12 @@ def make_folder(folder: Path) -> Path:
 
 
 START_SECONDS = 600.0
-COMMAND = """
-import sys
-from proximo.cli import main
-from proximo.rewards import connections
-connections.HEAD_SECONDS = float(sys.argv[1])
-sys.exit(main(sys.argv[2:]))
-"""
 
 
 @contextmanager
-def real_service(
-    folder: Path, *arguments: str, port: int = 0, head_seconds: float = 10.0, **environment: str
-) -> Iterator[Service]:
+def real_service(folder: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[Service]:
     """Started in `folder`, which `make_folder` made; killed at the end if it still runs."""
-    command = [sys.executable, "-c", COMMAND, str(head_seconds), "serve-reward", "rewards.yaml"]
-    command += ["--port", str(port), *arguments]
+    command = [sys.executable, "-m", "proximo", "serve-reward", "rewards.yaml", "--port", str(port), *arguments]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     with subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

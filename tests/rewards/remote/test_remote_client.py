@@ -15,7 +15,7 @@ from reward_services import ScriptedService, drip, dripping, dripping_headers, g
 from proximo import http_client
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards import remote, remote_requests
+from proximo.rewards import remote
 from proximo.rewards.protocol import read_reply, read_request, reply_body, request_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo_verifiers import progress_log
@@ -165,7 +165,7 @@ def test_a_body_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "CLOSING_SECONDS", 0.1)
     with ScriptedService(silent) as service:
-        made = remote_requests.Requests(service.url, token=None, token_env=None, kept_connections=1)
+        made = remote.Requests(service.url, token=None, token_env=None, kept_connections=1)
         go_on = threading.Event()
         made._client._loop.call_soon_threadsafe(go_on.wait)
         found: list[str] = []

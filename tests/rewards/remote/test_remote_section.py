@@ -1,6 +1,7 @@
 """The section of a remote reward: what reaches the client, what is refused, and a PPO run that is graded elsewhere."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,24 @@ from reward_services import ScriptedService, good, grades, reply
 from proximo.cli import main
 from proximo.commands.pipeline import run as pipeline
 from proximo.commands.pipeline.recipe import PipelineRecipe
-from proximo.config.rewards.remote import RemoteRewardConfig
+from proximo.config.rewards.sources import RemoteRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.ppo import from_recipe
 from proximo.rewards.protocol import checked_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import ClosableSource
+from proximo.run.make import reward_sources
 from proximo.run.make.reward_sources import build_source_without_model
 from proximo.run.options import RunOptions
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
+
+
+@pytest.fixture(autouse=True)
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are not sent again, so that a fault is counted at once."""
+    monkeypatch.setattr(reward_sources, "RemoteLimits", partial(RemoteLimits, attempts=1))
 
 
 def test_every_key_of_the_section_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,8 +39,6 @@ def test_every_key_of_the_section_reaches_the_client(monkeypatch: pytest.MonkeyP
         "max_concurrent_requests": 5,
         "request_seconds": 7.0,
         "step_seconds": 11.0,
-        "attempts": 13,
-        "initial_backoff_seconds": 0.17,
     }
     assert set(RemoteRewardConfig.model_fields) - set(limits) == {"kind", "name", "url", "token_env", "weight"}
     with ScriptedService(good) as service:
@@ -42,7 +48,7 @@ def test_every_key_of_the_section_reaches_the_client(monkeypatch: pytest.MonkeyP
         assert isinstance(source, ClosableSource)
         source.close()
         assert source.name == "far"
-        assert source.limits == RemoteLimits(**limits)
+        assert source.limits == RemoteLimits(**limits, attempts=1)
         assert b"Bearer s3cret" in service.requests[0]
 
 
@@ -92,7 +98,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_with(inputs: Path, folder: Path, url: str, **more: Any) -> Any:
-    source = {"kind": "remote", "url": url, "responses_per_request": 1, "attempts": 1}
+    source = {"kind": "remote", "url": url, "responses_per_request": 1}
     changes = {"run.folder": str(folder), "value": {"init_from": "policy"}, "reward": [source], **more}
     return changed(recipe_of("ppo", inputs), changes)
 
@@ -147,7 +153,7 @@ def test_a_pipeline_asks_its_services_before_its_first_stage(
 ) -> None:
     monkeypatch.setattr(pipeline, "run_trainer", lambda *_: pytest.fail("a stage began"))
     with ScriptedService(good) as service:
-        source = {"kind": "remote", "url": service.url, "attempts": 1}
+        source = {"kind": "remote", "url": service.url}
     recipe = {
         "run": {"folder": str(tmp_path / "run")},
         "sft": {key: part for key, part in recipe_of("sft", inputs).items() if key != "run"},

@@ -1,18 +1,19 @@
 """What a reward service counts, and what it answers at once: asked in this process, without a network."""
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import httpx2
 import pytest
-from starlette.requests import Request
+from starlette.testclient import TestClient
 
-from proximo.errors import DataError, TrainingError
+from proximo.commands.serve_options import ServeOptions, check_options
+from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored
-from proximo.rewards.protocol import check_body, read_checked, read_reply, request_body
+from proximo.rewards.protocol import CHECK_PATH, SCORE_PATH, check_body, read_checked, read_reply, request_body
 from proximo.rewards.service import RewardService, ServiceLimits
 from records_made import prompt, response
 
@@ -37,13 +38,6 @@ def fine(responses: Sequence[Response]) -> list[Scored]:
     return [Scored(response=each, score=1.0) for each in responses]
 
 
-def request(body: bytes) -> Request:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return Request({"type": "http", "method": "POST", "headers": []}, receive)
-
-
 @pytest.mark.parametrize("error", [TrainingError("as expected"), ZeroDivisionError("a surprise"), MemoryError("full")])
 def test_a_source_that_raises_whatever_it_may_is_a_status_500_that_is_counted(
     error: Exception, caplog: pytest.LogCaptureFixture
@@ -53,9 +47,9 @@ def test_a_source_that_raises_whatever_it_may_is_a_status_500_that_is_counted(
 
     service = RewardService(Source(failing))
     with caplog.at_level(logging.ERROR):
-        answer = asyncio.run(service.score(request(request_body([response()]))))
+        answer = TestClient(service.application()).post(SCORE_PATH, content=request_body([response()]))
     assert answer.status_code == 500
-    assert "see the log of the service" in json.loads(bytes(answer.body))["detail"]
+    assert "see the log of the service" in answer.json()["detail"]
     assert service.statistics.as_json()["refused"] == {"500": 1}
     assert str(error) in caplog.text
     assert ("Traceback" in caplog.text) is not isinstance(error, TrainingError)
@@ -72,13 +66,17 @@ def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None
     service = RewardService(Source(slow), limits=ServiceLimits(concurrency=1))
 
     async def ask() -> tuple[bytes, bytes]:
-        asked = asyncio.create_task(service.score(request(request_body([response()]))))
-        await asyncio.to_thread(begun.wait, 60)
-        try:
-            probe = await asyncio.wait_for(service.score(request(request_body(()))), 30)
-        finally:
-            go_on.set()
-        return bytes(probe.body), bytes((await asked).body)
+        client = httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=service.application()), base_url="http://test", timeout=600
+        )
+        async with client:
+            asked = asyncio.create_task(client.post(SCORE_PATH, content=request_body([response()])))
+            await asyncio.to_thread(begun.wait, 600)
+            try:
+                probe = await client.post(SCORE_PATH, content=request_body(()))
+            finally:
+                go_on.set()
+            return probe.content, (await asked).content
 
     probe, scored = asyncio.run(ask())
     assert read_reply(probe, []) == []
@@ -88,15 +86,30 @@ def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None
 
 def test_rows_are_checked_and_a_check_that_crashes_is_counted() -> None:
     service = RewardService(Source(fine))
+    client = TestClient(service.application())
 
     def checked(*answers: str | None) -> Any:
         rows = [prompt(f"p{number}", answer=answer) for number, answer in enumerate(answers)]
-        body = check_body(rows, {"p1": "x.jsonl, row 2"})
-        return asyncio.run(service.check(request(body)))
+        return client.post(CHECK_PATH, content=check_body(rows, {"p1": "x.jsonl, row 2"}))
 
-    assert read_checked(bytes(checked("1", "2").body)) is None
-    assert read_checked(bytes(checked("1", None).body)) == "x.jsonl, row 2: no answer"
-    assert read_checked(bytes(checked(None, None).body)) == "prompt 'p0': no answer"
+    assert read_checked(checked("1", "2").content) is None
+    assert read_checked(checked("1", None).content) == "x.jsonl, row 2: no answer"
+    assert read_checked(checked(None, None).content) == "prompt 'p0': no answer"
     assert checked("crash").status_code == 500
-    assert asyncio.run(service.check(request(b"{}"))).status_code == 400
+    assert client.post(CHECK_PATH, content=b"{}").status_code == 400
     assert service.statistics.as_json()["refused"] == {"500": 1, "400": 1}
+
+
+@pytest.mark.parametrize(
+    ("host", "length", "taken"), [("0.0.0.0", 15, False), ("0.0.0.0", 16, True), ("127.0.0.1", 1, True)]
+)
+def test_a_token_that_could_be_guessed_is_refused_where_others_can_try(
+    host: str, length: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "k" * length)
+    options = ServeOptions(host=host, token_env="REWARD_TOKEN")
+    if taken:
+        check_options(options)
+        return
+    with pytest.raises(ConfigError, match="REWARD_TOKEN has 15 characters: it needs 16 or more"):
+        check_options(options)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proximo.errors import ConfigError
-from proximo.rewards.texts.json_reading import MAX_INTEGER_DIGITS, BadJSONError, nesting, read_json
-from proximo.rewards.texts.json_schema import JSONSchemaVerifier
+from proximo.rewards import json_schema
+from proximo.rewards.json_schema import MAX_INTEGER_DIGITS, BadJSONError, JSONSchemaVerifier, nesting, read_json
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 CITY: dict[str, Any] = {
@@ -21,12 +21,8 @@ CITY: dict[str, Any] = {
 PARIS = '{"name": "Paris", "people": 2100000}'
 
 
-def grade(text: str, schema: Any = CITY, **options: Any) -> Grade:
-    return JSONSchemaVerifier(json_schema=schema, **options).grade(Answer(text=text, prompt="?"))
-
-
-def read(text: str) -> Any:
-    return read_json(text, max_bytes=1000, max_nesting=3)
+def grade(text: str, schema: Any = CITY) -> Grade:
+    return JSONSchemaVerifier(json_schema=schema).grade(Answer(text=text, prompt="?"))
 
 
 def test_the_last_fenced_block_is_read() -> None:
@@ -38,23 +34,20 @@ def test_the_last_fenced_block_is_read() -> None:
     assert grade(f"```json\r\n{PARIS}\r\n```".replace("\r\n", "\n")).score == 1
 
 
-@pytest.mark.parametrize("text", [PARIS, f"```json\n{PARIS}", f"``` {PARIS} ```", ""])
-def test_without_a_whole_fenced_block_the_answer_is_at_fault(text: str) -> None:
+@pytest.mark.parametrize("text", [f"Here: {PARIS}", f"```json\n{PARIS}", f"``` {PARIS} ```", ""])
+def test_without_a_whole_fenced_block_the_response_is_read_as_it_is(text: str) -> None:
+    assert grade(f" {PARIS}\n").score == 1
     found = grade(text)
-    assert (found.score, found.state, found.reason) == (0, ScoreState.MODEL_FAULT, "no fenced block")
+    assert (found.score, found.state) == (0, ScoreState.MODEL_FAULT)
+    assert found.reason == "no JSON: Expecting value at character 1"
     assert found.components == {"parsed": 0.0}
 
 
-def test_the_whole_response_may_be_asked_for() -> None:
-    assert grade(f" {PARIS}\n", reads="response").score == 1
-    assert grade(f"Here: {PARIS}", reads="response").reason == "no JSON: Expecting value at character 1"
-
-
 def test_what_breaks_the_schema_was_read_and_says_where() -> None:
-    found = grade('{"name": "Paris", "people": -1}', reads="response")
+    found = grade('{"name": "Paris", "people": -1}')
     assert (found.score, found.reason) == (0, "$.people fails 'minimum'")
     assert found.components == {"parsed": 1.0}
-    assert grade('{"name": "Paris", "people": true}', reads="response").score == 0
+    assert grade('{"name": "Paris", "people": true}').score == 0
 
 
 @pytest.mark.parametrize(
@@ -75,9 +68,11 @@ def test_what_breaks_the_schema_was_read_and_says_where() -> None:
         ('"\x01"', "no JSON: Invalid control character at at character 2"),
     ],
 )
-def test_what_is_refused(text: str, reason: str) -> None:
+def test_what_is_refused(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "MAX_BYTES", 1000)
+    monkeypatch.setattr(json_schema, "MAX_NESTING", 3)
     with pytest.raises(BadJSONError) as caught:
-        read(text)
+        read_json(text)
     assert str(caught.value) == reason
 
 
@@ -85,7 +80,7 @@ def test_what_is_refused(text: str, reason: str) -> None:
     "value", [[[[1]]], {"a": [{}]}, '[[[[ "', "\\", '\\"[[[[', "\ud800", 10**299, -(10**299), 1.5e308, "", None]
 )
 def test_what_is_within_the_bounds_is_read_as_python_reads_it(value: Any) -> None:
-    assert read(json.dumps(value)) == value
+    assert read_json(json.dumps(value)) == value
 
 
 def test_brackets_in_strings_are_no_nesting() -> None:
@@ -105,14 +100,14 @@ def test_brackets_in_strings_are_no_nesting() -> None:
 )
 @pytest.mark.parametrize("text", ["9" * MAX_INTEGER_DIGITS, "1.7e308", "1e-320", "[1, 1.0, true]", '"\\ud800"'])
 def test_no_number_of_an_answer_makes_the_verifier_fail(schema: Any, text: str) -> None:
-    assert grade(text, schema, reads="response").state is not ScoreState.INFRASTRUCTURE_FAULT
+    assert grade(text, schema).state is not ScoreState.INFRASTRUCTURE_FAULT
 
 
 def test_a_schema_may_refer_to_its_own_parts_and_to_itself() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#/$defs/leaf"}}}
     schema = {**tree, "$defs": {"leaf": {"type": "integer"}}}
-    assert grade('{"left": {"left": {}, "right": 3}}', schema, reads="response").score == 1
-    assert grade('{"left": {"left": 1}}', schema, reads="response").score == 0
+    assert grade('{"left": {"left": {}, "right": 3}}', schema).score == 1
+    assert grade('{"left": {"left": 1}}', schema).score == 0
 
 
 @pytest.mark.parametrize(
@@ -140,8 +135,8 @@ def test_a_schema_that_cannot_be_used_is_refused_and_nothing_is_fetched(
 
 def test_an_older_draft_is_read_as_it_was_meant() -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}
-    assert grade('["a", 1]', schema, reads="response").score == 1
-    assert grade("[1]", schema, reads="response").score == 0
+    assert grade('["a", 1]', schema).score == 1
+    assert grade("[1]", schema).score == 0
 
 
 @pytest.mark.parametrize(
@@ -166,9 +161,9 @@ def test_an_older_draft_is_read_as_it_was_meant() -> None:
     "draft", ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
 )
 def test_unique_items_are_those_that_no_other_item_equals(items: str, unique: bool, draft: str) -> None:
-    found = grade(items, {"$schema": draft, "uniqueItems": True}, reads="response")
+    found = grade(items, {"$schema": draft, "uniqueItems": True})
     assert (found.score, found.reason) == ((1, None) if unique else (0, "$ fails 'uniqueItems'"))
-    assert grade(items, {"$schema": draft, "uniqueItems": False}, reads="response").score == 1
+    assert grade(items, {"$schema": draft, "uniqueItems": False}).score == 1
 
 
 def test_unique_items_are_found_without_comparing_every_two() -> None:
@@ -176,7 +171,7 @@ def test_unique_items_are_found_without_comparing_every_two() -> None:
     mixed = json.dumps([number if number % 2 else str(number) for number in range(6000)])
     started = time.process_time()
     for text in (objects, mixed):
-        assert grade(text, {"uniqueItems": True}, reads="response").score == 1
+        assert grade(text, {"uniqueItems": True}).score == 1
     assert time.process_time() - started < 5.0  # a minute where every two are compared
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from proximo.rewards.texts.length import LengthVerifier
-from proximo.rewards.texts.repetition import RepetitionVerifier, longest_run, repeated_share
-from proximo_verifiers.verifier import Answer, Grade, ScoreState
+from proximo.rewards.text_verifiers import LengthVerifier, RepetitionVerifier, repeated_share
+from proximo_verifiers.verifier import Answer, Grade
 
 
 def words(count: int) -> Answer:
@@ -67,32 +66,6 @@ def test_the_share_is_that_of_ngrams_that_came_before(text: str, n: int, share: 
 
 def test_a_text_without_repetition_scores_zero_and_not_minus_zero() -> None:
     assert str(repetition("all of these words differ from each other").score) == "0.0"
-
-
-@pytest.mark.parametrize(
-    ("text", "block", "run"),
-    [
-        ("", 3, 0),
-        ("a", 3, 1),
-        ("a b c", 3, 1),
-        ("a a", 3, 2),
-        ("b a a a b", 3, 3),
-        ("a b a b a b c", 3, 3),
-        ("a b a b a b c", 1, 1),
-        ("x a b c a b c", 3, 2),
-        ("a b c a b", 3, 1),
-        ("a b c a b c a b c", 2, 1),
-    ],
-)
-def test_a_run_is_a_block_written_again_and_again(text: str, block: int, run: int) -> None:
-    assert longest_run(text.split(), block) == run
-
-
-def test_more_than_the_longest_run_costs_everything() -> None:
-    fine, bad = repetition("ha ha ha", longest_run=3), repetition("ha ha ha ha", longest_run=3)
-    assert (fine.score, fine.state) == (0, ScoreState.SCORED)
-    assert (bad.score, bad.state, bad.reason) == (-1, ScoreState.MODEL_FAULT, "a block repeated 4 times in a row")
-    assert bad.components == {"repeated_share": 0.0, "longest_run": 4.0}
 
 
 def test_characters_serve_languages_without_blanks() -> None:

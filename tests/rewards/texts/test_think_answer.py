@@ -9,11 +9,11 @@ import pytest
 
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.texts.think_answer import ThinkAnswerVerifier, read_form
+from proximo.rewards.text_verifiers import ThinkAnswerVerifier, form_problem
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
 GOOD = "<think>two and two</think>\n<answer>4</answer>"
-FORTY_TWO = {"verifier": "proximo.rewards.texts.pattern:PatternVerifier", "options": {"pattern": "42"}}
+FORTY_TWO = {"verifier": "proximo.rewards.text_verifiers:PatternVerifier", "options": {"pattern": "42"}}
 AREAL = {"verifier": FORTY_TWO, "min_score": -1.0}
 
 
@@ -48,13 +48,13 @@ def grade(text: str, **options: Any) -> Grade:
     ],
 )
 def test_what_is_well_formed(text: str, problem: str | None) -> None:
-    assert read_form(text)[0] == problem
+    assert form_problem(text) == problem
 
 
 def test_a_prompt_that_opened_the_thought_leaves_the_rest_to_the_response() -> None:
     rest = GOOD.removeprefix("<think>")
-    assert read_form(rest, think_in_prompt=True) == (None, "4")
-    assert read_form(GOOD, think_in_prompt=True)[0] == "tags repeated or out of order"
+    assert form_problem(rest, think_in_prompt=True) is None
+    assert form_problem(GOOD, think_in_prompt=True) == "tags repeated or out of order"
     assert grade(rest, think_in_prompt=True).score == 1
 
 
@@ -82,20 +82,12 @@ def test_with_a_verifier_the_table_is_that_of_areal(text: str, score: float) -> 
 def test_the_form_of_a_right_answer_neither_costs_nor_earns_anything() -> None:
     found = grade("it is 42", **AREAL)
     assert (found.score, found.state, found.reason) == (1.0, ScoreState.SCORED, None)
-    assert found.components == {"well_formed": 0.0, "correct": 1.0, "verifier.matches": 1.0}
+    assert found.components == {"well_formed": 0.0, "correct": 1.0}
 
 
 def test_without_minus_one_the_credit_counts_from_zero() -> None:
     assert grade("<think>a</think><answer>41</answer>", verifier=FORTY_TWO).score == 0.2
-    assert grade("<think>a</think><answer>41</answer>", verifier=FORTY_TWO, format_bonus=0.5).score == 0.5
-    assert grade("41", verifier=FORTY_TWO, format_bonus=0.5).score == 0
-
-
-def test_a_verifier_of_the_answer_part_does_not_see_the_thought() -> None:
-    thought = "<think>42</think><answer>41</answer>"
-    assert grade(thought, **AREAL, verifier_input="answer").components["correct"] == 0
-    assert grade("<think>41</think><answer> 42 </answer>", **AREAL, verifier_input="answer").score == 1
-    assert grade("malformed 42", **AREAL, verifier_input="answer").score == 1
+    assert grade("41", verifier=FORTY_TWO).score == 0
 
 
 class HalfRight(Verifier):
@@ -152,14 +144,16 @@ def test_the_section_names_the_verifier_of_its_verifier() -> None:
     ("right", "refused"),
     [
         ({"kind": "maths"}, False),
-        ({"kind": "maths", "correct_score": 0.5}, True),
-        ({"kind": "maths", "correct_score": 2.0, "incorrect_score": 1.0}, True),
-        ({"kind": "countdown", "correct_score": 0.9, "incorrect_score": 0.1}, True),
-        ({"kind": "countdown", "incorrect_score": 0.1}, False),
-        ({"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "idle_seconds": 0.1, "correct_score": 0.5}, True),
+        ({"kind": "maths", "scores": {"correct": 0.5}}, True),
+        ({"kind": "maths", "scores": {"correct": 2.0, "incorrect": 1.0}}, True),
+        ({"kind": "countdown", "scores": {"correct": 0.9, "incorrect": 0.1}}, True),
+        ({"kind": "countdown", "scores": {"incorrect": 0.1}}, False),
+        (
+            {"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "idle_seconds": 0.1, "scores": {"correct": 0.5}},
+            True,
+        ),
         ({"kind": "json_schema", "json_schema": {"type": "object"}}, False),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.5}, True),
-        ({"kind": "pattern", "pattern": "42", "match_score": 0.5, "max_matches": 2}, False),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.0, "no_match_score": 1.0}, False),
         ({"kind": "pattern", "pattern": "42", "no_match_score": 1.0}, True),
     ],

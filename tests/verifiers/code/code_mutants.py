@@ -4,7 +4,7 @@ import ast
 import copy
 from collections.abc import Iterator
 
-from proximo_verifiers.code.ast_names import parsed
+from proximo_verifiers.code.parsed_asserts import parsed
 
 FLIPS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo_verifiers.code.output_comparison import same_output, same_value
+from proximo_verifiers.code.stdio import same_output, same_value
 
 NAN = float("nan")
 OUTPUTS = (

@@ -10,7 +10,7 @@ from grade_cases import ASSERTS, FAULTS, INC, RIGHT
 
 from graded_programs import graded
 from proximo_verifiers.code.parsed_asserts import MAX_CHARACTERS
-from proximo_verifiers.code.problems import DEFAULT_TESTS, Columns, read_problem
+from proximo_verifiers.code.problems import TESTS_COLUMNS, read_problem
 from proximo_verifiers.verifier import ScoreState
 
 RUN = {"test_setup_code": "len('')"}
@@ -18,9 +18,9 @@ RUN = {"test_setup_code": "len('')"}
 
 
 def comparisons_of(row, form="asserts"):
-    columns = Columns(tests=DEFAULT_TESTS[form], setup=("test_setup_code",), before=None, entry_point="entry_point")
     row = {"entry_point": "f"} | row
-    return read_problem(form, columns, {key: value for key, value in row.items() if value is not None}, "").comparisons
+    row = {key: value for key, value in row.items() if value is not None}
+    return read_problem(form, TESTS_COLUMNS[form], row, "").comparisons
 
 
 COMPARED = (

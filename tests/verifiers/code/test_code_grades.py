@@ -129,21 +129,21 @@ def test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice(sandbox) -> N
 
 
 def test_an_answer_without_a_program_has_a_score_of_its_own(sandbox) -> None:
-    found = graded(sandbox, "I do not know.", INC, program="last_block", no_program_score=-0.5)
+    found = graded(sandbox, "I do not know.", INC, program="last_block", no_answer_score=-0.5)
     assert (found.score, found.state, found.reason) == (-0.5, ScoreState.MODEL_FAULT, "no program in the answer")
     text = "def inc(x): return x + 1"
     assert graded(sandbox, text, INC, program="last_block").reason == "no program in the answer"
     assert graded(sandbox, text, INC, program="last_block", allow_unfenced=True).score == 1.0
-    long = graded(sandbox, "#" * 100_001, INC, no_program_score=-0.5)
+    long = graded(sandbox, "#" * 100_001, INC, no_answer_score=-0.5)
     assert (long.score, long.reason) == (-0.5, "the program is too long")
 
 
 def test_code_is_put_before_the_program(sandbox) -> None:
     program = "from __future__ import annotations\ndef inc(x): return step(x)"
-    row = INC | {"starter": "def step(x): return x + 1"}
-    assert graded(sandbox, program, row, before_column="starter").score == 1.0
-    stdio = {"inputs": ["1"], "outputs": ["2"], "starter": "def step(x): return x + 1"}
-    assert graded(sandbox, "print(step(int(input())))", stdio, form="stdio", before_column="starter").score == 1.0
+    row = INC | {"code_before": "def step(x): return x + 1"}
+    assert graded(sandbox, program, row).score == 1.0
+    stdio = {"inputs": ["1"], "outputs": ["2"], "code_before": "def step(x): return x + 1"}
+    assert graded(sandbox, "print(step(int(input())))", stdio, form="stdio").score == 1.0
 
 
 def test_a_limit_for_each_test_is_not_that_of_all(sandbox) -> None:
@@ -187,10 +187,9 @@ def test_a_completion_goes_on_from_the_prompt_or_from_a_column(sandbox) -> None:
     messages = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "x"}]
     messages += [{"role": "user", "content": prompt}]
     assert graded(sandbox, body, CHECK, prompt=messages, **options).score == 1.0
-    row = CHECK | {"starter": prompt}
-    assert graded(sandbox, body, row, prompt="Complete this:", prompt_column="starter", **options).score == 1.0
-    with pytest.raises(DataError, match="no text in column starter"):
-        graded(sandbox, body, CHECK, prompt=prompt, prompt_column="starter", **options)
+    assert graded(sandbox, body, CHECK | {"stub": prompt}, prompt="Complete this:", **options).score == 1.0
+    with pytest.raises(DataError, match="column 'stub' must be the code to complete as text"):
+        graded(sandbox, body, CHECK | {"stub": 3}, prompt=prompt, **options)
 
 
 def test_a_row_without_tests_is_refused_before_any_answer(sandbox) -> None:
@@ -203,9 +202,5 @@ def test_a_row_without_tests_is_refused_before_any_answer(sandbox) -> None:
 
 
 def test_other_columns_are_read_where_they_are_named(sandbox) -> None:
-    row = {"mine": ["assert inc(one) == 2"], "mine_too": "assert inc(2) == 3", "first": "one = 1"}
-    options = {"tests_columns": ["mine", "mine_too"], "setup_columns": ["first"]}
-    found = graded(sandbox, RIGHT, row, **options)
-    assert found.score == 1.0
-    check = {"name": "inc", "test": CHECK["test"]}
-    assert graded(sandbox, RIGHT, check, form="check", entry_point_column="name").score == 1.0
+    row = {"mine": ["assert inc(one) == 2"], "mine_too": "assert inc(2) == 3", "test_setup_code": "one = 1"}
+    assert graded(sandbox, RIGHT, row, tests_columns=["mine", "mine_too"]).score == 1.0

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from proximo_verifiers.code.ast_names import Names, names_of
+from proximo_verifiers.code.parsed_asserts import Names, names_of
 from proximo_verifiers.code.problems import (
-    DEFAULT_TESTS,
+    TESTS_COLUMNS,
     Calls,
-    Columns,
     InputsOutputs,
     TestSuite,
     read_problem,
@@ -41,17 +40,14 @@ def test_the_names_that_a_program_defines_are_read_off_the_tests(sources, progra
     assert names_of(sources) == Names(program=tuple(program), modules=tuple(modules))
 
 
-def columns(form, **changes) -> Columns:
-    values = {"tests": DEFAULT_TESTS[form], "setup": ("setup",), "before": None, "entry_point": "entry_point"}
-    return Columns(**(values | changes))
-
-
 def read(form, prompt="", **metadata):
-    return read_problem(form, columns(form), metadata, prompt)
+    return read_problem(form, TESTS_COLUMNS[form], metadata, prompt)
 
 
 def test_asserts_are_tests_with_their_setup() -> None:
-    problem = read("asserts", test_list=["assert f(x) == 2", "assert f(2) == 3\r\n"], setup=["import os", "x = 1"])
+    problem = read(
+        "asserts", test_list=["assert f(x) == 2", "assert f(2) == 3\r\n"], test_setup_code=["import os", "x = 1"]
+    )
     assert isinstance(problem, TestSuite)
     assert problem.tests == ("assert f(x) == 2", "assert f(2) == 3\n")
     assert problem.setup == "import os\nx = 1"
@@ -60,7 +56,7 @@ def test_asserts_are_tests_with_their_setup() -> None:
 
 
 def test_a_setup_may_need_the_program() -> None:
-    problem = read("asserts", test_list=["assert height(root) == 1"], setup="root = Node(1)")
+    problem = read("asserts", test_list=["assert height(root) == 1"], test_setup_code="root = Node(1)")
     assert isinstance(problem, TestSuite)
     assert problem.setup_uses_program
 
@@ -134,7 +130,7 @@ BAD = (
     ("asserts", {"test_list": [3]}, "a text or a list of texts"),
     ("asserts", {"test_list": ["assert f("]}, "are not Python"),
     ("asserts", {"test_list": ["assert 1 == 1"]}, "test nothing"),
-    ("asserts", {"test_list": ["assert f(1)"], "setup": "def"}, "are not Python"),
+    ("asserts", {"test_list": ["assert f(1)"], "test_setup_code": "def"}, "are not Python"),
     ("check", {"test": "x = 1", "entry_point": "f"}, "one function check"),
     ("check", {"test": "def check(", "entry_point": "f"}, "are not Python"),
     ("check", {"test": "def check(a): assert a(1)"}, "no column entry_point"),
@@ -161,9 +157,6 @@ def test_tests_that_python_warns_of_are_read() -> None:
     assert names_of(["assert f('\\d') == 1"]).program == ("f",)
 
 
-def test_code_before_the_program_is_a_text_or_a_list_of_texts() -> None:
-    where = columns("asserts", before="starter")
-    assert text_before(where, {"starter": ["import os", "x = 1"]}) == "import os\nx = 1"
-    assert text_before(columns("asserts"), {"starter": "import os"}) == ""
-    with pytest.raises(DataError, match="no column starter"):
-        text_before(where, {})
+def test_code_before_the_program_is_joined() -> None:
+    assert text_before({"code_before": ["import os", "x = 1"]}) == "import os\nx = 1"
+    assert text_before({}) == ""

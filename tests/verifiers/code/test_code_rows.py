@@ -3,7 +3,7 @@
 import pytest
 
 from graded_programs import graded, open_sandbox
-from proximo_verifiers.code.harness_source import PRELOAD
+from proximo_verifiers.code.test_runner import PRELOAD
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import DataError, SandboxError
 from proximo_verifiers.sandbox.runner import Sandbox
@@ -57,12 +57,12 @@ def test_what_a_program_might_pass_is_left_isolated(sandbox, test) -> None:
     [
         ({"test_list": ["assert f(1)", "import nowhere\nassert f(1) == 2"]}, "test 2"),
         ({"test_list": ["assert f(1)"], "test_setup_code": "from nowhere.deep import x"}, "the set-up of the tests"),
-        ({"test_list": ["assert f(1) == 2"], "first": "import nowhere"}, "the code before the program"),
+        ({"test_list": ["assert f(1) == 2"], "code_before": "import nowhere"}, "the code before the program"),
     ],
 )
 def test_a_row_that_imports_what_is_not_there_is_refused(sandbox, row, where) -> None:
     with pytest.raises(DataError, match=f"{where} imports nowhere, which the sandbox lacks: add .* to packages"):
-        check(sandbox, row, before_column="first" if "first" in row else None)
+        check(sandbox, row)
 
 
 def test_programs_and_tests_import_the_packages_that_are_named() -> None:

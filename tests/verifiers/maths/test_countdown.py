@@ -10,8 +10,7 @@ import pytest
 from maths_verifiers import countdown_verifier
 
 from proximo_verifiers.errors import DataError
-from proximo_verifiers.maths.countdown import CountdownVerifier
-from proximo_verifiers.maths.expressions import MalformedError, read_expression
+from proximo_verifiers.maths.countdown import CountdownVerifier, MalformedError, read_expression
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 from real_data import real_data
 
@@ -102,8 +101,6 @@ def test_fractions_are_exact_and_a_division_by_zero_is_a_wrong_answer() -> None:
 
 OPTIONS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     ("answer_from", ["response"], "68 - (34 + 21)\n+ 27", PROBLEM),
-    ("numbers_column", "numbers", "1 + 2", {"nums": [1, 3], "numbers": [1, 2], "target": 3}),
-    ("target_column", "goal", "1 + 2", {"nums": [1, 2], "target": 4, "goal": 3}),
     ("number_usage", "at_most_once", "1 + 2", {"nums": [1, 2, 5], "target": 3}),
     ("operators", ["+"], "3 - 2", {"nums": [3, 2], "target": 1}),
     ("correct_score", 2.0, SOLUTION, PROBLEM),

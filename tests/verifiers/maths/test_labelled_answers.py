@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 from maths_verifiers import maths_verifier
 
-from proximo_verifiers.maths.candidate_parses import candidate_parses
-from proximo_verifiers.maths.equivalence import equivalent
+from proximo_verifiers.maths.equivalence import candidate_parses, equivalent
 from proximo_verifiers.verifier import Answer
 from real_data import real_data
 

@@ -16,7 +16,7 @@ from proximo_verifiers.sandbox.kernel.seccomp import (
     THREAD_FLAGS,
     build_filter,
 )
-from proximo_verifiers.sandbox.kernel.syscall_numbers import PROGRAM, SET_UP
+from proximo_verifiers.sandbox.kernel.syscalls import PROGRAM, SET_UP
 
 REFUSED, UNKNOWN = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
 CHECKED = {

@@ -7,11 +7,10 @@ import sys
 import pytest
 
 from proximo_verifiers.errors import SandboxError
-from proximo_verifiers.sandbox.doctor import State, _status, examine, main, report
+from proximo_verifiers.sandbox.doctor import PROBES, State, _status, examine, main, report
 from proximo_verifiers.sandbox.guarantees import GUARANTEES, NAMES, refuse_missing
 from proximo_verifiers.sandbox.jobs import Program
 from proximo_verifiers.sandbox.mechanisms import MECHANISMS, Mechanisms
-from proximo_verifiers.sandbox.probes import PROBES
 from proximo_verifiers.sandbox.runner import Sandbox
 
 ALL = Mechanisms(namespaces=None, landlock=None, seccomp=None, thread_count=None)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from proximo_verifiers.workers import folders
-from proximo_verifiers.workers.folders import PREFIX, WorkerFolder, sweep_folders
+from proximo_verifiers.workers import process
+from proximo_verifiers.workers.process import PREFIX, WorkerFolder, sweep_folders
 from waiting import LATEST_SECONDS
 
 HOLDS_ONE = (
-    "from proximo_verifiers.workers.folders import WorkerFolder; print(WorkerFolder().path, flush=True); input()"
+    "from proximo_verifiers.workers.process import WorkerFolder; print(WorkerFolder().path, flush=True); input()"
 )
 
 
@@ -77,14 +77,14 @@ def test_what_is_no_folder_of_ours_stays(place: Path, monkeypatch: pytest.Monkey
     sweep_folders()
     assert len(list(place.iterdir())) == 4
     (place / f"{PREFIX}of-another-user").mkdir()
-    monkeypatch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(process.os, "geteuid", lambda: os.getuid() + 1)
     sweep_folders()
     assert (place / f"{PREFIX}of-another-user").is_dir()
 
 
 def test_a_folder_that_was_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    lock = folders.fcntl.flock
+    lock = process.fcntl.flock
 
     def lock_late(descriptor: int, how: int) -> None:
         made.append("")
@@ -93,7 +93,7 @@ def test_a_folder_that_was_swept_before_it_was_locked_is_made_again(monkeypatch:
             found.rmdir()
         lock(descriptor, how)
 
-    monkeypatch.setattr(folders.fcntl, "flock", lock_late)
+    monkeypatch.setattr(process.fcntl, "flock", lock_late)
     own = WorkerFolder()
     assert len(made) == 2
     assert Path(own.path).is_dir()

@@ -94,8 +94,8 @@ class GivenObjects:
         ]
 
     def _reward(self, weight: float, source: Any) -> dict[str, Any]:
-        from proximo.rewards.calling.binding import BoundFunction, function_name
         from proximo.rewards.function import FunctionReward
+        from proximo.rewards.function_binding import BoundFunction, function_name
         from proximo.rewards.source import source_problem
 
         section: dict[str, Any] = {"kind": "function", "weight": weight}

@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
+from html import escape
+from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, overload
 
 from proximo import session_functions
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from proximo.commands.chat_session import Dialogue
     from proximo.commands.evaluate import Evaluation
     from proximo.commands.export import DType, Role
-    from proximo.commands.library.report_page import ReportPage
     from proximo.metrics.run_files import Run
     from proximo.rewards.weighted import Reward
     from proximo.rollout.responses import Ranked, Responses
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 Sampled = bool | int | float | tuple[int, ...] | tuple[str, ...] | None
 """Types of the fields of `SamplingOptions`."""
+FRAME = '<iframe title="report" sandbox="" style="width: 100%; height: 640px; border: 0" srcdoc="{page}"></iframe>'
+
+
+class ReportPage(PosixPath):
+    """The path of a report. A notebook shows the page itself, in a frame in which no script runs."""
+
+    def _repr_html_(self) -> str | None:
+        if self.suffix != ".html" or not self.is_file():  # for example a parent, which has the same type
+            return None
+        return FRAME.format(page=escape(self.read_text(encoding="utf-8")))
 
 
 class SavedRun:
@@ -206,12 +216,11 @@ class SavedRun:
         run_export(self.folder, Path(out), options)
         return Path(out)
 
-    def report(self, out: str | os.PathLike[str] | None = None) -> "ReportPage":
+    def report(self, out: str | os.PathLike[str] | None = None) -> ReportPage:
         """Write the report page, of a pipeline with all its stages, and return its path; a notebook shows it.
 
         `out`: the file, by default `report.html` in the run's folder.
         """
-        from proximo.commands.library.report_page import ReportPage
         from proximo.commands.report import make_report
 
         return ReportPage(make_report(self._whole, None if out is None else Path(out)).page)
@@ -225,7 +234,7 @@ class SavedRun:
 
 def compare(
     runs: "Sequence[SavedRun | str | os.PathLike[str]]", out: str | os.PathLike[str] = "comparison.html"
-) -> "ReportPage":
+) -> ReportPage:
     """Write a page that shows 2 to 9 runs side by side, as `proximo report` does for several, and return its path.
 
     A notebook shows the page.
@@ -233,7 +242,6 @@ def compare(
     Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
     the number of runs and an `out` that cannot be written or is not such a page.
     """
-    from proximo.commands.library.report_page import ReportPage
     from proximo.commands.report import make_comparison
 
     return ReportPage(make_comparison([Path(run) for run in runs], Path(out)).page)

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import yaml
-
 from proximo import session_functions
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
@@ -170,14 +168,9 @@ class Training:
             )
 
     def _document(self, tree: Mapping[str, Any]) -> "Document":
-        from proximo.config.loader import as_yaml
-        from proximo.config.schema.positioned_yaml import parse_document
+        from proximo.config.schema.positioned_yaml import as_yaml, parse_document
 
-        plain = self._objects.plain(tree)
-        try:
-            return parse_document(as_yaml(plain), "the recipe")
-        except yaml.YAMLError as error:
-            raise ConfigError(f"the recipe holds an object that is not a plain value: {error}") from error
+        return parse_document(as_yaml(self._objects.plain(tree)), "the recipe")
 
 
 def _kind(recipe: "str | Document") -> str:

@@ -88,7 +88,7 @@ class PipelineRecipe(StagedRecipe):
     run: RunConfig
     """Shared by all stages; each stage writes to its own folder below `run.folder`: sft, reward, prm, ppo."""
     devices: DevicesConfig = DevicesConfig()
-    """Shared by all stages; `devices` of a stage gives its differences."""
+    """Shared by all stages; `devices` of a stage gives its differences. For several devices or machines."""
     sft: SFTRecipe | None = None
     """Fine-tuning; null skips it."""
     reward: RewardRecipe | None = None

@@ -17,12 +17,11 @@ from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
-from proximo.run.checkpoint_lookup import verify_model
-from proximo.run.folders import check_folders
+from proximo.run.checkpoint_lookup import stage_result, verify_model
 from proximo.run.loop import run_trainer
 from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
-from proximo.run.stage_results import stage_result
+from proximo.run.preflight import check_folders
 from proximo.trainer_kinds import trainer_kinds
 
 Stage = TypeVar("Stage", bound=TrainerRecipe)

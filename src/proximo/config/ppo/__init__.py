@@ -1,1 +1,1 @@
-"""The section `ppo`. `options.py` has it whole; `objectives.py`, `losses.py` and `advantage.py` have its parts."""
+"""The section `ppo`. `options.py` has it whole, the other files its parts (`objectives.py`, `kl.py` ...)."""

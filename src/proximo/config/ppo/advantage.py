@@ -1,105 +1,291 @@
-"""Config section `ppo.advantage`: the estimator and its parameters. The formulas: algorithms/."""
+"""Config sections `ppo.advantage`: one for each estimator, with what it needs and its formula (in algorithms/).
 
-from typing import Any, Literal, Self
+A new estimator is a section here, in `Advantage`, and its formula in algorithms/.
+"""
 
-from pydantic import Field, model_validator
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 
 from proximo.config.schema.base import Section
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from proximo.algorithms.advantages import StepRewards
+
 
 class AdvantageConfig(Section):
-    """How advantages are estimated: with a critic, or by comparing responses."""
+    """What all estimators have in common. A subclass of yours is passed to `PPOConfig` as an instance."""
 
-    estimator: Literal[
-        "gae",
-        "group_centred",
-        "group_standardised",
-        "leave_one_out",
-        "length_weighted",
-        "pass_at_k",
-        "group_return_to_go",
-        "return_to_go",
-        "greedy_baseline",
-    ] = "gae"
-    """`gae` trains a value model; the others need no critic. `group_centred` (Dr. GRPO), `group_standardised` (GRPO),
-    `leave_one_out` (RLOO), `length_weighted` (OPO), `pass_at_k` (PKPO) and `group_return_to_go` (REINFORCE++ with a
-    baseline) compare the responses to one prompt. `return_to_go` (REINFORCE++) compares those of the whole step, and
-    `greedy_baseline` (ReMax) compares each response with an additional greedy one; both need only one response per
-    prompt."""
-    k: int = Field(2, ge=2)
-    """For `pass_at_k`: the k of pass@k, whose expected best score is maximised."""
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token, for `gae` and the returns to go."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    """Lambda of the advantages (GAE)."""
-    length_adaptive: float | None = Field(None, gt=0)
-    """Alpha of a length-dependent lambda that replaces `gae_lambda`: 1 - 1 / (alpha * tokens), at least 0 (VAPO uses
-    0.05); null uses `gae_lambda` for all."""
-    value_gae_lambda: float | None = Field(None, ge=0, le=1)
-    """Lambda for the returns of the value model (VAPO uses 1); null uses that of the advantages."""
-    standardise: bool | Literal["group"] | None = None
+    kind: str
+    needs_critic: ClassVar[bool] = False
+    """Whether a value model is trained; `estimate` then also gives its targets."""
+    needs_groups: ClassVar[bool] = False
+    """Whether the baseline is computed from the responses to one prompt."""
+    needs_greedy: ClassVar[bool] = False
+    """Whether each prompt also gets a greedy response, whose score is subtracted from the others'."""
+    is_per_token: ClassVar[bool] = False
+    """Whether advantages differ between the tokens of a response, because each counts only later rewards."""
+    formula_path: ClassVar[str]
+    """Where the formula is, as `module:function`."""
+    standardise: bool | Literal["group"] = False
     """Standardise advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of
-    each prompt's responses; null standardises over the step for `gae` and the returns to go, and not for the others.
-    Not with `pass_at_k`, whose advantages are never negative."""
+    each prompt's responses."""
     unbiased_variance: bool = False
     """Divide the variance, in standardising and in `score.whiten_rewards`, by the number of tokens minus 1."""
 
+    @property
+    def formula(self) -> Callable[..., Any]:
+        """The function that the estimator is. Loads torch."""
+        return resolve_name(self.formula_path)
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """Advantages [T] before standardising, and returns [T], the targets of a value model; None without one."""
+        raise NotImplementedError
+
+    def problem(self, responses_per_prompt: int) -> str | None:
+        """Why the estimator does not work with so many responses to a prompt; None if it does."""
+        if self.needs_groups and responses_per_prompt < 2:
+            return (
+                f"advantage {self.kind} compares responses: responses_per_prompt must be 2 or more; gae, "
+                "return_to_go and greedy_baseline need only one"
+            )
+        if self.standardise == "group" and responses_per_prompt < 2:
+            return (
+                "advantage.standardise: group needs groups: set responses_per_prompt to 2 or more, or use true to "
+                "standardise over the step"
+            )
+        return None
+
+    @property
+    def discount(self) -> float:
+        """Discount of a return per token."""
+        return 1.0
+
+    @property
+    def least_relative_spread(self) -> float | None:
+        """A step whose returns have no larger fraction of the run's deviation does not train the policy."""
+        return None
+
+    @property
+    def excludes_zero_variance(self) -> bool:
+        """Whether groups of zero variance are left out of the loss."""
+        return False
+
+    @property
+    def most_rollouts(self) -> int:
+        """Largest number of rollouts of one step; more than 1 to replace groups of zero variance."""
+        return 1
+
+    @property
+    def ranks_pairs(self) -> bool:
+        """Whether the better of two responses has a positive advantage and the worse the opposite one."""
+        return False
+
+
+class DiscountedConfig(AdvantageConfig):
+    """What the estimators of single tokens have in common."""
+
+    is_per_token: ClassVar[bool] = True
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token."""
+    standardise: bool | Literal["group"] = True
+    """Standardise advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of
+    each prompt's responses."""
+
+    @property
+    def discount(self) -> float:
+        """`gamma`."""
+        return self.gamma
+
+
+class GAEConfig(DiscountedConfig):
+    """Generalised advantage estimation with a value model (arXiv:1506.02438)."""
+
+    needs_critic: ClassVar[bool] = True
+    formula_path: ClassVar[str] = "proximo.algorithms.advantages:gae_with_lambdas"
+    kind: Literal["gae"] = "gae"
+    """PPO with a critic."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of the advantages."""
+    length_adaptive: float | None = Field(None, gt=0)
+    """Alpha of a length-dependent lambda that replaces `gae_lambda`: 1 - 1 / (alpha * tokens), at least 0; null uses
+    `gae_lambda` for all. For long chains of thought: VAPO uses 0.05."""
+    value_gae_lambda: float | None = Field(None, ge=0, le=1)
+    """Lambda for the returns of the value model; null uses that of the advantages. For long chains of thought, in which
+    a reward at the end would hardly reach the first values: VAPO uses 1."""
     least_spread: float | None = Field(0.01, ge=0)
-    """With `gae`: do not train the policy on a step whose returns have at most this fraction of the standard deviation
-    of all returns of the run, because its advantages are the critic's noise; null trains on every step."""
+    """Do not train the policy on a step whose returns have at most this fraction of the standard deviation of all
+    returns of the run, because its advantages are the critic's noise; null trains on every step."""
+
+    @property
+    def least_relative_spread(self) -> float | None:
+        """`least_spread`."""
+        return self.least_spread
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class. Raises ValueError without values."""
+        lambdas = self.model_dump(include={"gamma", "gae_lambda", "length_adaptive", "value_gae_lambda"})
+        return self.formula(step, **lambdas)
+
+
+class ReturnToGoConfig(DiscountedConfig):
+    """The rewards of a token and of those after it (REINFORCE++, arXiv:2501.03262)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.advantages:returns_to_go"
+    kind: Literal["return_to_go"] = "return_to_go"
+    """No critic and no groups: standardising compares the responses of the step."""
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        return self.formula(step.rewards, step.mask, step.lengths, gamma=self.gamma), None
+
+
+class GreedyBaselineConfig(DiscountedConfig):
+    """The return to go of the score minus that of a greedy response (ReMax, arXiv:2310.10505)."""
+
+    needs_greedy: ClassVar[bool] = True
+    formula_path: ClassVar[str] = "proximo.algorithms.advantages:returns_to_go"
+    kind: Literal["greedy_baseline"] = "greedy_baseline"
+    """Compares each response with an additional greedy one; one response per prompt is enough."""
+    standardise: bool | Literal["group"] = False
+    """Standardise advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of
+    each prompt's responses."""
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        return self.formula(step.rewards, step.mask, step.lengths, gamma=self.gamma), None
+
+
+class GroupAdvantageConfig(AdvantageConfig):
+    """What the estimators have in common that compare the whole returns of the responses to a prompt.
+
+    The formula is given returns [R], group of each response [R] and whether it counts [R], and gives [R].
+    """
+
+    needs_groups: ClassVar[bool] = True
     zero_variance_groups: Literal["keep", "exclude", "resample"] = "keep"
     """Treatment of groups in which all responses have the same `ppo.task_reward`: `exclude` removes them from the loss
     and its denominator, so that neither shaping nor the KL trains on them; `resample` also samples further prompts in
-    their place (DAPO's dynamic sampling). Not with `gae`, `return_to_go` and `greedy_baseline`."""
+    their place (DAPO's dynamic sampling)."""
     resample_rounds: int = Field(4, ge=2)
     """With `resample`, most rollouts of one step, each of `prompts_per_step` prompts. What is missing after them is
-    filled up with groups of zero variance, which train nothing."""
+    filled up with groups of zero variance, which train nothing. For tasks of which most prompts are solved always or
+    never."""
 
     @property
     def excludes_zero_variance(self) -> bool:
         """Whether groups of zero variance are left out of the loss."""
         return self.zero_variance_groups != "keep"
 
-    @model_validator(mode="after")
-    def _has_groups(self) -> Self:
-        if self.excludes_zero_variance and not self.compares_groups:
-            raise ValueError(
-                f"zero_variance_groups: {self.zero_variance_groups} works with estimators that compare the responses "
-                f"to one prompt; with {self.estimator} such prompts train the policy too: set it to keep"
-            )
-        return self
+    @property
+    def most_rollouts(self) -> int:
+        """`resample_rounds`, if groups are resampled."""
+        return self.resample_rounds if self.zero_variance_groups == "resample" else 1
 
-    @model_validator(mode="after")
-    def _keeps_its_sign(self) -> Self:
-        if self.standardise and self.estimator == "pass_at_k":
-            raise ValueError(
-                "standardise would penalise the responses that add nothing to the best of k, whose advantage is "
-                "0 in pass_at_k: remove it"
-            )
-        return self
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        return step.to_tokens(self.formula(step.whole_returns, step.group_ids, step.counted)), None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _estimator_alone(cls, data: Any) -> Any:
-        return {"estimator": data} if isinstance(data, str) else data
+
+class GroupCentredConfig(GroupAdvantageConfig):
+    """The return minus the mean of its group (Dr. GRPO, arXiv:2503.20783)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:group_centred"
+    kind: Literal["group_centred"] = "group_centred"
+    """Prompts with a larger spread of scores count for more."""
 
     @property
-    def uses_critic(self) -> bool:
-        """True if a value model is trained."""
-        return self.estimator == "gae"
+    def ranks_pairs(self) -> bool:
+        """True unless the advantages are standardised, which may change their signs."""
+        return not self.standardise
 
-    @property
-    def compares_groups(self) -> bool:
-        """True if the baseline is computed from the responses to one prompt."""
-        return self.estimator not in ("gae", "return_to_go", "greedy_baseline")
 
-    @property
-    def is_per_token(self) -> bool:
-        """True if advantages differ between the tokens of a response, because each counts only later rewards."""
-        return self.estimator in ("gae", "return_to_go", "group_return_to_go", "greedy_baseline")
+class GroupStandardisedConfig(GroupAdvantageConfig):
+    """The return minus the mean of its group, divided by the group's deviation (GRPO, arXiv:2402.03300)."""
 
-    @property
-    def standardises(self) -> bool | Literal["group"]:
-        """`standardise` with its default resolved."""
-        by_default = self.is_per_token and self.estimator != "greedy_baseline"
-        return by_default if self.standardise is None else self.standardise
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:group_standardised"
+    kind: Literal["group_standardised"] = "group_standardised"
+    """All prompts whose scores differ count alike."""
+
+
+class LeaveOneOutConfig(GroupAdvantageConfig):
+    """The return minus the mean of the others of its group (RLOO, arXiv:2402.14740)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:leave_one_out"
+    kind: Literal["leave_one_out"] = "leave_one_out"
+    """The baseline is unbiased."""
+
+
+class LengthWeightedConfig(GroupAdvantageConfig):
+    """The return minus the mean over the tokens of its group (OPO, arXiv:2505.23585)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:length_weighted"
+    kind: Literal["length_weighted"] = "length_weighted"
+    """Long responses count for more in the baseline."""
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        given = step.whole_returns, step.group_ids, step.counted
+        return step.to_tokens(self.formula(*given, num_tokens=step.num_tokens)), None
+
+
+class PassAtKConfig(GroupAdvantageConfig):
+    """What a response adds to the best of k (PKPO, arXiv:2505.15201)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:pass_at_k"
+    kind: Literal["pass_at_k"] = "pass_at_k"
+    """Maximises the expected best score of `k` responses."""
+    k: int = Field(2, ge=2)
+    """The k of pass@k."""
+    standardise: Literal[False] = False
+    """Never: it would penalise the responses that add nothing to the best of k, whose advantage is 0."""
+
+    def problem(self, responses_per_prompt: int) -> str | None:
+        """See the base class."""
+        if responses_per_prompt >= 2 and responses_per_prompt < self.k:
+            return f"advantage.k ({self.k}) must be at most responses_per_prompt ({responses_per_prompt})"
+        return super().problem(responses_per_prompt)
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        return step.to_tokens(self.formula(step.whole_returns, step.group_ids, step.counted, k=self.k)), None
+
+
+class GroupReturnToGoConfig(DiscountedConfig, GroupAdvantageConfig):
+    """The return to go minus the mean return of its group (REINFORCE++ with a baseline, arXiv:2501.03262)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:group_returns_to_go"
+    kind: Literal["group_return_to_go"] = "group_return_to_go"
+    """Each token counts only the rewards from it on."""
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        given = step.rewards, step.group_ids, step.counted, step.mask, step.lengths
+        return self.formula(*given, gamma=self.gamma), None
+
+
+def _or_own(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """An estimator of the caller's own is taken as it is."""
+    return value if isinstance(value, AdvantageConfig) else validate(value)
+
+
+Advantage = SerializeAsAny[
+    Annotated[
+        GAEConfig
+        | GroupCentredConfig
+        | GroupStandardisedConfig
+        | LeaveOneOutConfig
+        | LengthWeightedConfig
+        | PassAtKConfig
+        | GroupReturnToGoConfig
+        | ReturnToGoConfig
+        | GreedyBaselineConfig,
+        Field(discriminator="kind"),
+        WrapValidator(_or_own),
+    ]
+]
+"""All estimators, the default first."""

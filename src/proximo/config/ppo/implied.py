@@ -1,9 +1,12 @@
 """Options of PPO that another option implies, where they are not given, and what does not fit a loss over pairs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proximo.config.ppo.objectives import compares_pairs
+from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.kl import KLConfig, NoKLConfig
+from proximo.config.ppo.losses import PolicyLossConfig
+from proximo.config.ppo.objectives import objective_class
 from proximo.config.schema.base import Section
 
 
@@ -11,9 +14,11 @@ def with_implied(values: Any) -> Any:
     """The values of the section `ppo` before validation, with what they imply."""
     if not isinstance(values, dict):
         return values
-    if compares_pairs(_value(values.get("policy_loss"), "objective")):
-        return _over_pairs(values)
-    return _corrects_staleness(values)
+    objective = objective_class(_value(values.get("policy_loss"), "objective"))
+    if objective is None:
+        return values
+    completed = _completed(values, objective.implies)
+    return completed if objective.is_pairwise else _corrects_staleness(completed)
 
 
 def _corrects_staleness(values: dict[str, Any]) -> dict[str, Any]:
@@ -25,12 +30,16 @@ def _corrects_staleness(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"policy_loss": _given(loss) | {"behaviour_weight": "truncated"}}
 
 
-def _over_pairs(values: dict[str, Any]) -> dict[str, Any]:
-    """A loss over pairs needs two responses to a prompt, which of them is better, and the KL as its margin."""
-    implied = {"kl": {"apply_to": "margin"}, "advantage": {"estimator": "group_centred"}}
-    sections = {key: values.get(key, {}) for key in implied}
-    filled = {key: implied[key] | _given(given) for key, given in sections.items() if isinstance(given, dict | Section)}
-    return {"responses_per_prompt": 2} | values | filled
+def _completed(values: dict[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with what an objective implies, where it is not given."""
+    filled = dict(values)
+    for key, value in implied.items():
+        given = values.get(key, {})
+        if isinstance(value, Mapping) and isinstance(given, dict | Section):
+            filled[key] = dict(value) | _given(given)
+        elif key not in values:
+            filled[key] = value
+    return filled
 
 
 def _value(section: Any, key: str) -> Any:
@@ -41,3 +50,56 @@ def _given(section: Mapping[str, Any] | Section) -> dict[str, Any]:
     if isinstance(section, Section):
         return {name: getattr(section, name) for name in section.model_fields_set}
     return dict(section)
+
+
+def pairs_problem(
+    loss: PolicyLossConfig,
+    advantage: AdvantageConfig,
+    *,
+    kl: KLConfig | NoKLConfig,
+    responses_per_prompt: int,
+    responses_per_update: int,
+) -> str | None:
+    """The first option that does not fit an objective over pairs, or the other way round, with the reason."""
+    if not loss.is_pairwise:
+        told = "kl: margin is for the objectives online_dpo and online_ipo: use loss or reward"
+        return told if kl.in_margin else None
+    sizes = responses_per_prompt, responses_per_update
+    problems = (*_kl_problems(loss, kl), *_other_problems(loss, advantage, *sizes))
+    return next(iter(problems), None)
+
+
+def _kl_problems(loss: PolicyLossConfig, kl: KLConfig | NoKLConfig) -> Iterator[str]:
+    if not kl.in_margin:
+        yield (
+            f"policy_loss.objective {loss.objective.kind} compares policy and reference within its margin, with "
+            "kl.coefficient as beta: leave out kl.kind, which is then margin"
+        )
+    if kl.coefficient == 0:
+        kind = loss.objective.kind
+        yield f"kl.coefficient is the beta of objective {kind}, and at 0 nothing is learned: set it above 0"
+
+
+def _other_problems(
+    loss: PolicyLossConfig, advantage: AdvantageConfig, responses_per_prompt: int, responses_per_update: int
+) -> Iterator[str]:
+    if responses_per_prompt != 2:
+        yield (
+            f"policy_loss.objective {loss.objective.kind} trains on 2 responses to each prompt, not on "
+            f"{responses_per_prompt}: leave out responses_per_prompt, and set samples_per_prompt to sample more and "
+            "train on the best and the worst"
+        )
+    if not advantage.ranks_pairs:
+        yield (
+            f"policy_loss.objective {loss.objective.kind} needs to know which of two responses is better, and no more: "
+            "leave out advantage.kind and advantage.standardise"
+        )
+    if responses_per_update % 2:
+        yield f"minibatch_responses ({responses_per_update}) must be even, because pairs stay together"
+    for key, is_given in {
+        "entropy_coefficient": loss.entropy_coefficient > 0,
+        "behaviour_weight": loss.behaviour_weight is not None,
+        "rejection": loss.rejection is not None,
+    }.items():
+        if is_given:
+            yield f"policy_loss.{key} is for losses of tokens, and {loss.objective.kind} has one for a pair: remove it"

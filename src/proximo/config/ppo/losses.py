@@ -108,7 +108,8 @@ class ConstantDivisorConfig(Section):
     kind: Literal["constant"] = "constant"
     """The weight of a token does not depend on lengths (Dr. GRPO)."""
     divisor: float | None = Field(None, gt=0)
-    """Tokens per response; null means rollout.max_new_tokens."""
+    """Tokens per response; null means rollout.max_new_tokens. For runs with other limits that are to share a learning
+    rate."""
 
 
 class PolicyLossConfig(Section):
@@ -153,7 +154,7 @@ class HuberConfig(Section):
     kind: Literal["huber"] = "huber"
     """An outlier pulls no harder than an error of `delta`."""
     delta: float = Field(10.0, gt=0)
-    """The error beyond which the loss is linear, in units of the score."""
+    """The error beyond which the loss is linear, in units of the score. Lower it for scores of a smaller scale."""
 
 
 class SmoothL1Config(Section):
@@ -215,14 +216,16 @@ class GuardConfig(Section):
     """End the policy's updates of a step at the first minibatch whose KL from the step's start (k3 per token) exceeds
     this, without updating on it; a separate value model continues."""
     max_skipped_fraction: float = Field(0.5, gt=0, le=1)
-    """Stop the run if more than this fraction of the updates of a step is skipped."""
+    """Stop the run if more than this fraction of the updates of a step is skipped. Raise it where `max_ratio` or
+    `max_kl` are to act often."""
     max_mismatch: float | None = Field(0.2, gt=0)
     """Stop the run, before anything of the step is trained, if the log-probs of the engine that sampled differ from the
     learner's by more than this many nats per token (mean absolute difference), beyond what `rollout.staleness`
     explains; null disables the check. Ten times what bf16 explains. docs/rollout.md, "When engine and learner
     differ"."""
     max_unscored_fraction: float = Field(0.2, ge=0, le=1)
-    """Stop the run if more than this fraction of a batch, or of an evaluation, could not be scored."""
+    """Stop the run if more than this fraction of a batch, or of an evaluation, could not be scored. Raise it for a
+    service that often fails."""
     max_constant_reward_steps: int | None = Field(None, ge=2)
     """Stop the run if all scores of this many consecutive steps are one number: the verifier is down, or nothing is
     left to learn; null disables the check. Use 5 or more for binary verifiers. docs/rewards.md."""
@@ -238,4 +241,4 @@ class PTXConfig(Section):
     coefficient: float = Field(gt=0)
     """Weight of the mean token loss of the texts beside the policy loss, which is a mean over tokens too."""
     examples_per_update: int = Field(8, ge=1)
-    """Texts that join each update."""
+    """Texts that join each update. For texts much shorter or longer than the responses."""

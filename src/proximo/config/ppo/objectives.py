@@ -4,7 +4,7 @@ A new objective is a section here, in `Objective`, and its formula in `algorithm
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,6 +20,8 @@ class ObjectiveConfig(Section):
     kind: str
     is_pairwise: ClassVar[bool] = False
     """Whether the loss compares two responses to a prompt. Its formula is that of a pair then."""
+    implies: ClassVar[Mapping[str, Any]] = {}
+    """Other keys of the section `ppo`, which have these values where they are not given."""
     reads_responses: ClassVar[bool] = False
     """Whether the formula also takes the mask and the lengths of the responses."""
     clip_is_wider_than_rounding: ClassVar[bool] = True
@@ -55,7 +57,8 @@ class PPOObjectiveConfig(ObjectiveConfig):
     clip_high: float = Field(0.2, gt=0)
     """Upper clip of the ratio at 1 + clip_high."""
     dual_clip: float | None = Field(None, gt=1)
-    """Bounds the loss of a token with a negative advantage by this times the size of the advantage; null does not."""
+    """Bounds the loss of a token with a negative advantage by this times the size of the advantage; null does not. For
+    stale samples, whose ratios may be large (arXiv:1912.09729 uses 3)."""
 
 
 class GSPOConfig(ObjectiveConfig):
@@ -71,8 +74,6 @@ class GSPOConfig(ObjectiveConfig):
     """Lower clip of the ratio at 1 - clip_low; 1 means no bound."""
     clip_high: float = Field(4e-4, gt=0)
     """Upper clip of the ratio at 1 + clip_high."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Bounds the loss of a response with a negative advantage by this times its size; null does not."""
 
 
 class GMPOConfig(ObjectiveConfig):
@@ -108,7 +109,7 @@ class SAPOConfig(ObjectiveConfig):
     kind: Literal["sapo"] = "sapo"
     """The further the ratio is from 1, the less the token counts."""
     gate_positive: float = Field(1.0, gt=0)
-    """Steepness of the gate for positive advantages."""
+    """Steepness of the gate for positive advantages: raise both to hold the policy closer."""
     gate_negative: float = Field(1.05, gt=0)
     """Steepness of the gate for negative advantages."""
 
@@ -120,7 +121,8 @@ class M2POConfig(ObjectiveConfig):
     kind: Literal["m2po"] = "m2po"
     """Which tokens are left out is decided for each minibatch, with one more pass of the policy."""
     max_second_moment: float = Field(0.04, gt=0)
-    """Leave out the tokens with the largest squared log-ratio until the mean square of the others is at most this."""
+    """Leave out the tokens with the largest squared log-ratio until the mean square of the others is at most this.
+    Raise it if most tokens of stale samples are left out."""
 
     @property
     def second_moment_limit(self) -> float | None:
@@ -137,12 +139,17 @@ class PairObjectiveConfig(ObjectiveConfig):
     """What the losses over pairs of responses to a prompt have in common; `kl.coefficient` is their beta."""
 
     is_pairwise: ClassVar[bool] = True
+    implies: ClassVar[Mapping[str, Any]] = {
+        "responses_per_prompt": 2,
+        "kl": {"kind": "margin"},
+        "advantage": {"kind": "group_centred"},
+    }
 
 
 class OnlineDPOConfig(PairObjectiveConfig):
     """The loss of DPO on the better and the worse of two responses to each prompt (docs/online-dpo.md)."""
 
-    formula_path: ClassVar[str] = "proximo.algorithms.direct_preference:dpo_loss"
+    formula_path: ClassVar[str] = "proximo.algorithms.preferences:dpo_loss"
     kind: Literal["online_dpo"] = "online_dpo"
     """The sigmoid of the margin."""
 
@@ -150,7 +157,7 @@ class OnlineDPOConfig(PairObjectiveConfig):
 class OnlineIPOConfig(PairObjectiveConfig):
     """The loss of IPO on the better and the worse of two responses to each prompt (docs/online-dpo.md)."""
 
-    formula_path: ClassVar[str] = "proximo.algorithms.direct_preference:ipo_loss"
+    formula_path: ClassVar[str] = "proximo.algorithms.preferences:ipo_loss"
     kind: Literal["online_ipo"] = "online_ipo"
     """The squared distance of the margin from its target."""
 
@@ -177,10 +184,10 @@ Objective = SerializeAsAny[
 """All objectives, the default first."""
 
 
-def compares_pairs(given: Any) -> bool:
-    """Whether an objective compares two responses to a prompt; `given` as in a recipe, before it is validated."""
+def objective_class(given: Any) -> type[ObjectiveConfig] | None:
+    """The section of an objective as a recipe gives it, before it is validated; None for an unknown one."""
     if isinstance(given, ObjectiveConfig):
-        return given.is_pairwise
+        return type(given)
     kind = given.get("kind") if isinstance(given, dict) else given
     section = section_for(Objective, {"kind": kind})
-    return section is not None and issubclass(section, PairObjectiveConfig)
+    return section if section is not None and issubclass(section, ObjectiveConfig) else None

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.ppo.advantage import AdvantageConfig
-from proximo.config.ppo.implied import with_implied
-from proximo.config.ppo.kl import KLConfig
+from proximo.config.ppo.advantage import Advantage, GAEConfig
+from proximo.config.ppo.implied import pairs_problem, with_implied
+from proximo.config.ppo.kl import KL, RewardKLConfig
 from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, PTXConfig, ValueLossConfig
-from proximo.config.ppo.pairs import pairs_problem
 from proximo.config.ppo.score import ScoreConfig
+from proximo.config.ppo.truncation import ScoredTruncationConfig, Truncation
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
 
@@ -109,21 +109,22 @@ class PPOConfig(Section):
     """Responses per update, in place of `num_minibatches`. The last minibatch may be smaller."""
     keep_groups_together: bool = False
     """Put the responses to one prompt into the same update, or into consecutive ones where they are more than an update
-    takes: they share its computation, but an update then sees fewer prompts. docs/ppo.md, "Shared prompts"."""
+    takes: they share its computation, but an update then sees fewer prompts. For long prompts. docs/ppo.md, "Shared
+    prompts"."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     release_cache: bool = False
-    """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step."""
+    """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step. For
+    a device whose memory hardly suffices."""
     critic_warmup_steps: int = Field(0, ge=0)
     """Number of first steps in which only the value model trains; the policy's schedule counts its own updates only. On
-    a shared trunk only the value head trains."""
-    truncation_value: Literal["zero", "bootstrap", "mask"] = "zero"
-    """Value after the end of a response that was cut at the limit: 0, the value model's estimate, or exclude the
-    response (`mask`)."""
+    a shared trunk only the value head trains. For a value model with a fresh head, as in VAPO."""
+    truncation: Truncation = ScoredTruncationConfig()
+    """What a response is worth that was cut at the limit. A name alone is its kind: `truncation: mask`."""
     evaluate_greedy: bool = False
-    """Evaluate with the most likely token instead of sampling."""
+    """Evaluate with the most likely token instead of sampling, as published results often do."""
     evaluation_samples_per_prompt: int = Field(1, ge=1)
-    """Responses per held-out prompt in an evaluation."""
+    """Responses per held-out prompt in an evaluation. More than 1 for pass@k, and for less noise."""
     task_reward: str | None = None
     """The score component that measures whether the task was solved, such as the name of a reward source, before any
     shaping; null means the whole score. `advantage.zero_variance_groups`, `solved_score`, `data.filter` and
@@ -132,19 +133,22 @@ class PPOConfig(Section):
     """A response with at least this `task_reward` solves its prompt, and evaluations report pass@k; null means no such
     score."""
     evaluate_reference: bool = False
-    """Also let the reference answer the held-out prompts, and report how often the policy's answer scores higher."""
+    """Also let the reference answer the held-out prompts, and report how often the policy's answer scores higher: the
+    win rate of RLHF."""
     average_decay: float | None = Field(None, gt=0, lt=1)
-    """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint."""
+    """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint. For a final
+    model that varies less from step to step; DeepSpeed-Chat uses 0.992."""
     evaluate_average: bool = False
     """Evaluate this average instead of the policy."""
     rollout: RolloutConfig = RolloutConfig()
     """How responses are sampled."""
     score: ScoreConfig = ScoreConfig()
     """Shaping of scores."""
-    kl: KLConfig = KLConfig()
-    """The KL penalty."""
-    advantage: AdvantageConfig = AdvantageConfig()
-    """The advantage estimator. A name alone is the estimator: `advantage: group_centred`."""
+    kl: KL = RewardKLConfig()
+    """The KL, which keeps the policy near the reference. A name alone is its kind: `kl: none`."""
+    advantage: Advantage = GAEConfig()
+    """How advantages are estimated: with a critic, or by comparing responses. A name alone is its kind: `advantage:
+    group_centred`."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     """The policy loss."""
     value_loss: ValueLossConfig = ValueLossConfig()
@@ -172,12 +176,7 @@ class PPOConfig(Section):
     @property
     def resamples(self) -> bool:
         """True if further prompts are sampled in place of those whose responses have equal scores."""
-        return self.advantage.zero_variance_groups == "resample"
-
-    @property
-    def most_rollouts(self) -> int:
-        """Largest number of rollouts of one step."""
-        return self.advantage.resample_rounds if self.resamples else 1
+        return self.advantage.most_rollouts > 1
 
     @property
     def responses_per_update(self) -> int:
@@ -193,19 +192,19 @@ class PPOConfig(Section):
     @property
     def uses_critic(self) -> bool:
         """True if a value model is trained."""
-        return self.advantage.uses_critic
+        return self.advantage.needs_critic
 
     @property
     def baseline_answer(self) -> Literal["reference", "greedy"] | None:
         """The answer whose score is the baseline: the row's reference answer, the greedy response, or none."""
-        if self.advantage.estimator == "greedy_baseline":
+        if self.advantage.needs_greedy:
             return "greedy"
         return "reference" if self.score.minus_reference_answer else None
 
     @property
     def shapes_scores(self) -> bool:
         """True if the reward of a response may differ from its score."""
-        return self.score.shapes or self.baseline_answer is not None
+        return self.score.shapes or self.baseline_answer is not None or self.truncation.changes_scores
 
     def task_reward_is_of(self, sources: Sequence[str]) -> bool:
         """True if `task_reward` names one of the sources, a component `<source>.<part>`, or the whole score."""
@@ -225,15 +224,10 @@ class PPOConfig(Section):
                 f"samples_per_prompt ({self.samples_per_prompt}) must exceed responses_per_prompt "
                 f"({self.responses_per_prompt}); remove it to train on all samples"
             )
-        if self.advantage.standardise == "group" and self.responses_per_prompt < 2:
-            raise ValueError(
-                "advantage.standardise: group needs groups: set responses_per_prompt to 2 or more, or use true "
-                "to standardise over the step"
-            )
         if self.critic_warmup_steps and not self.uses_critic:
             raise ValueError(
                 f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, but advantage "
-                f"{self.advantage.estimator} has none: remove it, or use advantage: gae"
+                f"{self.advantage.kind} has none: remove it, or use advantage: gae"
             )
         if self.critic_warmup_steps >= self.num_steps:
             raise ValueError(
@@ -242,13 +236,8 @@ class PPOConfig(Section):
             )
         if self.evaluate_average and self.average_decay is None:
             raise ValueError("evaluate_average needs average_decay")
-        if self.kl.reference_every_steps is not None and self.kl.apply_to == "none":
-            raise ValueError("kl.reference_every_steps needs a reference, but kl.apply_to none has none")
-        if self.truncation_value == "bootstrap" and (self.score.score_truncated or not self.uses_critic):
-            raise ValueError(
-                "truncation_value: bootstrap needs advantage: gae and score.score_truncated: false; with a "
-                "score, the value after the last token has no target and drifts"
-            )
+        if self.truncation.bootstraps and not self.uses_critic:
+            raise ValueError("truncation: bootstrap needs a value model: use advantage: gae, or truncation: unscored")
         return self
 
     @model_validator(mode="after")
@@ -256,30 +245,22 @@ class PPOConfig(Section):
         problem = pairs_problem(
             self.policy_loss,
             self.advantage,
-            apply_to=self.kl.apply_to,
-            beta=self.kl.coefficient,
+            kl=self.kl,
             responses_per_prompt=self.responses_per_prompt,
             responses_per_update=self.responses_per_update,
         )
         if problem:
             raise ValueError(problem)
-        if self.advantage.compares_groups and self.responses_per_prompt < 2:
+        if problem := self.advantage.problem(self.responses_per_prompt):
+            raise ValueError(problem)
+        if self.advantage.needs_greedy and self.rollout.greedy:
             raise ValueError(
-                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
-                "gae, return_to_go and greedy_baseline need only one"
-            )
-        if self.advantage.estimator == "pass_at_k" and self.responses_per_prompt < self.advantage.k:
-            raise ValueError(
-                f"advantage.k ({self.advantage.k}) must be at most responses_per_prompt ({self.responses_per_prompt})"
-            )
-        if self.advantage.estimator == "greedy_baseline" and self.rollout.greedy:
-            raise ValueError(
-                "advantage greedy_baseline compares samples with the greedy response, but rollout.greedy makes "
+                f"advantage {self.advantage.kind} compares samples with the greedy response, but rollout.greedy makes "
                 "all responses greedy: remove rollout.greedy, or use another estimator"
             )
-        if self.advantage.estimator == "greedy_baseline" and self.score.minus_reference_answer:
+        if self.advantage.needs_greedy and self.score.minus_reference_answer:
             raise ValueError(
-                "score.minus_reference_answer and advantage greedy_baseline are two baselines of one score: use "
+                f"score.minus_reference_answer and advantage {self.advantage.kind} are two baselines of one score: use "
                 "one of them"
             )
         return self
@@ -291,7 +272,7 @@ class PPOConfig(Section):
 
     @model_validator(mode="after")
     def _resamples_alone(self) -> Self:
-        if self.advantage.zero_variance_groups != "resample":
+        if not self.resamples:
             return self
         if self.samples_per_prompt is not None:
             raise ValueError(
@@ -318,9 +299,9 @@ class PPOConfig(Section):
                 f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would give copies of one "
                 "response: set it to 1 with evaluate_greedy or rollout.greedy"
             )
-        if self.evaluate_reference and (self.kl.apply_to == "none" or self.kl.reference_every_steps is not None):
+        if self.evaluate_reference and (not self.kl.needs_reference or self.kl.reference_every_steps is not None):
             raise ValueError(
-                "evaluate_reference needs a fixed reference: kl.apply_to none has none, and with "
+                "evaluate_reference needs a fixed reference: kl: none has none, and with "
                 "kl.reference_every_steps every evaluation would compare with another one"
             )
         return self
@@ -342,15 +323,22 @@ class PPOConfig(Section):
 
     @model_validator(mode="after")
     def _coefficient_stays_positive(self) -> Self:
-        if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
+        adaptive = self.kl.adaptive
+        if adaptive is not None and self.responses_per_step >= 5 * adaptive.horizon:
             raise ValueError(
-                f"kl.horizon ({self.kl.horizon}) must exceed a fifth of the {self.responses_per_step} responses "
-                "of a step; otherwise one step below the target sets the coefficient to 0, where it stays"
+                f"kl.adaptive.horizon ({adaptive.horizon}) must exceed a fifth of the {self.responses_per_step} "
+                "responses of a step; otherwise one step below the target sets the coefficient to 0, where it stays"
             )
         return self
 
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
+        for key in ("missing_eos_penalty", "overlong_buffer_tokens"):
+            if getattr(self.score, key) is not None and not self.truncation.keeps_score:
+                raise ValueError(
+                    f"score.{key} is for cut responses, and truncation: {self.truncation.kind} gives them no score: "
+                    "they would escape the penalty"
+                )
         self.score.check_lengths(
             max_new_tokens=self.rollout.max_new_tokens, random_limit_min=self.rollout.random_limit_min
         )

@@ -21,11 +21,6 @@ class ScoreConfig(Section):
     `standardise` subtracts their mean over the run first."""
     clip: float | None = Field(None, gt=0)
     """Clip scores to plus and minus this value; token-level rewards separately. Penalties come after the clip."""
-    score_truncated: bool = True
-    """Whether a response that was cut at the limit keeps its score."""
-    truncated_scale: float = Field(1.0, ge=0, le=1)
-    """Factor for the score of a response that was cut at the limit, after `clip`; for scores that are never
-    negative."""
     missing_eos_penalty: float | None = Field(None, gt=0)
     """Penalty of a response without an end: neither an end-of-sequence token nor a stop."""
     min_tokens: int | None = Field(None, ge=1)
@@ -36,7 +31,8 @@ class ScoreConfig(Section):
     """How `missing_eos_penalty` and `min_tokens_penalty` apply: `add` subtracts them from the score, `replace` replaces
     the score by minus the penalty."""
     overlong_buffer_tokens: int | None = Field(None, ge=1)
-    """The length penalty rises from 0 over this many tokens before `rollout.max_new_tokens`; null disables it."""
+    """The length penalty rises from 0 over this many tokens before `rollout.max_new_tokens`; null disables it. DAPO
+    uses 4096 of 20480."""
     overlong_penalty: float = Field(1.0, gt=0)
     """Penalty of a response of `rollout.max_new_tokens` tokens, with `overlong_buffer_tokens`."""
     whiten_rewards: Literal["none", "keep_mean", "zero_mean"] = "none"
@@ -49,25 +45,10 @@ class ScoreConfig(Section):
         alone = {"whiten_rewards", "penalty_mode", "overlong_penalty"}  # these alone change no score
         return self.model_dump(exclude=alone) != ScoreConfig().model_dump(exclude=alone)
 
-    @property
-    def penalises(self) -> bool:
-        """True if a response may be penalised for its length or for how it ended."""
-        penalties = (self.missing_eos_penalty, self.min_tokens, self.overlong_buffer_tokens)
-        return any(penalty is not None for penalty in penalties)
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.min_tokens is None) != (self.min_tokens_penalty is None):
             raise ValueError("min_tokens and min_tokens_penalty must be set together")
-        for key in ("missing_eos_penalty", "overlong_buffer_tokens"):
-            if getattr(self, key) is not None and not self.score_truncated:
-                raise ValueError(
-                    f"{key} needs score_truncated: true; otherwise a cut response has no score and escapes its penalty"
-                )
-        if self.truncated_scale != 1 and not self.score_truncated:
-            raise ValueError(
-                "truncated_scale needs score_truncated: true; without it a cut response has no score to scale"
-            )
         return self
 
     def check_lengths(self, *, max_new_tokens: int, random_limit_min: int | None = None) -> None:

@@ -5,21 +5,19 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.rewards.code import CodeRewardConfig
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import (
-    CustomVerifierRewardConfig,
-    FunctionRewardConfig,
-    ModelRewardConfig,
-    PRMRewardConfig,
-)
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, PRMRewardConfig, RemoteRewardConfig
 from proximo.config.rewards.texts import (
     JSONSchemaRewardConfig,
     LengthRewardConfig,
     PatternRewardConfig,
     RepetitionRewardConfig,
     ThinkAnswerRewardConfig,
+)
+from proximo.config.rewards.verifiers import (
+    CodeRewardConfig,
+    CountdownRewardConfig,
+    CustomVerifierRewardConfig,
+    MathsRewardConfig,
 )
 from proximo.config.schema.base import Section
 

@@ -1,51 +1,14 @@
-"""Sections of reward sources: models, functions, custom verifiers, and the base of all verifier sections."""
+"""Sections of reward sources: models, functions, services. A section names the variable of a token, never the token."""
 
 import re
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from proximo.config.run import Device
 from proximo.config.schema.base import Section
+from proximo.config.service_address import address_problem, token_variable
 from proximo.metrics.definitions import COMPONENT
-
-
-class VerifierRewardConfig(Section):
-    """The keys that all sources with a verifier in worker processes share."""
-
-    implementation: ClassVar[str]
-    """`package.module:Class` of the verifier, which each worker constructs with `verifier_options`."""
-
-    kind: str
-    """The kind of source."""
-    name: str
-    """Name of this component in the metrics."""
-    weight: float = 1.0
-    """Weight of this source in the sum."""
-    workers: int | None = Field(None, ge=1)
-    """Worker processes of this source; null for one per core."""
-    answer_seconds: float = Field(10.0, gt=0)
-    """Wall-clock limit of one answer. A worker that exceeds it is killed, and the answer is tried once more in a worker
-    of its own. If that times out too, the answer is at fault and gets the verifier's score for a time-out."""
-    step_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of all answers of a step. An answer that is not graded by then has no score."""
-    attempts: int = Field(3, ge=1)
-    """Number of times an answer is tried whose worker died or whose verifier failed, before it has no score."""
-    worker_memory_mib: int | None = Field(4096, ge=128)
-    """Address space in MiB of a worker, and of each process that it starts; null for no limit."""
-
-    def verifier_path(self) -> str:
-        """The import path of the verifier, `package.module:Class`."""
-        return self.implementation
-
-    def caveats(self) -> tuple[str, ...]:
-        """Warnings for the user about what the source lacks on this machine."""
-        return ()
-
-    def verifier_options(self) -> dict[str, Any]:
-        """The keyword arguments of the verifier as plain values: the keys that are specific to this kind."""
-        shared = {*VerifierRewardConfig.model_fields, "kind", "name"}
-        return self.model_dump(mode="json", exclude=shared)
 
 
 class ModelRewardConfig(Section):
@@ -126,20 +89,39 @@ class FunctionRewardConfig(Section):
         return {"name": own} | values if re.fullmatch(COMPONENT, own) else values
 
 
-class CustomVerifierRewardConfig(VerifierRewardConfig):
-    """Scores by your own verifier class, in worker processes."""
+class RemoteRewardConfig(Section):
+    """Scores from a reward service, such as `proximo serve-reward` on another machine. docs/remote-rewards.md."""
 
-    kind: Literal["verifier"]
-    """A verifier class, named by its import path. docs/rewards.md, "A verifier of your own"."""
-    name: str = Field("verifier", pattern=f"^{COMPONENT}$")
+    kind: Literal["remote"]
+    """A reward service over HTTP."""
+    name: str = Field("remote", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    verifier_class: str
-    """`package.module:Class` with a method `grade`; each worker makes one."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
+    url: str
+    """Address of the service, such as http://verifiers:8321. Use https on a network that you do not trust."""
+    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    """Environment variable that holds the token of the service; null for a service without one."""
+    responses_per_request: int = Field(16, ge=1)
+    """Responses in one request."""
+    max_concurrent_requests: int = Field(4, ge=1)
+    """Largest number of requests in flight."""
+    request_seconds: float = Field(120.0, gt=0)
+    """Wall-clock limit of one request, after which it is sent again."""
+    step_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of all responses of a step. A response without a result by then has no score."""
+    weight: float = 1.0
+    """Weight of this source in the sum."""
 
-    def verifier_path(self) -> str:
-        return self.verifier_class
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if problem := address_problem(url):
+            raise ValueError(problem)
+        return url
 
-    def verifier_options(self) -> dict[str, Any]:
-        return dict(self.kwargs)
+    @model_validator(mode="after")
+    def _a_request_fits_a_step(self) -> Self:
+        if self.request_seconds > self.step_seconds:
+            raise ValueError(
+                f"request_seconds ({self.request_seconds:g}) must not exceed step_seconds ({self.step_seconds:g})"
+            )
+        return self

@@ -6,13 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.code import CodeRewardConfig
-from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.config.rewards.text_rules import pattern_problem, schema_problem
+from proximo.config.rewards.verifiers import (
+    AnswerRewardConfig,
+    CodeRewardConfig,
+    CountdownRewardConfig,
+    MathsRewardConfig,
+    VerifierRewardConfig,
+)
 from proximo.metrics.definitions import COMPONENT
 
-VERIFIERS = "proximo.rewards.texts"
+VERIFIERS = "proximo.rewards.text_verifiers"
 
 
 class QuickRewardConfig(VerifierRewardConfig):
@@ -23,27 +27,21 @@ class QuickRewardConfig(VerifierRewardConfig):
 
 
 class PatternRewardConfig(QuickRewardConfig):
-    """Scores matches of a regular expression. docs/text-rewards.md."""
+    """Scores whether a regular expression matches. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.pattern:PatternVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:PatternVerifier"
 
     kind: Literal["pattern"]
-    """Counts the matches of a regular expression."""
+    """One score for a response with a match, another for one without."""
     name: str = Field("pattern", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     pattern: str
     """A regular expression of the `regex` package, a superset of Python's. Write it in single quotes, so that YAML
-    keeps backslashes."""
-    match: Literal["full", "search"] = "search"
-    """`full`: the whole response must match. `search`: some part of it."""
-    max_matches: int = Field(1, ge=1)
-    """Largest number of matches that count; matches do not overlap. 1 asks only whether there is a match."""
+    keeps backslashes; for the whole response begin it with `\\A` and end it with `\\Z`."""
     match_score: float = 1.0
-    """Score of each match that counts."""
+    """Score of a response with a match; a negative one penalises it, and a search that is given up gets it too."""
     no_match_score: float = 0.0
     """Score of a response without a match."""
-    match_seconds: float = Field(1.0, gt=0)
-    """CPU seconds of the search, after which a response is at fault and gets the lowest possible score."""
 
     @field_validator("pattern")
     @classmethod
@@ -52,39 +50,19 @@ class PatternRewardConfig(QuickRewardConfig):
             raise ValueError(problem)
         return pattern
 
-    @model_validator(mode="after")
-    def _counts_parts(self) -> Self:
-        if self.match == "full" and self.max_matches > 1:
-            raise ValueError("the whole response can match only once: max_matches needs match: search")
-        return self
-
-    @model_validator(mode="after")
-    def _gives_up_first(self) -> Self:
-        if self.match_seconds >= self.answer_seconds:
-            raise ValueError(
-                f"match_seconds ({self.match_seconds:g}) must be below answer_seconds ({self.answer_seconds:g}), after "
-                "which the worker is killed"
-            )
-        return self
-
 
 class JSONSchemaRewardConfig(QuickRewardConfig):
     """Scores whether a response is JSON that satisfies a schema. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.json_schema:JSONSchemaVerifier"
+    implementation: ClassVar[str] = "proximo.rewards.json_schema:JSONSchemaVerifier"
 
     kind: Literal["json_schema"]
-    """1 for JSON that satisfies the schema, else 0. Needs the extra json-schema."""
+    """1 for JSON that satisfies the schema, else 0. The JSON is the last fenced block (three backticks), or the whole
+    response if there is none. Needs the extra json-schema."""
     name: str = Field("json", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     json_schema: dict[str, Any]
     """The JSON schema itself. It may refer to its own parts (`#/$defs/...`) and to nothing else."""
-    reads: Literal["last_block", "response"] = "last_block"
-    """Where the JSON is: in the last fenced block (three backticks), or the whole response."""
-    max_bytes: int = Field(65536, ge=1)
-    """Longer JSON scores 0 without being parsed."""
-    max_nesting: int = Field(32, ge=1, le=64)
-    """JSON with deeper nesting scores 0 without being parsed."""
 
     @field_validator("json_schema")
     @classmethod
@@ -97,7 +75,7 @@ class JSONSchemaRewardConfig(QuickRewardConfig):
 class LengthRewardConfig(QuickRewardConfig):
     """Scores how far the length of a response is from a range. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.length:LengthVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:LengthVerifier"
 
     kind: Literal["length"]
     """1 within the range, both ends included; outside, the score falls linearly to 0 over `slack` units. For responses
@@ -125,7 +103,7 @@ class LengthRewardConfig(QuickRewardConfig):
 class RepetitionRewardConfig(QuickRewardConfig):
     """Penalises repetition within a response. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.repetition:RepetitionVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:RepetitionVerifier"
 
     kind: Literal["repetition"]
     """Minus the fraction of n-grams that occurred earlier in the response: from 0 down to nearly -1."""
@@ -134,9 +112,7 @@ class RepetitionRewardConfig(QuickRewardConfig):
     unit: Literal["words", "characters"] = "words"
     """Units of n-grams; use characters for languages without spaces."""
     ngram: int = Field(4, ge=1, le=64)
-    """Length of an n-gram, and of the longest block whose repetitions are counted, in units."""
-    longest_run: int | None = Field(None, ge=1)
-    """Largest number of consecutive repetitions of a block of up to `ngram` units; more score -1. Null for no limit."""
+    """Length of an n-gram, in units. A shorter one also counts words that a good text repeats."""
 
 
 VerifierConfig = Annotated[
@@ -147,25 +123,19 @@ VerifierConfig = Annotated[
 
 
 def _scores_of(verifier: VerifierConfig) -> tuple[float, float]:
-    """(highest score of the verifier, highest score of a wrong answer).
-
-    A pattern may describe wrong answers and score them below a non-match; the second number is then its lowest score.
-    """
-    match verifier:
-        case MathsRewardConfig() | CountdownRewardConfig():
-            return verifier.correct_score, max(verifier.incorrect_score, verifier.no_answer_score)
-        case CodeRewardConfig():
-            return verifier.correct_score, max(verifier.incorrect_score, verifier.no_program_score)
-        case PatternRewardConfig():
-            scores = (verifier.match_score * verifier.max_matches, verifier.match_score, verifier.no_match_score)
-            return max(scores), min(scores)
+    """(score of a correct answer, highest score of any other)."""
+    if isinstance(verifier, PatternRewardConfig):  # a pattern may describe wrong answers
+        return max(verifier.match_score, verifier.no_match_score), min(verifier.match_score, verifier.no_match_score)
+    if isinstance(verifier, AnswerRewardConfig):
+        scores = verifier.scores
+        return scores.correct, max(scores.incorrect, scores.no_answer)
     return 1.0, 0.0
 
 
 class ThinkAnswerRewardConfig(VerifierRewardConfig):
     """Scores the form `<think>…</think><answer>…</answer>`, alone or with a verifier. docs/text-rewards.md."""
 
-    implementation: ClassVar[str] = f"{VERIFIERS}.think_answer:ThinkAnswerVerifier"
+    implementation: ClassVar[str] = f"{VERIFIERS}:ThinkAnswerVerifier"
 
     kind: Literal["think_answer"]
     """1 for a response of that form, else `min_score`. With `verifier`, 1 for a correct answer in any form; the form
@@ -175,12 +145,9 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     verifier: VerifierConfig | None = None
     """A verifier with its own keys, such as `{kind: pattern, pattern: ...}`. An answer is correct if it scores 1 or
     more."""
-    verifier_input: Literal["response", "answer"] = "response"
-    """What the verifier reads: the whole response, or the text between the answer tags of a well-formed response."""
-    format_bonus: float | None = Field(None, ge=0)
-    """Added to `min_score` for an incorrect answer in the right form; null for 0.2. Needs `verifier`."""
     min_score: float = Field(0.0, le=0)
-    """Score of a malformed response that is not correct. AReaL's scores of 1, -0.8 and -1 need -1."""
+    """Score of a malformed response that is not correct; with a verifier an incorrect answer in the right form gets 0.2
+    more. AReaL's scores of 1, -0.8 and -1 need -1."""
     think_in_prompt: bool = False
     """The chat template ends the prompt with `<think>`, so a response begins inside the thought."""
 
@@ -204,12 +171,6 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
         return {**given, "verifier": {**verifier, **shared}}
 
     @model_validator(mode="after")
-    def _needs_a_verifier(self) -> Self:
-        if self.verifier is None and (self.format_bonus is not None or self.verifier_input == "answer"):
-            raise ValueError("format_bonus and verifier_input need a verifier: set verifier, or remove them")
-        return self
-
-    @model_validator(mode="after")
     def _scores_on_both_sides_of_one(self) -> Self:
         best, worst = (math.inf, -math.inf) if self.verifier is None else _scores_of(self.verifier)
         if not worst < 1 <= best:
@@ -218,6 +179,11 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
                 "score of 1 or more as correct and a lower one as incorrect: change its scores"
             )
         return self
+
+    @property
+    def memory_of_a_worker_mib(self) -> int | None:
+        """That of the nested verifier, which runs in the same worker."""
+        return super().memory_of_a_worker_mib if self.verifier is None else self.verifier.memory_of_a_worker_mib
 
     def caveats(self) -> tuple[str, ...]:
         """The caveats of the nested verifier."""

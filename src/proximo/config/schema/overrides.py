@@ -17,8 +17,7 @@ from proximo.config.schema.fields import (
     section_for,
     sections_of,
 )
-from proximo.config.schema.positioned_yaml import parse_document
-from proximo.config.schema.scalars import plain_scalar
+from proximo.config.schema.positioned_yaml import parse_document, plain_scalar
 from proximo.errors import ConfigError
 
 

@@ -1,9 +1,11 @@
-"""Turns pydantic errors into messages with the key, its line, the given value and the expected value."""
+"""Turns pydantic errors into messages with the key, its line, the given and the expected value, and what was meant."""
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, reduce
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -14,39 +16,37 @@ from proximo.config.schema.fields import (
     annotation_at,
     child_of,
     is_nullable,
+    key_paths,
     kinds_of,
     section_for,
     sections_of,
 )
 from proximo.config.schema.overrides import Override
 from proximo.config.schema.positioned_yaml import Document
-from proximo.config.schema.suggestions import suggested_value, suggestions
 from proximo.errors import ConfigError
 
 MAX_VALUE_CHARACTERS = 60
+MAX_SUGGESTIONS = 3
 EXPECTED = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
+    "bool": "true or false",
+    "dict": "a mapping",
     "finite_number": "a finite number",
-    "float_parsing": "a number",
-    "float_type": "a number",
+    "float": "a number",
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
+    "int": "a whole number",
     "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
     "int_parsing_size": "a smaller whole number",
-    "int_type": "a whole number",
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
+    "string": "text",
     "string_pattern_mismatch": "letters, digits, '_', '.' and '-' only",
-    "string_type": "text",
     "too_long": "a list of at most {max_length}",
     "too_short": "a list of at least {min_length}",
-    "tuple_type": "a list",
+    "tuple": "a list",
 }
-"""Type of a pydantic error -> description of the expected value."""
+"""Type of a pydantic error, without `_type` and `_parsing` at its end -> description of the expected value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +148,9 @@ def key_path(error: ErrorDetails, tree: Any) -> Path:
 
 def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str:
     error, name = errors[0], ".".join(path)
+    annotation = annotation_at(source.schema, source.tree, path)
+    kinds = [kind for section in sections_of(annotation) for kind in kinds_of(section)]
+    null = ["null"] if is_nullable(annotation) and error["input"] is not None else []
     match error["type"]:
         case "extra_forbidden":
             return _unknown(path, source)
@@ -157,72 +160,95 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
             text = str(error.get("ctx", {}).get("error", error["msg"]))
             return f"{name}: {text}" if name else text
         case "union_tag_not_found":
-            return f"{name}.kind is missing; it is one of {_expected_kinds(path, source)}"
+            return f"{name}.kind is missing; it is one of {', '.join(kinds)}"
         case "union_tag_invalid":
-            kind, kinds = child_of(error["input"], "kind"), _expected_kinds(path, source)
-            meant = suggested_value(kind, kinds.split(", "))
-            hint = "" if meant is None else f"; did you mean {meant}?"
-            null = ", or null" if is_nullable(annotation_at(source.schema, source.tree, path)) else ""
-            return f"{name}.kind must be one of {kinds}{null}, got {show(kind)}{hint}"
-    expected = list(dict.fromkeys(_expected(error, path, source) for error in errors))
-    if is_nullable(annotation_at(source.schema, source.tree, path)) and error["input"] is not None:
-        expected.append("null")
-    return f"{name} must be {' or '.join(expected)}, got {show(error['input'])}{_value_hint(errors)}"
-
-
-def _value_hint(errors: Sequence[ErrorDetails]) -> str:
-    """A hint with the expected word that was probably meant, or the empty string."""
+            given, wanted = child_of(error["input"], "kind"), ", or ".join([", ".join(kinds), *null])
+            return f"{name}.kind must be one of {wanted}, got {show(given)}{_meant(given, kinds)}"
+    expected = list(dict.fromkeys(_expected(error, annotation) for error in errors)) + null
     words = [word for error in errors for word in re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))]
-    meant = suggested_value(errors[0]["input"], words)
-    return "" if meant is None else f"; did you mean {meant}?"
+    return f"{name} must be {' or '.join(expected)}, got {show(error['input'])}{_meant(error['input'], words)}"
+
+
+def _meant(given: Any, words: Iterable[str]) -> str:
+    """A hint with the word that was probably meant, or the empty string."""
+    close = get_close_matches(given.lower(), words, n=1) if isinstance(given, str) else ()
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _unknown(path: Path, source: Source) -> str:
-    name = ".".join(path)
-    parent = annotation_at(source.schema, source.tree, path[:-1])
-    section = section_for(parent, _value_at(source.tree, path[:-1]))
+    name, parent = ".".join(path), annotation_at(source.schema, source.tree, path[:-1])
+    section = section_for(parent, reduce(child_of, path[:-1], source.tree))
     others = [kind for other in sections_of(parent) if path[-1] in other.model_fields for kind in kinds_of(other)]
     if section is not None and others:
         return f"{name} is for kind {' or '.join(others)}, and this is of kind {' or '.join(kinds_of(section))}"
     if candidates := suggestions(path, source.schema, source.tree):
         return f"{name} is not a known key; did you mean {' or '.join(candidates)}?"
-    known = f"; known here: {', '.join(section.model_fields)}" if section else ""
-    return f"{name} is not a known key{known}"
+    return f"{name} is not a known key" + (f"; known here: {', '.join(section.model_fields)}" if section else "")
+
+
+def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
+    """Full paths of the known keys that were probably meant, at most MAX_SUGGESTIONS and without `typed` itself.
+
+    A similar name in the same section comes first, then the same name anywhere, then a similar one anywhere. The name
+    is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
+    """
+    name = typed[-1].lower().replace("-", "_")
+    others = dict.fromkeys(_in_place_of(typed, path) for path in _all_paths(schema))
+    ends: dict[str, list[Path]] = {}
+    for path in others.keys() - {typed}:
+        for end in {path[-1], "_".join(path[-2:])}:
+            ends.setdefault(end, []).append(path)
+    beside = {path[-1]: [path] for path in others if path[:-1] == typed[:-1] and path != typed}
+    longer = [other for other in beside if len(name) > 2 and other.startswith(name)]
+    near = [beside[other] for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)]
+    near += [ends[end] for end in get_close_matches(name, ends, cutoff=0.75)]
+    for paths in near:
+        known = [path for path in paths if annotation_at(schema, tree, path) is not None]
+        ranks = {path: (_num_shared(typed, path), -len(path)) for path in known}
+        if best := [".".join(path) for path in others if path in ranks and ranks[path] == max(ranks.values())]:
+            return tuple(best[:MAX_SUGGESTIONS])
+    return ()
+
+
+@cache
+def _all_paths(schema: Any) -> tuple[Path, ...]:
+    return tuple(path for path, _ in key_paths(schema))
+
+
+def _in_place_of(typed: Path, path: Path) -> Path:
+    """`path` with the list indices of `typed` where it has the same lists."""
+    shared = _num_shared(typed, path)
+    return (*typed[:shared], *path[shared:])
+
+
+def _num_shared(typed: Path, path: Path) -> int:
+    """Number of parts that two paths have in common at their start; any two list indices count as equal."""
+    for index, (one, other) in enumerate(zip(typed, path, strict=False)):
+        if one != other and not (one.isdecimal() and other.isdecimal()):
+            return index
+    return min(len(typed), len(path))
 
 
 def _missing(path: Path, source: Source) -> str:
     if path[-1].isdecimal():
         return f"{'.'.join(path[:-1])} is a list with too few items"
     parent = annotation_at(source.schema, source.tree, path[:-1])
-    section = section_for(parent, _value_at(source.tree, path[:-1]))
+    section = section_for(parent, reduce(child_of, path[:-1], source.tree))
     meaning = section.model_fields[path[-1]].description if section and path[-1] in section.model_fields else None
     return f"{'.'.join(path)} is missing" + (f": {first_sentence(meaning)}" if meaning else "")
 
 
-def _expected_kinds(path: Path, source: Source) -> str:
-    sections = sections_of(annotation_at(source.schema, source.tree, path))
-    return ", ".join(kind for section in sections for kind in kinds_of(section))
-
-
-def _expected(error: ErrorDetails, path: Path, source: Source) -> str:
-    if error["type"] in ("model_type", "model_attributes_type"):
-        return _expected_section(path, source)
-    if error["type"] == "string_type" and isinstance(error["input"], bool | int | float):
+def _expected(error: ErrorDetails, annotation: Any) -> str:
+    kind, sections = error["type"], sections_of(annotation)
+    if kind in ("model_type", "model_attributes_type"):
+        return (
+            f"a section with keys such as {', '.join(list(sections[0].model_fields)[:4])}" if sections else "a section"
+        )
+    if kind == "string_type" and isinstance(error["input"], bool | int | float):
         return "text (put it in quotes)"
-    if phrase := EXPECTED.get(error["type"]):
+    if phrase := EXPECTED.get(kind.removesuffix("_type").removesuffix("_parsing")):
         return phrase.format(**error.get("ctx", {}))
     return error["msg"].removeprefix("Input should be ").lower()
-
-
-def _expected_section(path: Path, source: Source) -> str:
-    sections = sections_of(annotation_at(source.schema, source.tree, path))
-    return f"a section with keys such as {', '.join(list(sections[0].model_fields)[:4])}" if sections else "a section"
-
-
-def _value_at(tree: Any, path: Path) -> Any:
-    for piece in path:
-        tree = child_of(tree, piece)
-    return tree
 
 
 def first_sentence(text: str) -> str:

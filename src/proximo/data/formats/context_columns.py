@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proximo.data.formats.messages import messages_cell
+from proximo.data.formats.messages import messages_cell, parsed, tools_cell, without_added_nulls
 from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn, prepend_messages, user_turn
-from proximo.data.formats.tool_calls import parsed, tools_cell, without_added_nulls
 from proximo.data.formats.typed_columns import describe, text_cell
 from proximo.data.rows import Row
 from proximo.errors import DataError
@@ -15,8 +14,16 @@ MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 """Columns of media, which no prompt can contain."""
 CONTEXT = frozenset({"system", "history", "tools", "chat_template_kwargs"})
 """Columns that add context."""
-_OURS = ("messages", "tools", "add_generation_prompt")
-"""Variables of a template that `chat_template_kwargs` may not set."""
+_OURS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "chat_template",
+    "conversations",
+    "continue_final_message",
+    "return_assistant_tokens_mask",
+)
+"""Variables that `chat_template_kwargs` may not set: those of the row, and parameters of transformers' rendering."""
 
 
 def in_context(row: Row, exchange: Exchange) -> Exchange:
@@ -83,6 +90,6 @@ def _variables(row: Row) -> dict[str, Any]:
     taken = [name for name in _OURS if name in value]
     if taken:
         raise DataError(
-            f"{row.origin}: column 'chat_template_kwargs' must not set {', '.join(taken)}, which the row itself gives"
+            f"{row.origin}: column 'chat_template_kwargs' must not set {', '.join(taken)}, which is set for every row"
         )
     return dict(value)

@@ -13,8 +13,7 @@ from typing import Any
 
 from proximo.data.formats.context_columns import CONTEXT, MEDIA
 from proximo.data.formats.typed_columns import cell, describe, text_cell
-from proximo.data.readers.columns import filled_in, named_in
-from proximo.data.readers.source import Problems
+from proximo.data.readers.source import Problems, filled_in, named_in
 from proximo.data.rows import Row
 from proximo.errors import DataError
 

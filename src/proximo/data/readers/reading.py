@@ -6,17 +6,20 @@ from itertools import islice
 from pathlib import Path
 
 from proximo.data.large_lists import collected
-from proximo.data.order import shuffled
-from proximo.data.readers.columns import with_columns
+from proximo.data.order import DataPhase, phase_indices, shuffled
 from proximo.data.readers.csv_rows import csv_rows
-from proximo.data.readers.document_rows import document_rows
-from proximo.data.readers.file_text import begins_with, file_lines, read_file_text, refuse_other_than_text
 from proximo.data.readers.function_rows import function_rows
 from proximo.data.readers.json_rows import json_array_rows, json_line_rows
 from proximo.data.readers.problems import as_problem
-from proximo.data.readers.source import DataSource, Format
-from proximo.data.readers.split import DataPhase, phase_indices
+from proximo.data.readers.source import DataSource, Format, with_columns
 from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
+from proximo.data.readers.text_files import (
+    begins_with,
+    document_rows,
+    file_lines,
+    read_file_text,
+    refuse_other_than_text,
+)
 from proximo.data.rows import Row, nearest
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError

@@ -18,10 +18,9 @@ from typing import Any, Literal, NamedTuple
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.formats.prompt_response import no_template
-from proximo.data.templates.conversation_text import conversation_text
+from proximo.data.templates.conversation_text import DUMMY, check_template, conversation_text
 from proximo.data.templates.ignored_content import unread
-from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
-from proximo.data.templates.tool_forms import DUMMY
+from proximo.data.templates.limits import RenderingError, TemplateLimitError, try_template
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
@@ -81,7 +80,9 @@ def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
     """
     if not encoder.tokenizer.chat_template:
         return ()
-    ending = _Template(encoder, "end of turn", {}).ending
+    template = _Template(encoder, "end of turn", {})
+    template.try_out()
+    ending = template.ending
     return encoder.texts([ending])[0] if ending.endswith(encoder.marks) else ()
 
 
@@ -126,6 +127,13 @@ class _Template:
             raise ModelError(f"{origin}: the tokenizer '{encoder.name}': {error}") from error
         self.tokens = json.dumps(tokenizer.special_tokens_map)
         self.eos = str(tokenizer.eos_token)
+
+    def try_out(self) -> None:
+        """Renders a question in a child process. Raises ModelError for a template beyond the limits."""
+        try:
+            try_template(self.source, self.tokens)
+        except TemplateLimitError as error:
+            raise self._beyond(error) from error
 
     @property
     def ending(self) -> str:
@@ -225,12 +233,10 @@ class _Template:
 def check_syntax(template: str) -> None:
     """Raises ConfigError, with the line, for a `tokenizer.chat_template` that is not valid Jinja."""
     try:
-        RENDERER.render(template, {"messages": []})
+        check_template(template)
     except TemplateSyntaxError as error:
         line = f"line {error.lineno}: {template.splitlines()[error.lineno - 1].strip()!r:.60}"
         raise ConfigError(f"tokenizer.chat_template is not valid Jinja: {error.message} ({line})") from error
-    except (TemplateError, TemplateLimitError):
-        return  # it may render messages correctly
 
 
 def _place(name: str) -> str:

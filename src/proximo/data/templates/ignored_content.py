@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from proximo.data.templates.renderer import RenderingError
-from proximo.data.templates.template_child import REASONING
+from proximo.data.templates.limits import RenderingError
 
 if TYPE_CHECKING:  # it imports torch, which a dry run does without
     from proximo.records import Message
@@ -13,6 +12,8 @@ View = tuple[Sequence["Message"], bool]
 """Messages, and whether the assistant's turn is opened behind them."""
 Render = Callable[[Sequence["Message"], bool, Mapping[str, Any]], str]
 """Renders a view with the variables of the template."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning, which transformers renders under each of them."""
 _READ = {"role", "content", "weight", "tool_calls"}
 _READ_OF_TOOLS = {"name", "tool_call_id"}
 
@@ -32,7 +33,7 @@ def unread(
         return _weights(views)
 
     def is_unread(key: str | None, names: Set[str] = frozenset()) -> bool:
-        if not any(word in source or word in REASONING for word in (names if key is None else {key})):
+        if not any(word in source or word in _REASONING for word in (names if key is None else {key})):
             return True
         kept = {name: value for name, value in variables.items() if name not in names}
         try:
@@ -57,7 +58,7 @@ def missing_words(source: str, conversation: Sequence[Sequence["Message"]]) -> t
     """The keys of messages that do not appear in a template; most of the result of `unread`, without rendering."""
     messages = [message for part in conversation for message in part]
     keys = sorted({key for message in messages for key in _others(message)})
-    found = [f"message key '{key}'" for key in keys if key not in source and key not in REASONING]
+    found = [f"message key '{key}'" for key in keys if key not in source and key not in _REASONING]
     return (*found, *_weights([(messages, False)]))
 
 

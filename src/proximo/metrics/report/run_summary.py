@@ -43,7 +43,7 @@ def task_of(config: Mapping[str, Any] | None, trainer: TrainerKind) -> str:
     """The model, its data, and its rewards."""
     data = _named(setting(config, "data", "sources"))
     rewards = _named(setting(config, "reward"))
-    estimator = setting(config, trainer.name, "advantage", "estimator")
+    estimator = setting(config, trainer.name, "advantage", "kind")
     task = trainer.task
     name = task[:1].upper() + task[1:] + (f" ({estimator})" if estimator else "")
     return name + (f" on {data}" if data else "") + (f", rewarded by {rewards}" if rewards else "")

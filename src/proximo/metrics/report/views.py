@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING
 
-import yaml
+from ruamel.yaml import YAML
 
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
@@ -218,4 +219,9 @@ def _metric_row(run: Run, name: str) -> MetricRow:
 
 def _as_yaml(values: object) -> str | None:
     """Values as YAML, with possible secrets in addresses removed, since reports are shared."""
-    return None if values is None else redacted(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    if values is None:
+        return None
+    yaml, written = YAML(typ="safe", pure=True), StringIO()
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 100
+    yaml.dump(values, written)
+    return redacted(written.getvalue())

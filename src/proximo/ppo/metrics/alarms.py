@@ -145,7 +145,7 @@ PPO_RULES = (
         advice="Lower ppo.kl.coefficient, or raise ppo.score.scale: the policy learns to stay at its start.",
     ),
     Rule(OUTPULLS, PROBLEM, updates.kl_outweighs_policy_loss, explains=LEARNS_NOTHING).worded(
-        when="with ppo.kl.apply_to loss, kl/coefficient times the root of twice kl/k3_per_token exceeds the size of "
+        when="with ppo.kl.kind loss, kl/coefficient times the root of twice kl/k3_per_token exceeds the size of "
         "the advantages in the last fifth (1 if they are standardised, otherwise advantage/std), and the score is not "
         "high",
         advice="Lower ppo.kl.coefficient: the policy learns to stay at its start.",

@@ -107,7 +107,7 @@ EXPERIENCE = (
     ),
     Metric("kl/full_per_token", Mean, "nats per token", DOWN).means(
         "The KL of the policy from the reference over the whole vocabulary, mean over the tokens of all updates: no "
-        "estimate. Only with `kl.apply_to: loss` and `kl.estimator: full`."
+        "estimate. Only with `kl.kind: loss` and `kl.estimator: full`."
     ),
     Metric("kl/same_top_fraction", Mean, "fraction", UP).means(
         "Fraction of the same tokens at whose position the most likely token of policy and reference is the same."

@@ -89,7 +89,7 @@ def kl_outweighs_score(run: Run) -> str | None:
     recent, means, widest = fifths(per_response), fifths(run.series("score/mean")), max(fifths(spreads) or (0.0,))
     if recent is None or means is None or not len(coefficients) or not widest or succeeds(run):
         return None
-    if setting(run.config, "ppo", "kl", "apply_to") in ("loss", "margin"):  # there no score competes with it
+    if setting(run.config, "ppo", "kl", "kind") in ("loss", "margin"):  # there no score competes with it
         return None
     # Rounding can make k3 negative.
     coefficient, kl, gained = coefficients.values[-1], max(0.0, recent[-1]), max(0.0, means[-1] - means[0])

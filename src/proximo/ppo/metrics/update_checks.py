@@ -149,7 +149,7 @@ def kl_outweighs_policy_loss(run: Run) -> str | None:
     """
     coefficients, k3 = run.series("kl/coefficient"), run.series("kl/k3_per_token")
     means, size = fifths(k3), _size_of_advantages(run)
-    if setting(run.config, "ppo", "kl", "apply_to") != "loss" or means is None or not len(coefficients) or not size:
+    if setting(run.config, "ppo", "kl", "kind") != "loss" or means is None or not len(coefficients) or not size:
         return None
     if not len(run.series("score/mean")):  # without a reward the KL is all there is to learn
         return None
@@ -166,10 +166,7 @@ def kl_outweighs_policy_loss(run: Run) -> str | None:
 
 def _size_of_advantages(run: Run) -> float | None:
     """Typical size of an advantage: 1 if standardised over the step, else the standard deviation in the last fifth."""
-    options = ("ppo", "advantage")
-    standardise = setting(run.config, *options, "standardise")
-    by_default = setting(run.config, *options, "estimator") in ("gae", "return_to_go", "group_return_to_go")
-    if standardise or (standardise is None and by_default):
+    if setting(run.config, "ppo", "advantage", "standardise"):
         return 1.0
     means = fifths(run.series("advantage/std"))
     return means[-1] if means else None
@@ -238,7 +235,7 @@ def no_update(run: Run) -> str | None:
 def _causes(run: Run) -> dict[str, Callable[[Line], bool]]:
     task_reward = setting(run.config, "ppo", "task_reward")
     compared = f"{task_reward} (ppo.task_reward)" if task_reward else "the score"
-    masks = setting(run.config, "ppo", "truncation_value") == "mask"
+    masks = setting(run.config, "ppo", "truncation", "kind") == "mask"
     return {
         "no response was scored": lambda line: line.get("response/unscored", 0) > 0 and "score/mean" not in line,
         **SKIPPED_CAUSE,
@@ -251,7 +248,7 @@ def _causes(run: Run) -> dict[str, Callable[[Line], bool]]:
             line.get("advantage/flat", 0) > 0
         ),
         "all tokens were rejected (ppo.policy_loss.rejection)": lambda line: line.get("policy/rejected_fraction") == 1,
-        "all responses were cut at the limit, which leaves them out (ppo.truncation_value: mask)": lambda line: (
+        "all responses were cut at the limit, which leaves them out (ppo.truncation: mask)": lambda line: (
             masks and line.get("response/finished_fraction") == 0
         ),
         "no response had a token": lambda line: line.get("response/tokens_max") == 0,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.ppo.run_checks import trunk_problem
 from proximo.config.run import OptimizerConfig
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
@@ -34,9 +34,9 @@ from proximo.records import Experience
 from proximo.rewards.source import RewardSource
 from proximo.rollout.asynchronous import SamplingPlan
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import on_ranks
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.ranks_engine import on_ranks
+from proximo.rollout.stopping import ending_ids
 from proximo.run.make.conversion import optimizer_options
 from proximo.run.make.sharding import shard_model
 
@@ -190,11 +190,11 @@ def _shard(devices: DevicesConfig, *, policy: LanguageModel, **others: LanguageM
 
 
 def _reference(reference: LanguageModel | None, policy: LanguageModel, config: PPOConfig) -> LanguageModel | None:
-    if config.kl.apply_to == "none":
+    if not config.kl.needs_reference:
         return None
     if reference is None:
         return base_alone(policy) if policy.has_adapter else policy.frozen_copy()
-    if config.kl.estimator == "full" and reference.device != policy.device:
+    if config.kl.full_in is not None and reference.device != policy.device:
         raise ConfigError(
             f"kl.estimator full compares all probabilities of policy and reference at once, but the policy is on "
             f"{policy.device} and the reference on {reference.device}: put both on one device, or set it to k1"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from proximo.algorithms.flat_layout import value_positions
 from proximo.algorithms.losses import PolicyStatistics
+from proximo.algorithms.masking import value_positions
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
@@ -21,7 +21,7 @@ from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
-from proximo.ppo.counted import nothing_to_learn
+from proximo.ppo.experience import nothing_to_learn
 from proximo.ppo.roles.sampler import NUM_CANARIES, RolloutsAhead, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
@@ -52,7 +52,7 @@ from proximo.ppo.update.ptx import JointUpdates, TextLoss
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
-from proximo.rollout.engines_on_ranks import push_to, sampling_with
+from proximo.rollout.ranks_engine import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.memory import release_cache
 

@@ -10,7 +10,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.data.rendering import render_for
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError
-from proximo.ppo.scores import check_scored_fraction
+from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, NoReward, RewardSource, is_eager

@@ -29,8 +29,8 @@ from proximo.rollout.asynchronous import (
     ThreadSafeEngine,
 )
 from proximo.rollout.engine import Engine, push_weights
-from proximo.rollout.first_rank_engine import FirstRankEngine
-from proximo.rollout.response_bytes import as_sent, from_bytes, to_bytes
+from proximo.rollout.rank_transfers import as_sent, from_bytes, to_bytes
+from proximo.rollout.ranks_engine import FirstRankEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 

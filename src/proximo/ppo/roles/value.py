@@ -26,7 +26,7 @@ from proximo.learner.update import Learner
 from proximo.metrics.values import Last, Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.counted import token_values
+from proximo.ppo.experience import token_values
 from proximo.ppo.roles.worker import RoleWorker, over_batches
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import Epochs, Microbatch, Report, UpdateLog, update_metrics

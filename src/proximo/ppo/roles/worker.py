@@ -176,9 +176,9 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
 
     def follow(self, state: TrainState, policy: RoleWorker[LanguageModel]) -> None:
         """Move towards the policy by `kl.reference_decay`, every `kl.reference_every_steps` steps."""
-        every = self.config.kl.reference_every_steps
-        if every is not None and state.steps_done % every == 0:
-            follow(self.model.model, policy.model.model, decay=self.config.kl.reference_decay)
+        kl = self.config.kl
+        if kl.reference_every_steps is not None and state.steps_done % kl.reference_every_steps == 0:
+            follow(self.model.model, policy.model.model, decay=kl.reference_decay)
 
     @torch.no_grad()
     def _hidden(self, batch: PackedResponses) -> Tensor:

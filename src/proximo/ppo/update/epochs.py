@@ -216,7 +216,7 @@ def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: 
     if not members:
         raise TrainingError(
             f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
-            "truncation_value: mask, or could not be scored"
+            "truncation: mask, or could not be scored"
         )
     groups: list[int] | list[str] | None = None
     if config.policy_loss.is_pairwise:  # not by the prompt, of which a step may have several pairs

@@ -16,8 +16,6 @@ from proximo.algorithms.behaviour import (
     near_the_sampler,
     within_ratio_bounds,
 )
-from proximo.algorithms.direct_preference import implicit_rewards
-from proximo.algorithms.flat_layout import segment_sum
 from proximo.algorithms.losses import (
     PolicyStatistics,
     ValueStatistics,
@@ -25,8 +23,10 @@ from proximo.algorithms.losses import (
     policy_statistics,
     value_statistics,
 )
-from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
+from proximo.algorithms.masking import segment_sum, select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
+from proximo.algorithms.preferences import implicit_rewards
+from proximo.config.ppo.kl import LossKLConfig
 from proximo.config.ppo.losses import (
     BehaviourWeightConfig,
     ConstantDivisorConfig,
@@ -76,21 +76,21 @@ def policy_loss(
     result = token_losses(clean, batch, options)
     per_token = result.loss
     sums = {}
-    if config.kl.apply_to == "loss" and config.kl.estimator == "full":
+    if isinstance(config.kl, LossKLConfig) and config.kl.estimator == "full":
         full = divergence()
         sums = {"full_kl": full.kl.detach()[batch.mask].sum(), "same_top": full.same_top[batch.mask].sum()}
         per_token = per_token + kl_coefficient * kl.clamped(full.kl, config.kl.clamp)
-    elif config.kl.apply_to == "loss":
-        per_token = per_token + kl_coefficient * kl.clamped(_sampled_kl(clean, batch, config), config.kl.clamp)
+    elif isinstance(config.kl, LossKLConfig):
+        per_token = per_token + kl_coefficient * kl.clamped(_sampled_kl(clean, batch, config.kl), config.kl.clamp)
     if tokens.entropy is not None:
         per_token = per_token - bonus * select(batch.mask, tokens.entropy)[0]
     statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], result.clipped, batch.mask)
     return aggregate(per_token, batch, config), replace(statistics, others=sums)
 
 
-def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
+def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: LossKLConfig) -> Tensor:
     reference = batch.columns["reference_logprobs"]
-    if config.kl.estimator == "weighted_k3":
+    if config.estimator == "weighted_k3":
         return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
     return kl.k2(logprobs, reference)
 

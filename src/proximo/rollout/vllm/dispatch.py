@@ -142,7 +142,7 @@ class Dispatch(Generic[Result]):
             self._results.put(
                 TrainingError(
                     f"no usable response after {self._attempts} attempts, the last at the vLLM server {server.url}: "
-                    f"{error} (engine.attempts and engine.request_seconds are the limits); {server.last_words()}"
+                    f"{error} (engine.request_seconds is the limit of each); {server.last_words()}"
                 )
             )
             return

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.codec.decoding import end_of_prompt
+from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue, Sum
@@ -31,6 +31,7 @@ from proximo.rollout.vllm.requests import Choice, generate_body
 from proximo.rollout.vllm.server import VLLMServer
 
 LOG = logging.getLogger("proximo.rollout")
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,9 +352,6 @@ class VLLMEngine:
             version = push.holding.version
             return f"the vLLM server {server.url} did not load the policy's weights of version {version}: {error}"
         return None
-
-
-_NOT_FOUND = 404
 
 
 def _other_weights(names: Sequence[str]) -> str:

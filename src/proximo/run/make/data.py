@@ -9,9 +9,9 @@ from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.run import RunConfig
 from proximo.data.large_lists import collected
 from proximo.data.load_report import LoadReport
+from proximo.data.order import DataPhase, hold_out
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
-from proximo.data.readers.split import DataPhase, hold_out
 from proximo.data.rows import Row, fingerprints
 from proximo.data.token_cache import TokenCache
 

@@ -25,13 +25,12 @@ from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import is_quantised
 from proximo.rollout.engine import Engine
-from proximo.rollout.first_rank_engine import FirstRankEngine
-from proximo.rollout.stop_token_ids import ending_ids
+from proximo.rollout.ranks_engine import FirstRankEngine
+from proximo.rollout.stopping import ending_ids
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
-from proximo.rollout.vllm.environment import interpreter
-from proximo.rollout.vllm.process import ServerProcess, ServerSpec
+from proximo.rollout.vllm.process import ServerProcess, ServerSpec, interpreter
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
-from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import read_secret
 
 IN_MEMORY = Path("/dev/shm")
 CHECK_SECONDS = 60.0
@@ -110,7 +109,6 @@ class EngineServers:
         for process, server in zip(self._processes, self.servers, strict=False):
             process.wait_until_ready(server, seconds=self.config.start_seconds)
         options = VLLMOptions(
-            attempts=self.config.attempts,
             transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
             max_logprob_error=self.config.max_logprob_error,
@@ -129,7 +127,6 @@ class EngineServers:
         limits = ServerLimits(
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
-            push_seconds=self.config.push_seconds,
             start_seconds=self.config.start_seconds,
         )
         self.servers.append(server := VLLMServer(url, token=token, limits=limits, **options))

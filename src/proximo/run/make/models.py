@@ -113,11 +113,12 @@ def build_tokenizer(
             raise ConfigError("a model from a config comes without a tokenizer: give tokenizer.path")
         tokenizer = load_tokenizer(path, revision=None if config.path else revision)
     if config.chat_template is not None:
-        check_syntax(config.chat_template)
         tokenizer.chat_template = config.chat_template
     if config.added_tokens:
         tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})
-    end_of_turn_ids(TextEncoder(tokenizer))  # refuses a broken template before anything is read
+    end_of_turn_ids(TextEncoder(tokenizer))  # refuses a template that loops before anything is read
+    if config.chat_template is not None:
+        check_syntax(config.chat_template)
     return tokenizer
 
 

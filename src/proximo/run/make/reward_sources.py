@@ -5,18 +5,17 @@ from collections.abc import Iterable
 from typing import cast
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
-from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, RemoteRewardConfig
+from proximo.config.rewards.verifiers import VerifierRewardConfig
 from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.rewards.calling.binding import import_function
-from proximo.rewards.function import FunctionReward
-from proximo.rewards.function_process import ProcessFunctionReward
+from proximo.rewards.function import FunctionReward, ProcessFunctionReward
+from proximo.rewards.function_binding import import_function
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource, source_problem
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import read_secret
 from proximo_verifiers.grader import num_cores
 
 
@@ -77,7 +76,7 @@ def check_sources(configs: Iterable[Section]) -> None:
 def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
     for caveat in config.caveats():
         warnings.warn(f"reward source {config.name!r}: {caveat}", stacklevel=3)
-    memory = config.worker_memory_mib
+    memory = config.memory_of_a_worker_mib
     return VerifierReward(
         config.verifier_path(),
         name=config.name,
@@ -85,7 +84,6 @@ def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
         num_workers=config.workers or num_cores(),
         answer_seconds=config.answer_seconds,
         step_seconds=config.step_seconds,
-        attempts=config.attempts,
         memory_bytes=None if memory is None else memory * 2**20,
     )
 
@@ -96,8 +94,6 @@ def _remote_reward(config: RemoteRewardConfig) -> RemoteReward:
         max_concurrent_requests=config.max_concurrent_requests,
         request_seconds=config.request_seconds,
         step_seconds=config.step_seconds,
-        attempts=config.attempts,
-        initial_backoff_seconds=config.initial_backoff_seconds,
     )
     token = None if config.token_env is None else read_secret(config.token_env)
     source = RemoteReward(config.url, name=config.name, limits=limits, token=token, token_env=config.token_env)

@@ -14,8 +14,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from proximo_verifiers.code.inside.proxies import FunctionProxy
-from proximo_verifiers.code.inside.rpc_peer import MAX_TEXT, Peer
+from proximo_verifiers.code.inside.rpc_peer import MAX_TEXT, FunctionProxy, Peer
 
 CHANNEL = 3
 """The descriptor of the channel."""

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 
 from proximo_verifiers.sandbox.jobs import MIB, Limits
 from proximo_verifiers.sandbox.kernel import landlock, seccomp
-from proximo_verifiers.sandbox.kernel.namespaces import enter_job_folder
-from proximo_verifiers.sandbox.kernel.privileges import bound_capabilities, die_with_parent, give_up_privileges
+from proximo_verifiers.sandbox.kernel.namespaces import (
+    bound_capabilities,
+    die_with_parent,
+    enter_job_folder,
+    give_up_privileges,
+)
 from proximo_verifiers.sandbox.mechanisms import Mechanisms
 from proximo_verifiers.sandbox.payload import SIZE_BYTES
 
 HIGH = 256
 """The first descriptor number that programs do not use; descriptors are moved here temporarily."""
+STACK_BYTES = 64 * MIB
+"""Stack of the first thread, for deep recursion through C. The kernel reserves at least 128 MiB for a stack."""
+CPU_MARGIN_SECONDS = 2
+"""Margin of the kernel's CPU limit, a second line of defence that counts whole seconds and includes confinement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,14 +135,6 @@ def _close_all_but(kept: set[int]) -> None:
             os.closerange(first, number)
         first = number + 1
     os.closerange(first, 2**31 - 1)
-
-
-STACK_BYTES = 64 * MIB
-"""Stack of the first thread, for deep recursion through C. The kernel reserves at least 128 MiB for a stack."""
-
-
-CPU_MARGIN_SECONDS = 2
-"""Margin of the kernel's CPU limit, a second line of defence that counts whole seconds and includes confinement."""
 
 
 def apply_limits(limits: Limits, *, threads_counted: bool) -> None:

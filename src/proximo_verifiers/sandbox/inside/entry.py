@@ -20,10 +20,11 @@ from proximo_verifiers.sandbox.kernel.namespaces import (
     HIDDEN_FOLDERS,
     JOB_FOLDER,
     PACKAGES_FOLDER,
+    bound_capabilities,
+    die_with_parent,
     enter_minimal_root,
     unshare_everything,
 )
-from proximo_verifiers.sandbox.kernel.privileges import bound_capabilities, die_with_parent
 from proximo_verifiers.sandbox.kernel.seccomp import build_filter
 from proximo_verifiers.sandbox.mechanisms import Mechanisms, find_mechanisms
 

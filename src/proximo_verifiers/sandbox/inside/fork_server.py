@@ -2,7 +2,7 @@
 
 It knows nothing of a program but its limits. Source, files, input and output pass it as descriptors, so a program finds
 nothing of another in its inherited memory. The server ends with all programs when its socket is closed or the caller
-dies.
+dies. On a machine without mount namespaces programs write to scratch folders on a disk, which it makes and removes.
 """
 
 import contextlib
@@ -15,12 +15,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from proximo_verifiers.sandbox.inside import scratch
 from proximo_verifiers.sandbox.inside.child import Assignment, SharedConfinement, confine, move_up
 from proximo_verifiers.sandbox.inside.delays import Delays
 from proximo_verifiers.sandbox.inside.execution import OUT_OF_MEMORY_STATUS, run_as_main, set_home
 from proximo_verifiers.sandbox.jobs import Ending, Limits
-from proximo_verifiers.sandbox.kernel.namespaces import JOB_FOLDER
+from proximo_verifiers.sandbox.kernel.namespaces import JOB_FOLDER, MAX_FILES
 from proximo_verifiers.sandbox.mechanisms import UIDS_PER_SERVER, program_uid
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -105,7 +104,7 @@ class ForkServer:
         self.poll.register(control, select.POLLIN)
         self.poll.register(caller, select.POLLIN)
         in_namespaces = shared.mechanisms.namespaces is None
-        self.folders = None if in_namespaces else scratch.make_folder_of_folders(folders)
+        self.folders = None if in_namespaces else make_folder_of_folders(folders)
 
     def serve(self) -> None:
         """Serves until the caller has ended."""
@@ -117,7 +116,7 @@ class ForkServer:
                 child.end(Ending.KILLED)
                 os.waitpid(child.pid, 0)
             if self.folders is not None:
-                scratch.remove(self.folders)
+                remove_folder(self.folders)
 
     def _poll_once(self) -> bool:
         wait = self._seconds_to_next_look()
@@ -151,7 +150,7 @@ class ForkServer:
             child.end(Ending.WALL)
         elif child.limits.idle_seconds is not None and self._is_idle_too_long(child, child.limits.idle_seconds):
             child.end(Ending.IDLE)
-        elif self.folders is not None and scratch.exceeds(child.folder, num_bytes=child.limits.scratch_bytes):
+        elif self.folders is not None and folder_exceeds(child.folder, num_bytes=child.limits.scratch_bytes):
             child.end(Ending.SCRATCH)
 
     def _is_idle_too_long(self, child: Child, limit: float) -> bool:
@@ -185,7 +184,7 @@ class ForkServer:
         if self.folders is not None:
             # A folder that cannot be removed must not end the other programs.
             with contextlib.suppress(OSError):
-                scratch.remove(child.folder)
+                remove_folder(child.folder)
         how, number = _how_it_ended(status)
         cpu = usage.ru_utime + usage.ru_stime - child.start_cpu_seconds
         child.busy_seconds = cpu + child.lost_seconds
@@ -223,7 +222,7 @@ class ForkServer:
         slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         if slot >= UIDS_PER_SERVER:
             raise OSError(f"{len(taken)} programs run already")
-        folder = JOB_FOLDER if self.folders is None else scratch.make_folder(self.folders, order["start"])
+        folder = JOB_FOLDER if self.folders is None else make_folder(self.folders, order["start"])
         payload, *passed = descriptors
         assignment = Assignment(
             payload=payload,
@@ -294,3 +293,64 @@ def _how_it_ended(status: int) -> tuple[Ending, int]:
         return Ending.SIGNAL, os.WTERMSIG(status)
     code = os.WEXITSTATUS(status)
     return Ending.MEMORY if code == OUT_OF_MEMORY_STATUS else Ending.EXIT, code
+
+
+def make_folder_of_folders(parent: str) -> str:
+    """Creates a folder in `parent` that only this user can enter."""
+    path = f"{parent}/proximo-sandbox-{os.getpid()}-{os.urandom(8).hex()}"
+    os.mkdir(path, 0o700)
+    return path
+
+
+def make_folder(parent: str, name: int) -> str:
+    """Creates the empty folder of a program."""
+    path = f"{parent}/{name}"
+    os.mkdir(path, 0o700)
+    return path
+
+
+def folder_exceeds(folder: str, *, num_bytes: int) -> bool:
+    """True if the contents take more bytes, are too many files, or are nested beyond the length of a path."""
+    taken, count, waiting = 0, 0, [folder]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    taken += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if count > MAX_FILES or taken > num_bytes:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except FileNotFoundError:
+            # The program removed it in the meantime.
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a folder of any depth, by moving the contents of subfolders to the top until none is left."""
+    left = True
+    while left:
+        left = False
+        with os.scandir(folder) as entries:
+            contents = list(entries)
+        for entry in contents:
+            if entry.is_dir(follow_symlinks=False):
+                _empty_into(folder, entry.path)
+                left = True
+            else:
+                os.unlink(entry.path)
+    os.rmdir(folder)
+
+
+def _empty_into(top: str, folder: str) -> None:
+    os.chmod(folder, 0o700)
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.path, 0o700)
+            os.rename(entry.path, f"{top}/{os.urandom(8).hex()}")
+    os.rmdir(folder)

@@ -1,15 +1,19 @@
-"""Namespaces without network and other processes, and with a root folder that holds only the library.
+"""Confinement by the kernel: namespaces without network and other processes, and privileges that are dropped for good.
 
-The fork server enters them once. Each program then gets its own mount namespace with its own folder and, under an
-ordinary user, its own user namespace, in which its threads are counted.
+The root folder holds only the library. The fork server enters the namespaces once. Each program then gets its own mount
+namespace with its own folder and, under an ordinary user, its own user namespace, in which its threads are counted. A
+program has no capabilities, gains nothing by exec and cannot be inspected from outside.
 """
 
+import ctypes
+import errno
 import os
+import signal
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from proximo_verifiers.sandbox.jobs import MIB
-from proximo_verifiers.sandbox.kernel.syscalls import call
+from proximo_verifiers.sandbox.kernel.syscalls import call, prctl
 
 NEW_MOUNTS, NEW_CGROUP, NEW_HOST_NAME, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
@@ -26,6 +30,11 @@ MAX_FILES = 2048
 """Largest number of files and folders in the folder of a program."""
 HIDDEN_FOLDERS = ("site-packages", "dist-packages")
 """Folders of installed packages inside the library, which are hidden."""
+SET_DEATH_SIGNAL, SET_DUMPABLE, DROP_FROM_BOUNDS, SET_SECUREBITS = 1, 4, 24, 28
+NO_NEW_PRIVILEGES, AMBIENT, AMBIENT_CLEAR = 38, 47, 4
+LOCKED_SECUREBITS = 0b101111
+"""Locked secure bits: uid 0 has no meaning, and no capabilities are gained or kept by changing uids."""
+CAPABILITY_VERSION = 0x20080522
 
 
 def unshare_everything() -> bool:
@@ -123,3 +132,37 @@ def _set_read_only(path: str, *, devices: bool, recursive: bool = True) -> None:
     # struct mount_attr: set, clear, propagation, user namespace. It only adds attributes, so locked ones stay.
     structure = attributes.to_bytes(8, "little") + bytes(24)
     call("mount_setattr", AT_FOLDER, path.encode(), AT_RECURSIVE if recursive else 0, structure, len(structure))
+
+
+class CapabilityHeader(ctypes.Structure):
+    """Whose capabilities are meant: the struct __user_cap_header_struct of Linux."""
+
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def bound_capabilities() -> None:
+    """Empties the capability bounding set and removes the meaning of uid 0, if this process may do so."""
+    try:
+        for capability in range(64):
+            prctl(DROP_FROM_BOUNDS, capability)
+    except OSError as error:
+        # EINVAL: past the last capability. EPERM: an ordinary user, who has no capabilities.
+        if error.errno == errno.EPERM:
+            return
+        if error.errno != errno.EINVAL:
+            raise
+    prctl(SET_SECUREBITS, LOCKED_SECUREBITS)
+
+
+def give_up_privileges() -> None:
+    """Drops all capabilities for good, and forbids core dumps and inspection of memory."""
+    prctl(AMBIENT, AMBIENT_CLEAR)
+    nothing = (ctypes.c_uint32 * 6)()
+    call("capset", CapabilityHeader(version=CAPABILITY_VERSION), nothing)
+    prctl(NO_NEW_PRIVILEGES, 1)
+    prctl(SET_DUMPABLE, 0)
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends."""
+    prctl(SET_DEATH_SIGNAL, signal.SIGKILL)

@@ -12,8 +12,7 @@ import resource
 import signal
 import struct
 
-from proximo_verifiers.sandbox.kernel.syscall_numbers import PROGRAM
-from proximo_verifiers.sandbox.kernel.syscalls import architecture, prctl
+from proximo_verifiers.sandbox.kernel.syscalls import PROGRAM, architecture, prctl
 
 LOAD_WORD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 KILL_PROCESS, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000

@@ -1,0 +1,196 @@
+"""The commands that read a recipe without training it: plan, pass-rate, serve-reward."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from proximo.cli.arguments import Overrides, RecipeName, check_new_file, loading
+from proximo.cli.recipes import KindOption, kind_of
+from proximo.commands.checked_recipe import checked
+from proximo.early_interrupt import EndsSilently
+from proximo.errors import ConfigError
+from proximo.ppo.kind import PPO
+from proximo.user_code import functions_of_the_working_directory
+
+if TYPE_CHECKING:  # importing the schemas would slow down --help
+    from proximo.config.recipe import Recipe
+    from proximo.ppo.recipe import PPORecipe
+
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add plan, pass-rate and serve-reward to the command line."""
+    app.command()(plan)
+    app.command()(pass_rate)
+    app.command("serve-reward")(serve_reward)
+
+
+def plan(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    *,
+    kind: KindOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print bytes and counts as JSON.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure matrix products on this machine, and estimate the time of a step."),
+    ] = False,
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", min=1, help="Plan for one of that many ranks, in place of devices.num."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory of one device, for example 80GiB; default this machine's.")
+    ] = None,
+) -> int:
+    """Predict peak memory, by phase and part, and the work of a step. Loads no weights and no data.
+
+    \b
+    proximo plan ppo.yaml
+    proximo plan ppo.yaml ppo.tokens_per_microbatch=4096 model.activation_checkpointing=true
+    proximo plan demo --json                  every stage of a pipeline
+    proximo plan ppo.yaml --devices 8 --memory 80GiB      one of 8 ranks
+
+    It reads only config.json and tokenizer of a model. docs/plan.md says what is counted, and how accurate it is.
+    """
+    given = None if memory is None else parse_bytes(memory)
+    with EndsSilently():
+        from proximo.config.loader import load_recipe
+
+        loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+    num_ranks = _num_ranks(loaded.recipe, devices)
+    with loading():
+        from proximo.plan.machine import device_kind, memory_bytes, process_bytes, product_rate
+        from proximo.plan.profiling import make_plans
+    from proximo.plan.record import describe, step_seconds, to_json
+
+    device = device_kind(loaded.recipe.run)
+    process = process_bytes() if device == "cpu" else 0
+    plans = make_plans(loaded.recipe, device=device, num_ranks=num_ranks)
+    if as_json:
+        print(json.dumps(to_json(plans, process=process), indent=2))
+        return 0
+    available = memory_bytes(device) if given is None else given
+    texts = [describe(plan, memory=available, process=process) for plan in plans]
+    if measure:
+        rates = {name: product_rate(device, precision=name) for name in {plan.precision for plan in plans}}
+        times = [step_seconds(plan, rates[plan.precision]) for plan in plans]
+        texts = [f"{text}\n{time}" for text, time in zip(texts, times, strict=True)]
+    print("\n\n".join(texts))
+    return 0
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size, for example `80GiB`. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w+)", text)
+    size = int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else 0
+    if size == 0:
+        raise ConfigError(f"--memory takes a number above 0 with {', '.join(_UNITS)}, like 80GiB, got {text!r}")
+    return size
+
+
+def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
+    """Raises ConfigError if the recipe cannot run on that many ranks."""
+    from proximo.config.devices import devices_problem
+
+    num_ranks = devices or recipe.devices.num or 1
+    if problem := devices_problem(recipe, num_ranks):
+        raise ConfigError(problem)
+    return num_ranks
+
+
+def pass_rate(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Output file; it must not exist.")],
+    overrides: Overrides = None,
+    *,
+    samples_per_prompt: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 8,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts, from the start.")] = None,
+) -> int:
+    """Measure how often the policy that a run would start from solves each training prompt of a PPO recipe.
+
+    The file holds the prompts with their scores as base_scores. Use it as the data, with a filter, to leave out prompts
+    that are too easy or too hard:
+
+    \b
+    proximo pass-rate my.yaml rated.jsonl --samples-per-prompt 8
+    proximo ppo my.yaml data.sources='[{path: rated.jsonl}]' data.filter='{above: 0.9, below: 0.1, from_epoch: 0}'
+    """
+    check_new_file(out)
+    with functions_of_the_working_directory():
+        with EndsSilently():
+            loaded = checked(PPO.name, recipe, overrides or ())
+        with loading():
+            from proximo.commands.pass_rates import run_pass_rates
+
+        return run_pass_rates(
+            cast("PPORecipe", loaded.recipe), out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts
+        )
+
+
+def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    *,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all addresses of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port and prints it.")] = 8321,
+    token_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the token that clients must send.")
+    ] = None,
+    without_token: Annotated[
+        bool, typer.Option("--without-token", help="Serve without a token on an address that is not loopback.")
+    ] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that are scored concurrently.")] = 4,
+    queue_size: Annotated[
+        int, typer.Option(min=0, help="Waiting requests; further ones get 503 and are retried.")
+    ] = 64,
+    request_mib: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 64,
+    grace_seconds: Annotated[int, typer.Option(min=1, help="Time for running requests after SIGTERM or Ctrl-C.")] = 25,
+) -> int:
+    """Serve the reward sources of a recipe over HTTP, so that verifiers run on other machines than training.
+
+    \b
+    proximo serve-reward ppo.yaml                             for this machine alone
+    export REWARD_TOKEN=...                                   on both machines
+    proximo serve-reward rewards.yaml --host 0.0.0.0 --token-env REWARD_TOKEN
+    proximo serve-reward rewards.yaml reward.0.workers=8 --concurrency 8
+    curl http://127.0.0.1:8321/health
+    curl http://127.0.0.1:8321/metrics -H "Authorization: Bearer $REWARD_TOKEN"
+
+    RECIPE is a recipe of PPO or of a pipeline, of which only the reward section is read, or a file with only that
+    section. The run that uses the service has in its recipe
+
+    \b
+    reward:
+    - {kind: remote, url: "http://verifiers:8321", token_env: REWARD_TOKEN}
+
+    On SIGTERM or Ctrl-C it finishes the running requests and ends. docs/remote-rewards.md.
+    """
+    from proximo.commands.serve_options import ServeOptions, check_options
+    from proximo.config.loader import load_reward_section
+    from proximo.run.preflight import check_reward_inputs
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        token_env=token_env,
+        without_token=without_token,
+        concurrency=concurrency,
+        queue_size=queue_size,
+        request_mib=request_mib,
+        grace_seconds=grace_seconds,
+    )
+    check_options(options)
+    sources = load_reward_section(recipe, overrides or ())
+    with functions_of_the_working_directory():
+        check_reward_inputs(sources)
+        with loading():
+            from proximo.commands.serve_reward import serve
+
+        return serve(sources, options)

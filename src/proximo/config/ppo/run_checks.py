@@ -1,0 +1,66 @@
+"""Checks the options of PPO against the rest of a run: its reward and teacher, and where its value head is."""
+
+from proximo.config.ppo.options import PPOConfig
+
+
+def distillation_problem(config: PPOConfig, *, has_teacher: bool) -> str | None:
+    """The first option that needs scores, or leaves nothing to learn, with the reason; None if all options fit.
+
+    `has_teacher`: the reference is another model than the policy at its start.
+    """
+    if config.kl.coefficient == 0:
+        return (
+            "without a reward the policy learns from the KL to its reference alone, and ppo.kl leaves it out: set "
+            "ppo.kl.kind to loss or reward with a coefficient above 0, or give a reward"
+        )
+    if not has_teacher or config.kl.reference_every_steps is not None:
+        return (
+            "without a reward the policy learns from its reference, the teacher, but the reference is a copy of the "
+            "policy: set reference.path to another model and leave out ppo.kl.reference_every_steps, or give a reward"
+        )
+    if config.uses_critic and config.kl.in_loss:
+        return (
+            "without a reward and with ppo.kl.kind: loss every return is 0, and advantage gae has nothing to "
+            "estimate: set ppo.advantage to return_to_go, which needs no value model"
+        )
+    for key, is_given in _needs_scores(config).items():
+        if is_given:
+            return f"ppo.{key} compares scores, and without a reward there are none: remove it, or give a reward"
+    return None
+
+
+def _needs_scores(config: PPOConfig) -> dict[str, bool]:
+    """Key -> whether an option is given that reads scores."""
+    return {
+        "samples_per_prompt": config.samples_per_prompt is not None,
+        "advantage.zero_variance_groups": config.advantage.excludes_zero_variance,
+        "score.minus_reference_answer": config.score.minus_reference_answer,
+        f"advantage {config.advantage.kind}": config.advantage.needs_greedy,
+        "task_reward": config.task_reward is not None,
+        "solved_score": config.solved_score is not None,
+        "evaluate_reference": config.evaluate_reference,
+        "guards.max_constant_reward_steps": config.guards.max_constant_reward_steps is not None,
+    }
+
+
+def trunk_problem(config: PPOConfig, *, shares_trunk: bool) -> str | None:
+    """The first incompatible option with the reason; None if all options fit.
+
+    `shares_trunk`: the value model is a head on the policy's trunk (`value.init_from: trunk`).
+    """
+    if not config.uses_critic:
+        return None
+    if not shares_trunk and config.value_loss.coefficient is not None:
+        return (
+            "ppo.value_loss.coefficient weighs the value loss against the policy loss where one update moves both, on "
+            "a shared trunk (value.init_from: trunk); a value model of its own has an optimizer of its own: remove it, "
+            "and set ppo.value_optimizer.learning_rate"
+        )
+    own = config.value_optimizer != type(config).model_fields["value_optimizer"].default
+    if shares_trunk and own and not config.critic_warmup_steps:
+        return (
+            "ppo.value_optimizer is not used on a shared trunk (value.init_from: trunk), where policy and value head "
+            "have one optimizer, ppo.policy_optimizer: remove it, or set ppo.critic_warmup_steps, in which the head "
+            "learns alone, with it"
+        )
+    return None

@@ -1,1 +1,0 @@
-"""Verifiers of the form of a text: pattern, length, repetition, JSON, think-answer tags. One file each."""

@@ -1,0 +1,302 @@
+"""The journal of a run: what it writes to its folder and shows on the console. Only rank 0 writes one.
+
+If rank 0 was killed, its launcher or another rank writes the outcome (`write_outcome_of_lost`).
+"""
+
+import logging
+import traceback
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from proximo.checkpoint.logs import cut_back
+from proximo.checkpoint.run_folder import EndState, RunFolder, open_abandoned
+from proximo.checkpoint.store import CheckpointStore
+from proximo.config.recipe import TrainerRecipe
+from proximo.config.run import RunConfig
+from proximo.errors import ProximoError, redacted
+from proximo.message_text import count_of
+from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
+from proximo.metrics.report.page import write_report
+from proximo.metrics.report.run_summary import PUSH_FAILURES
+from proximo.metrics.report.views import run_alarms, without_update
+from proximo.metrics.run_files import read_run
+from proximo.metrics.values import Sum
+from proximo.run.model_card import write_final_cards
+from proximo.run.options import RunOptions
+from proximo.run.pushes import Pushes
+from proximo.run.sinks import GuardedSink, Logs
+from proximo.run.task import Record
+
+
+class Journal:
+    """The journal of ranks above 0, which writes and shows nothing."""
+
+    @property
+    def num_log_lines(self) -> Mapping[str, int]:
+        """File name -> number of lines written."""
+        return {}
+
+    def begin(self, *, notes: Sequence[str], log_only: Sequence[str]) -> None:
+        """Show the notes of the start; `log_only` goes to the log file alone."""
+
+    def note(self, message: str) -> None:
+        """Show a permanent line."""
+
+    def phase(self, name: str) -> None:
+        """Show the current phase of a step."""
+
+    def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
+        """Write the line of a step and return it."""
+        del step, records
+        return {}
+
+    def saved(self, store: CheckpointStore) -> None:
+        """A checkpoint was saved: begin to push it, if it is due."""
+
+    def finish_pushes(self, store: CheckpointStore) -> None:
+        """Push what is due at the end, and wait for it."""
+
+    def sync(self) -> None:
+        """Flush the logs to disk."""
+
+    def end(self, state: EndState, *, reason: str | None = None) -> None:
+        """Write the outcome, and the report unless the run is to be resumed. `reason`: the signal that stopped it."""
+
+    def fail(self, error: Exception) -> None:
+        """Write the error that ended the run."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        """Close metrics, samples and log."""
+
+
+class RunJournal(Journal):
+    """The journal of a run since its start or resume, on rank 0."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        info: ProgressInfo,
+        recipe: TrainerRecipe,
+        options: RunOptions,
+        *,
+        resolved: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        num_log_lines: Mapping[str, int],
+    ) -> None:
+        """`num_log_lines`: lines of each log at the save of the checkpoint that the run resumes from."""
+        self._folder = folder
+        self._info = info
+        self._run = recipe.run
+        self._resolved = resolved
+        folder.outcome.unlink(missing_ok=True)
+        folder.write_config(options.recipe_text, resolved)
+        folder.write_environment(environment)
+        self._lost_lines = list(_cut_logs_back(folder, self._run.folder, info.first_step, num_log_lines))
+        self._progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
+        self._pushes = pushes_of(recipe.run, folder, self._progress)
+        self._opened = ExitStack()
+        self._trackers: Sequence[GuardedSink] = ()
+
+    @property
+    def num_log_lines(self) -> Mapping[str, int]:
+        return self._logs.num_lines
+
+    def begin(self, *, notes: Sequence[str], log_only: Sequence[str]) -> None:
+        for text in log_only:
+            self._progress.log_only(f"{text}\n")
+        for note in notes:
+            self._progress.note(note)
+        for warning in self._lost_lines:
+            self._progress.warn(warning)
+        self._opened.enter_context(progress_warnings(self._progress))
+        self._opened.enter_context(progress_messages(self._progress))
+        logs = Logs(self._folder, self._progress, self._run, self._resolved, info=self._info)
+        self._logs = self._opened.enter_context(logs)
+        self._trackers = logs.trackers
+
+    def note(self, message: str) -> None:
+        self._progress.note(message)
+
+    def phase(self, name: str) -> None:
+        self._progress.phase(name)
+
+    def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
+        return self._logs.write(step, [*records, *self._failed_pushes()])
+
+    def _failed_pushes(self) -> Iterator[Record]:
+        if self._pushes is not None and (failures := self._pushes.take_failures()):
+            yield Record(metrics={PUSH_FAILURES: Sum(failures)})
+
+    def saved(self, store: CheckpointStore) -> None:
+        if self._pushes is not None:
+            self._pushes.saved(store)
+
+    def finish_pushes(self, store: CheckpointStore) -> None:
+        if self._pushes is not None:
+            finish_pushes(self._pushes, store, self._folder)
+
+    def sync(self) -> None:
+        self._logs.sync()
+
+    def end(self, state: EndState, *, reason: str | None = None) -> None:
+        self._end(state, reason=reason)
+
+    def fail(self, error: Exception) -> None:
+        self._progress.log_only("".join(traceback.format_exception(error)))
+        with suppress(Exception):  # for example a full disk: report what ended the run instead
+            self._end("failed", reason=_reason(error))
+
+    def is_stuck(self, reason: str) -> None:
+        """Write the outcome of a run whose main thread hangs; another thread calls it."""
+        with suppress(Exception):
+            self._folder.write_outcome("failed", total_steps=self._info.total_steps, reason=" ".join(reason.split()))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._opened.close()
+        if self._pushes is not None:
+            self._pushes.close()
+        self._progress.close()
+
+    def _end(self, state: EndState, *, reason: str | None = None) -> None:
+        total = self._info.total_steps
+        with self._opened:
+            if state == "finished":
+                write_final_cards(self._folder.path)
+                reason = without_update(read_run(self._folder.path))
+            self._folder.write_outcome(state, total_steps=total, reason=reason)
+            if self._pushes is not None:
+                self._folder.add_to_outcome(self._pushes.outcome)
+            if state == "stopped":
+                return
+            self.phase("report")
+            page = write_report(self._folder.path)
+            for tracker in self._trackers:
+                tracker.write_report(page)
+        steps = f": {count_of(total, 'step')}" if state == "finished" else ""
+        steps += f", but {reason.removesuffix('.')}" if state == "finished" and reason else ""
+        report = self._shown(page)
+        self.note(f"{state}{steps}, report in {report}")
+        for alarm in run_alarms(read_run(self._folder.path)):
+            self.note(f"{alarm.severity}: {alarm.text}")
+
+    def _shown(self, path: Path) -> Path:
+        return shown(self._folder, self._run.folder, path)
+
+
+def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Pushes | None:
+    """The pushes of a run; None without `run.push`."""
+    if run.push is None:
+        return None
+    return Pushes(run.push, folder.path, warn=progress.warn, note=progress.note)
+
+
+def finish_pushes(pushes: Pushes, store: CheckpointStore, folder: RunFolder) -> None:
+    """Push what is due at the end, after outcome and report, which are written again if the push changes them."""
+    pushes.finish(store)
+    if folder.add_to_outcome(pushes.outcome):
+        write_report(folder.path)
+
+
+def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
+    """Finish what a crash after the last checkpoint left undone: model cards, outcome and report."""
+    write_final_cards(folder.path)
+    if not folder.outcome.is_file():
+        folder.write_outcome("finished", total_steps=total_steps, reason=without_update(read_run(folder.path)))
+    report, metrics = folder.report, folder.metrics
+    if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
+        write_report(folder.path)
+
+
+def shown(folder: RunFolder, spelled: str, path: Path) -> Path:
+    """A path inside the run folder, written as in the recipe."""
+    return Path(spelled, path.relative_to(folder.path))
+
+
+def _cut_logs_back(folder: RunFolder, spelled: str, step: int, num_lines: Mapping[str, int]) -> Iterator[str]:
+    """Cut each log back to `step`; yields a warning for each log that has lost lines since the checkpoint."""
+    for log in (folder.metrics, folder.samples):
+        found, saved = cut_back(log, step if folder.resuming else -1), num_lines.get(log.name, 0)
+        if found != saved:
+            yield (
+                f"{shown(folder, spelled, log)} has {found} lines up to step {step}, and had {saved} when the "
+                "checkpoint was saved: it was changed since. The training continues with the same bits; curves and "
+                "report show the rest"
+            )
+
+
+def _reason(error: Exception) -> str:
+    """One line. Proximo's own errors explain themselves; others are prefixed with their type."""
+    words = " ".join(str(error).split())
+    return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")
+
+
+def write_outcome_of_lost(folder: Path, *, by: str, reason: str) -> None:
+    """Write outcome, report and the last lines of the log of a run that a process `by` (`process 4711 on node1`) led.
+
+    Does nothing if that process began no run in the folder, the run has an outcome, or the disk refuses.
+    """
+    opened = open_abandoned(folder, by=by)
+    if opened is None:
+        return
+    reason = " ".join(redacted(reason).split())
+    with opened, suppress(OSError):
+        opened.write_outcome("failed", total_steps=read_run(opened.path).total_steps or 0, reason=reason)
+        page = write_report(opened.path)
+        with opened.log.open("a", encoding="utf-8") as log:
+            log.write(f"{reason}\nfailed, report in {folder / page.name}\n")
+
+
+@contextmanager
+def progress_warnings(progress: ProgressView) -> Generator[None]:
+    """Inside, the progress view shows Python warnings, which would otherwise be printed over it."""
+
+    def show(  # noqa: PLR0917  (the signature is Python's)
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del category, filename, lineno, file, line
+        progress.warn(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
+
+
+class _Notes(logging.Handler):
+    """Turns log records into lines or phases of the progress view."""
+
+    def __init__(self, progress: ProgressView) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show = self._progress.phase if getattr(record, "phase", False) else self._progress.note
+        show(record.getMessage())
+
+
+@contextmanager
+def progress_messages(progress: ProgressView) -> Generator[None]:
+    """Inside, log messages (for example what the run waits for) go to the progress view and to log.txt."""
+    notes = _Notes(progress)
+    logs = [logging.getLogger(package) for package in ("proximo", "proximo_verifiers")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.addHandler(notes)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+            log.removeHandler(notes)

@@ -1,1 +1,0 @@
-"""Writes what a run reports: its logs, progress and outcome. Start with `journal.py`."""
