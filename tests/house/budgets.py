@@ -50,7 +50,7 @@ def quick_figures() -> dict[str, float]:
         "benchmarks and examples: lines": lines(python_files(ROOT / "benchmarks") + python_files(ROOT / "examples")),
         "tests of the core: lines": lines(tests) - lines(of_packages),
         "tests of the two packages: lines": lines(of_packages),
-        "docs: words": sum(len(path.read_text(encoding="utf-8").split()) for path in pages),
+        "docs: words": sum(words(path) for path in pages),
         "docs for users: paths of sources and tests": sum(len(list(source_paths(path))) for path in for_users),
         "keys set in no recipe, example or benchmark": len(unset_keys()),
     }
