@@ -190,7 +190,7 @@ def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
 EVALUATED = ["run.evaluate_every_steps=3", "ppo.evaluation_samples_per_prompt=2"]
 MISMATCH = ["ppo.guards.max_mismatch=0.1", "run.precision=float32"]
 NOT_STANDARDISED = "ppo.advantage={standardise: false, unbiased_variance: true}"
-CRITICLESS = ["ppo.advantage.estimator=group_centred", "ppo.responses_per_prompt=4"]
+CRITICLESS = ["ppo.advantage.kind=group_centred", "ppo.responses_per_prompt=4"]
 SCORE = ["normalise=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
 
 
