@@ -1,7 +1,5 @@
 """Over what advantages are standardised, and with which variance: as the configuration says. Numbers worked by hand."""
 
-from statistics import fmean, pstdev, stdev
-
 import pytest
 import torch
 
@@ -49,25 +47,6 @@ def test_with_the_unbiased_variance_the_numbers_are_those_of_trl(whiten: str, ad
     assert (made(batch, **options).advantages - found.advantages).abs().max() > 0.05
 
 
-SCORES = {"a": (1.0, 0.0), "b": (5.0, 4.0)}
-LENGTHS = (1, 3)
-
-
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_a_group_has_a_mean_and_a_deviation_of_its_own_over_its_tokens(unbiased: bool) -> None:
-    """At values of 0, gamma and lambda of 1 every token of a response has its score as advantage."""
-    batch = [answer(group, score, n) for group, pair in SCORES.items() for score, n in zip(pair, LENGTHS, strict=True)]
-    batch = [batch[0], batch[2], batch[1], batch[3]]  # groups need not stand together
-    options = {"gae_lambda": 1.0, "standardise": "group", "unbiased_variance": unbiased}
-    found = made(batch, values=[0.0] * 12, advantage=options, responses_per_prompt=2)
-    spread = stdev if unbiased else pstdev
-    tokens = {group: [pair[0], *[pair[1]] * 3] for group, pair in SCORES.items()}
-    wanted = {group: [(x - fmean(all_)) / spread(all_) for x in all_] for group, all_ in tokens.items()}
-    assert wanted["a"] == pytest.approx(wanted["b"])
-    expected = [wanted["a"][0], wanted["b"][0], *wanted["a"][1:], *wanted["b"][1:]]
-    torch.testing.assert_close(found.advantages, torch.tensor(expected), **CLOSE)
-
-
 def test_what_does_not_count_and_what_is_equal_has_no_part_in_a_group() -> None:
     fault = answer("a", 9.0, 2, state=ScoreState.INFRASTRUCTURE_FAULT)
     tool = scored(3.0, of=response([7, 7, 7], to=prompt("b"), mask=[True, False, True]))
@@ -75,11 +54,3 @@ def test_what_does_not_count_and_what_is_equal_has_no_part_in_a_group() -> None:
     advantage = {"gae_lambda": 1.0, "standardise": "group"}
     found = made(batch, values=[0.0] * 15, advantage=advantage, responses_per_prompt=2).advantages
     torch.testing.assert_close(found, torch.tensor([1.0, 0, 0, -1.0, 0, 0, 0, 0, 0]), **CLOSE)
-
-
-def test_a_group_is_standardised_for_returns_to_go_as_for_a_critic() -> None:
-    """AReaL's experiment without a critic."""
-    batch = [answer("a", 1.0, 2), answer("a", 0.0, 2)]
-    advantage = {"kind": "return_to_go", "standardise": "group"}
-    found = made(batch, values=[0.0] * 6, advantage=advantage, responses_per_prompt=2).advantages
-    torch.testing.assert_close(found, torch.tensor([1.0, 1.0, -1.0, -1.0]), **CLOSE)
