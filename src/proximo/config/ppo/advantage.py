@@ -30,7 +30,7 @@ class AdvantageConfig(Section):
     is_per_token: ClassVar[bool] = False
     """Whether advantages differ between the tokens of a response, because each counts only later rewards."""
     ranks_pairs: ClassVar[bool] = False
-    """Whether, before standardising, the better of two responses has a positive advantage and the worse its opposite."""
+    """Whether, before standardising, the better of two responses has a positive advantage, the worse its opposite."""
     formula_path: ClassVar[str]
     """Where the formula is, as `module:function`."""
     standardise: bool | Literal["group"] = False
