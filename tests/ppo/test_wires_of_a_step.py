@@ -96,7 +96,9 @@ def test_a_kl_in_the_loss_costs_what_it_has_come_to_cost(value: str | None) -> N
 def test_the_coefficient_moves_by_its_target_and_horizon_from_where_it_is(over: float) -> None:
     made = trainer(kl={"coefficient": 0.2})
     observed = fmean(sum(part) for part in nats(made))
-    config = made.config.kl.model_copy(update={"adaptive": AdaptiveKLConfig(target=observed / over, horizon=50)})
+    config = made.config.kl.model_copy(
+        update={"adaptive": AdaptiveKLConfig.model_construct(target=observed / over, horizon=50)}
+    )
     experience = made.run_step(scored=_scored(made)).experience
     error = min(max(over - 1, -0.2), 0.2)
     assert first_coefficient(config, None) == 0.2
