@@ -7,10 +7,10 @@ from pathlib import Path
 from made_up_runs import write_lines
 
 from proximo.metrics import alarm_watch
-from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import find_alarms
 from proximo.metrics.console import ProgressInfo
 from proximo.ppo.kind import PPO
+from proximo.run.sinks import AlarmWatch
 
 
 def watch(said: list[str], *, total_steps: int = 40, metrics_file: Path = Path("nowhere")) -> AlarmWatch:
