@@ -15,8 +15,7 @@ from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import RunFolderError, UserError
-from proximo.message_text import count_of
-from proximo.metrics.formatting import format_number
+from proximo.message_text import count_of, format_number
 from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model

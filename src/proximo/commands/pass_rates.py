@@ -20,9 +20,8 @@ from proximo.config.ppo.kl import NoKLConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig, ScoredTruncationConfig
 from proximo.errors import UserError, naming
-from proximo.message_text import count_of
+from proximo.message_text import count_of, format_number
 from proximo.metrics.catalogue import Recorder
-from proximo.metrics.formatting import format_number
 from proximo.metrics.values import Mean, MetricValue
 from proximo.ppo.experience import task_reward_of
 from proximo.ppo.from_recipe import build_task

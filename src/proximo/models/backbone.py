@@ -32,10 +32,9 @@ from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
 from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import Balancing, balancing_of
 from proximo.models.pretrained.vocabulary import settle_tying
-from proximo.models.transformers_model import base_of, position_limit
+from proximo.models.transformers_model import base_of, position_limit, quiet_transformers
 
 if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
     from peft import PeftModel

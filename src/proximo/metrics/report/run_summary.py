@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from proximo.message_text import count_of
+from proximo.message_text import count_of, format_duration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Better
-from proximo.metrics.formatting import format_duration
 from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
