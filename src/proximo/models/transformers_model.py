@@ -1,6 +1,7 @@
 """A transformers model before Proximo runs it: its adapter, its layers, their dropout, and its context length.
 
-And calls of transformers without side effects, on torch's random state and on the terminal. Imports neither transformers nor peft.
+And calls of transformers without side effects on torch's random state or on the terminal.
+Imports neither transformers nor peft.
 """
 
 import sys
