@@ -48,7 +48,7 @@ def _is_at_hand(value: Tensor) -> bool:
     return value.device.type == "cpu"
 
 
-def _gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:
+def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:
     """Euclidean norm over all gradients, those of all shards, as a scalar on their device; 0 where there is none."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
     return whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())
@@ -155,7 +155,7 @@ class Learner:
         else:
             total, statistics = self._accumulate(microbatches, loss, seed)
             self._add_up_gradients()
-            norm = float(_gradient_norm(self.parameters))
+            norm = float(gradient_norm(self.parameters))
             refusal = self._non_finite(total, norm) or guard(statistics)
             if refusal is None:
                 self._apply(norm)
