@@ -102,7 +102,8 @@ def _chapter(section: type[BaseModel], place: str) -> str:
     inherited = {_line(*key) for base in bases for key in base.model_fields.items()}
     lines = [_line(*key) for key in section.model_fields.items() if not (key[0] == "kind" and _kind(section))]
     kind = f", kind `{_kind(section)}`" if place and _kind(section) else ""
-    also = f"It has the keys of [{_title(bases[0])}](#{_title(bases[0]).lower()})" if bases else ""
+    nearest = [base for base in bases if not any(issubclass(other, base) for other in bases if other is not base)]
+    also = f"It has the keys of {' and '.join(map(_link, nearest))}" if bases else ""
     own = [line for line in lines if line not in inherited]
     also += " and:" if also and own else "." if also else ""
     words = " ".join(filter(None, [_plain(section.__doc__), f"{place}{kind}." if place else "", also]))

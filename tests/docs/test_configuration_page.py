@@ -38,7 +38,7 @@ def test_every_key_is_on_the_page_with_its_type_and_default():
         "- `seed` (integer, ≥ 0, < 2147483648; `0`): ",
         "- `clip` (number or null, > 0; `0.2`): ",
         "- `betas` (list of 2 numbers; `[0.9, 0.95]`): ",
-        "- `kind` (`reward`; `reward`): ",
+        "At `ppo.advantage`, kind `group_return_to_go`. ",
         "- `precision` (`float32`, `tf32`, `bf16`, `auto`): ",
         "- `tensorboard` (`true`, `false`): ",
         "- `folder` (text; required): ",
@@ -52,11 +52,11 @@ def test_every_key_of_a_section_is_below_its_heading_or_below_one_that_it_refers
     faults = []
     for kind in recipe_kinds():
         for path, section in key_paths(kind.schema):
-            title = section.__name__.removesuffix("Config")
-            text = parts.get(title, "")
-            while also := re.search(r"It has the keys of \[(\w+)\]", parts.get(title, "")):
-                title = also[1]
-                text += parts[title]
+            titles = [section.__name__.removesuffix("Config")]
+            for title in titles:
+                also = re.search(r"It has the keys of (.+?)(?: and:|\.)$", parts.get(title, ""), flags=re.MULTILINE)
+                titles += re.findall(r"\[(\w+)\]", also[1]) if also else []
+            text = "".join(parts.get(title, "") for title in titles)
             if len(path) > 1 and path[-1] != "kind" and not section.__name__.endswith("Recipe"):
                 faults += [] if f"\n- `{path[-1]}` (" in text else [path]
     assert not faults

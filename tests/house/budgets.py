@@ -25,6 +25,8 @@ TESTS_OF_PACKAGES = ("verifiers", "cpu")
 FOR_DEVELOPERS = ("architecture.md", "parity.md", "ppo-formulas.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Pages that may name sources and tests."""
 PATH = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.py\b|\b(?:src|tests)/[\w/.-]+")
+WORD = re.compile(r"\S*[^\W_]\S*")
+"""Text between white space with a letter or a digit: no bar of a table, no dash."""
 NAMED_KEY = re.compile(r"(\w+)\\?[\"']?\s*[=:]")
 """A keyword argument, a key of a mapping or of an override in the text of a program."""
 SLACK = 0.01
@@ -50,7 +52,7 @@ def quick_figures() -> dict[str, float]:
         "benchmarks and examples: lines": lines(python_files(ROOT / "benchmarks") + python_files(ROOT / "examples")),
         "tests of the core: lines": lines(tests) - lines(of_packages),
         "tests of the two packages: lines": lines(of_packages),
-        "docs: words": sum(len(path.read_text(encoding="utf-8").split()) for path in pages),
+        "docs: words": sum(words(path) for path in pages),
         "docs for users: paths of sources and tests": sum(len(list(source_paths(path))) for path in for_users),
         "keys set in no recipe, example or benchmark": len(unset_keys()),
     }
@@ -111,6 +113,11 @@ def docstring_lines(path: Path) -> int:
             held.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     rows = text.splitlines()
     return sum(bool(rows[number - 1].strip()) for number in held)
+
+
+def words(page: Path) -> int:
+    """The words in the text of a page."""
+    return len(WORD.findall(page.read_text(encoding="utf-8")))
 
 
 def source_paths(page: Path) -> Iterator[str]:
