@@ -13,8 +13,8 @@ from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError, ModelError
 from proximo.learner.optimizers import OptimizerOptions, make_optimizer
 from proximo.plan.profiling import make_plans
+from proximo.plan.rank_memory import optimizer_bytes
 from proximo.plan.record import advice, describe
-from proximo.plan.static_memory import optimizer_bytes
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised import dpo_trainer as dpo

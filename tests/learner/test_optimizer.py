@@ -9,10 +9,10 @@ from torch import nn
 from builders import tiny_language_model
 from proximo.learner.optimizers import (
     OptimizerOptions,
-    gradient_norm,
     make_optimizer,
     trainable_parameters,
 )
+from proximo.learner.update import gradient_norm
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, scalar_from_language_model

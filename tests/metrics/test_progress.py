@@ -7,6 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from proximo.message_text import format_change, format_duration, format_number
 from proximo.metrics.console import (
     LoggedProgress,
     NotebookProgress,
@@ -16,7 +17,6 @@ from proximo.metrics.console import (
     TerminalProgress,
     open_progress,
 )
-from proximo.metrics.formatting import format_change, format_duration, format_number
 from proximo.ppo.kind import PPO
 from proximo.supervised.kinds import SFT
 
