@@ -154,15 +154,10 @@ def test_wide_operands_are_multiplied_as_they_are_on_every_device() -> None:
         assert set(trace.types) == {aten.mm, aten.addmm_}
 
 
-@pytest.mark.parametrize(
-    ("precision", "narrow"),
-    [(Precision.FLOAT32, False), (Precision.BF16, True), (Precision.BF16_FLOAT32_HEAD, False)],
-)
-def test_the_precision_of_a_model_says_how_its_head_multiplies(precision: Precision, narrow: bool) -> None:
-    assert LanguageModel(build_architecture("llama"), precision=precision).head.narrow is narrow
-
-
-def test_float64_is_never_rounded() -> None:
+def test_the_precision_says_how_a_head_multiplies_and_float64_is_never_rounded() -> None:
+    for precision in (Precision.FLOAT32, Precision.BF16, Precision.BF16_FLOAT32_HEAD):
+        model = LanguageModel(build_architecture("llama"), precision=precision)
+        assert model.head.narrow is (precision is Precision.BF16)
     hidden, weight = drawn(N, D).double(), drawn(V, D, seed=1).double()
     found = OutputHead(weight=weight, narrow=True).logits(hidden)
     assert found.equal(hidden @ weight.T)

@@ -159,6 +159,7 @@ def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
     assert lines[-1]["kl/sequence"] != 0
 
 
+@pytest.mark.soak
 def test_the_values_come_to_explain_the_returns() -> None:
     """Each prompt has a level of its own, which the head can learn; what is left is what the policy does. The threshold
     stands three standard deviations below the mean over 20 seeds."""

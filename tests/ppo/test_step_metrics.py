@@ -12,7 +12,7 @@ from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.shaping import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
 from proximo.metrics.catalogue import Recorder
-from proximo.metrics.values import Mean, MetricValue
+from proximo.metrics.values import MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.experience import RawAdvantages, sequence_kl
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
@@ -264,19 +264,6 @@ def test_every_precision_has_limits(precision: Precision) -> None:
     same, other = (policy_statistics(torch.full((4,), x), torch.zeros(4), ~everything, everything) for x in (0.0, 0.1))
     assert broken_limits(same, precision=precision, objective=PPO) == []
     assert broken_limits(other, precision=precision, objective=PPO)
-
-
-def updates_line(policy: Report, value: Report | None = None) -> dict[str, float]:
-    metrics = update_metrics(outcome(experience(), policy=policy, value=value), precision="float32", objective=PPO)
-    return line(metrics)
-
-
-def test_both_training_calls_report() -> None:
-    policy = Report(metrics={"policy/loss": Mean(1.0, 4)}, refusals=())
-    value = Report(metrics={"value/loss": Mean(3.0, 4)}, refusals=())
-    assert updates_line(policy) == {"policy/loss": 0.25}
-    found = updates_line(policy, value)
-    assert found == {"policy/loss": 0.25, "value/loss": 0.75}
 
 
 @pytest.mark.parametrize(("difference", "refused"), [(0.0, 0.0), (5e-6, 0.0), (2e-5, 1.0), (2e-3, 1.0)])

@@ -16,7 +16,6 @@ from counting import Passes
 from ppo.test_updates import Gathered, worst_difference
 from proximo.data.labelled import LabelledResponse
 from proximo.errors import ConfigError, DataError
-from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.models.sharing import is_shared
@@ -313,6 +312,7 @@ def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float,
     return {name: metric.value for name, metric in record.metrics.items()}, good, bad
 
 
+@pytest.mark.soak
 def test_it_learns_to_give_good_answers_to_prompts_that_it_has_not_seen() -> None:
     """Over 20 seeds the good token has 0.32 with a deviation of 0.04, the AUC is 0.99 with one of 0.04, and the
     reference point 1.8 nats with one of 0.4."""
@@ -323,17 +323,6 @@ def test_it_learns_to_give_good_answers_to_prompts_that_it_has_not_seen() -> Non
     assert good > 0.18
     assert metrics["evaluation/auc"] > 0.8
     assert metrics["evaluation/reference_point"] > 0.4
-
-
-def test_an_update_that_is_skipped_leaves_no_loss() -> None:
-    policy, reference = two_models()
-    with torch.no_grad():
-        next(policy.model.parameters()).fill_(math.nan)
-    metrics = task(policy, reference).step(1).metrics
-    assert metrics["kto/skipped_updates"].value == 1
-    loss = metrics["kto/loss"]
-    assert isinstance(loss, Mean)
-    assert loss.count == 0
 
 
 def recipe(place: Path, **changes: Any) -> KTORecipe:

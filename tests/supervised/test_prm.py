@@ -84,6 +84,7 @@ def test_training_moves_every_trainable_tensor(*, adapters: bool) -> None:
     assert (len(moved) < len(after)) == adapters
 
 
+@pytest.mark.soak
 def test_it_learns_its_examples() -> None:
     task = prm_task()
     for step in range(1, 41):
