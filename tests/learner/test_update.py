@@ -108,7 +108,6 @@ def test_a_skipped_update_leaves_weights_momentum_and_count_untouched(case, reas
         made.update(WHOLE, squared_error(made.module))
     before, state, count = weights(made), moments(made), made.updates_done
     result = made.update(WHOLE, **case(made))
-    assert result.refusal is not None
     assert result.refusal.startswith(reason)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(made).items())
     assert len(state) == len(moments(made))

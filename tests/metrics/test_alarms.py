@@ -45,7 +45,6 @@ def stuck(part: float) -> float:
 
 def titles(run: Run) -> list[str]:
     trainer = trainer_by_metrics(run.names)
-    assert trainer is not None
     return [alarm.title for alarm in find_alarms(run, trainer.metrics.rules)]
 
 

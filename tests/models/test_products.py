@@ -66,7 +66,6 @@ def test_logprobs_entropy_and_gradients_are_those_of_rounded_operands(
     hidden, weight, shift = ours = parameters()
     head = OutputHead(weight=weight, bias=shift, softcap=softcap, narrow=True)
     found = token_logprobs(hidden, head, TARGETS, temperature=0.8, entropy=True, chunk_tokens=chunk_tokens)
-    assert found.entropy is not None
     (found.logprobs.square().sum() + found.entropy.sum()).backward()
 
     hidden, weight, shift = theirs = parameters()
@@ -80,7 +79,6 @@ def test_logprobs_entropy_and_gradients_are_those_of_rounded_operands(
     torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-5, atol=1e-5)
     for mine, other in zip(ours, theirs, strict=True):
         if mine is not None:
-            assert mine.grad is not None
             assert mine.grad.dtype == torch.float32
             assert (mine.grad - other.grad).norm() < 2e-3 * other.grad.norm()
 

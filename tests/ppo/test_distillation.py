@@ -54,7 +54,6 @@ def experience_of(policy: LanguageModel, reference: LanguageModel, options: PPOC
     draw = [[torch.randint(3, 60, (n,), generator=generator).tolist() for n in lengths] for lengths in LENGTHS]
     batch = [scored(0.0, of=response(ids, to=prompt(str(i), token_ids=asked))) for i, (asked, ids) in enumerate(draw)]
     roles = roles_of(options, policy, reference=reference)
-    assert roles.reference is not None
     responses = [each.response for each in batch]
     passes = Passes(
         old_logprobs=roles.policy.logprobs(responses), reference_logprobs=roles.reference.logprobs(responses)[0]
@@ -188,7 +187,6 @@ def test_a_teacher_of_a_recipe_is_stored_in_bf16_under_bf16(tmp_path: Path) -> N
     changes |= {"ppo.kl": FULL, "ppo.advantage": "return_to_go", "run.precision": "bf16"}
     task = build_task(PPORecipe.model_validate(changed(recipe_of("ppo", make_inputs(tmp_path)), changes)))
     other = task.ppo.roles.reference
-    assert other is not None
     matrices = [weight.dtype for name, weight in other.model.model.named_parameters() if "proj" in name]
     assert set(matrices) == {torch.bfloat16}
     assert task.step(1).metrics["kl/full_per_token"].value > 0
@@ -213,5 +211,4 @@ def test_a_run_without_a_reward_keeps_the_checkpoint_nearest_to_the_teacher(tmp_
     assert not {name for line in lines for name in line if "score" in name.split("/")}
     assert {sample["score"] for sample in read_lines(place / "run" / "samples.jsonl")} == {None}
     best = CheckpointStore(place / "run" / "checkpoints", best="lowest").best()
-    assert best is not None
     assert evaluated[best.step] == min(evaluated[step] for step in (2, 4, 5)) < evaluated[0]

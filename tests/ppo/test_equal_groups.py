@@ -83,7 +83,6 @@ def test_noise_of_form_in_groups_that_all_fail_teaches_nothing_once_they_are_exc
     kept = trainer(advantage=advantage)
     batch = [each for asked in prompts(kept) for each in group(asked, (0, 0, 0))]
     gradient, metrics = take(kept, batch)
-    assert gradient is not None
     assert gradient.norm() > 1e-2
     assert (metrics["group/effective_fraction"], metrics["group/zero_variance_fraction"]) == (0.0, 1.0)
     made = trainer(advantage={"kind": advantage, "zero_variance_groups": "exclude"})

@@ -29,8 +29,6 @@ def types(model: nn.Module) -> set[torch.dtype]:
 def models_of(place: Path, changes: dict[str, Any]) -> dict[str, nn.Module]:
     task = from_recipe.build_task(PPORecipe.model_validate(changed(recipe_of("ppo", place), changes)))
     roles = task.ppo.roles
-    assert roles.reference is not None
-    assert roles.value is not None
     (reward,) = (source for _, source in task.reward.sources if isinstance(source, ModelReward))
     return {
         "policy": roles.policy.model.model,

@@ -45,7 +45,6 @@ def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tup
     module, head = make_learners(policy, value, config, shares_trunk=shares_trunk)
     learners = {"policy": Gathered(module.module)} | ({} if head is None else {"value": head})
     roles, draw = roles_of(config, policy, value=value, learners=learners), torch.Generator().manual_seed(0)
-    assert roles.value is not None
     batch = []
     for index, (asked, written) in enumerate(LENGTHS):
         ids = torch.randint(3, 60, (asked + written,), generator=draw).tolist()
@@ -77,7 +76,6 @@ def separate(role: str, **options: Any) -> tuple[dict[str, Tensor], Report]:
         report = roles.policy.train(experience, state(0.1))
         (gathered,) = roles.policy.learner.gradients  # type: ignore[attr-defined]
         return gathered, report
-    assert roles.value is not None
     roles.value.learner = learner = Gathered(value.model)
     report = roles.value.train(experience, state())
     (gathered,) = learner.gradients

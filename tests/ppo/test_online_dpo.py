@@ -53,7 +53,6 @@ def pairs() -> list[Scored]:
 def experience_of(policy: LanguageModel, reference: LanguageModel, options: PPOConfig) -> Experience:
     batch = pairs()
     roles = roles_of(options, policy, reference=reference)
-    assert roles.reference is not None
     responses = [each.response for each in batch]
     passes = Passes(
         old_logprobs=roles.policy.logprobs(responses), reference_logprobs=roles.reference.logprobs(responses)[0]

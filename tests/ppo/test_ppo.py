@@ -168,7 +168,6 @@ def test_the_full_kl_costs_one_pass_of_each_model(place: str, monkeypatch: pytes
     made = trainer(num_steps=1, prompts_per_step=4, minibatch_responses=8, epochs_per_step=1, kl=full_kl(place))
     passes: list[str] = []
     for name, model in (("policy", made.policy), ("reference", made.roles.reference.model)):
-        assert model is not None
         monkeypatch.setattr(model, "hidden_states", counted(model.hidden_states, name, passes))
     made.train(PROMPTS, reward=count_a)
     # The policy once for the KL of the reward, and once in the only update; or once in the update for both.

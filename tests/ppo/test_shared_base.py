@@ -85,7 +85,6 @@ def four_roles(base: Path, *, shared: bool, checkpointing: bool) -> PPOTrainer:
 
 
 def learned(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
-    assert trainer.roles.value is not None
     models = {"policy": trainer.policy, "value": trainer.roles.value.model}
     return {f"{role} {name}": p.detach().clone() for role, m in models.items() for name, p in m.trainable_parameters()}
 
@@ -148,7 +147,6 @@ def test_a_step_moves_every_tensor_of_its_role_and_none_of_another(base: Path) -
 def test_with_a_policy_that_trains_in_full_nothing_is_shared() -> None:
     config = PPOConfig(num_steps=1, prompts_per_step=4, rollout={"max_new_tokens": 4})
     trainer = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
-    assert trainer.roles.reference is not None
     assert not is_shared(trainer.roles.reference.model, trainer.policy)
     assert not is_shared(trainer.roles.value.model, trainer.policy)
 

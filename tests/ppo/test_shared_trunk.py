@@ -30,7 +30,6 @@ def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
 
 
 def head_of(made: PPOTrainer) -> torch.nn.Module:
-    assert made.roles.value is not None
     return made.roles.value.model.base.get_submodule("score")
 
 
@@ -62,7 +61,6 @@ def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     made = trainer(value_loss={"normalise": "cumulative"})
     made.train(PROMPTS, reward=count_a)
     roles = made.roles
-    assert roles.value is not None
     nothing = {"token_ids": (), "logprobs": torch.empty(0), "response_mask": torch.empty(0, dtype=torch.bool)}
     responses = [replace(made.generate(["a"])[0], **nothing), *made.generate(PROMPTS)]
     logprobs, values = roles.policy.logprobs_and_values(responses, roles.value)
@@ -154,7 +152,6 @@ def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
     made = trainer(average_decay=0.5, kl={"estimator": "full"}, rollout=ended, **cut)
     lines = made.train(PROMPTS, reward=count_a)
     names = {name for name, _ in made.policy.model.named_parameters()}
-    assert made.roles.average is not None
     assert names == {name for name, _ in made.roles.average.model.model.named_parameters()}
     assert lines[-1]["kl/sequence"] != 0
 

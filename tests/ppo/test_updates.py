@@ -56,7 +56,6 @@ def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple
         for i, (p, n) in enumerate(LENGTHS)
     ]
     roles = roles_of(options, policy, value=value, reference=policy)
-    assert roles.value is not None
     responses = [s.response for s in batch]
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=generator, dtype=old.dtype)
@@ -80,7 +79,6 @@ def gradients(role: str, dtype: torch.dtype = torch.float64, poison: bool = Fals
             returns=experience.returns + bad,
         )
     worker = roles.policy if role == "policy" else roles.value
-    assert worker is not None
     worker.learner = learner = Gathered(worker.model.model)
     worker.train(experience, state(0.1))
     (gathered,) = learner.gradients

@@ -211,8 +211,6 @@ def test_a_third_of_the_updates_skipped_is_more_than_three_tenths(fraction: floa
 
 def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> None:
     roles, experience, _ = batch(guards={"max_skipped_fraction": 0.3}, minibatch_responses=2)
-    assert roles.value is not None
-    assert experience.returns is not None
     experience.returns[0] = math.inf
     report = roles.value.train(experience, state())
     assert report.guard is not None

@@ -85,7 +85,6 @@ def test_the_texts_of_an_update_have_their_number_their_weight_and_the_tokens_of
     config = PPOConfig(ptx=ptx, prompts_per_step=4, tokens_per_microbatch=14)
     texts = ["ab" * (number + 1) for number in range(6)]
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), ptx=texts, config=config).roles.policy.texts
-    assert made is not None
     batches, _ = made.batches(0)
     assert sum(len(each.response_lengths) for each in batches) == 5
     assert made.coefficient == 0.7

@@ -220,7 +220,6 @@ def batch(**options: Any) -> tuple[Roles, Experience, list[list[Token]]]:
         for each in zip(*(x.split(lengths) for x in columns), strict=True)
     ]
     responses = [[replace(token, whole=row) for token in row] for row in rows]
-    assert roles.value is not None
     roles.policy.learner, roles.value.learner = Gathered(policy.model), Gathered(value.model)
     return roles, made, responses
 
@@ -345,7 +344,6 @@ VALUES: dict[str, tuple[Mapping[str, Any], Callable[[float], float], float]] = {
 def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> None:
     options, loss, clip = VALUES[name]
     roles, experience, _ = batch(value_loss=options)
-    assert roles.value is not None
     now = roles.value.values([each.response for each in experience.scored])
     ends = segment_sum(torch.ones(sum(experience.lengths), dtype=torch.long), experience.lengths).add(1).cumsum(0) - 1
     before_tokens = torch.ones(len(now), dtype=torch.bool)

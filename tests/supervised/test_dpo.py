@@ -120,7 +120,6 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing
     assert metrics["dpo/margin"] == pytest.approx(sum(gaps) / number, rel=1e-9)
     assert metrics["dpo/accuracy"] == sum(gap > 0 for gap in gaps) / number
     record = made.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx(loss.item(), rel=1e-9)
     assert record.metrics["evaluation/margin_mean"].value == pytest.approx(metrics["dpo/margin"], rel=1e-9)
     assert record.metrics["evaluation/logprob_chosen"].value == pytest.approx(metrics["dpo/logprob_chosen"], rel=1e-9)
@@ -153,7 +152,6 @@ def test_tokens_that_no_assistant_wrote_are_read_and_not_learned(budget: int) ->
     made = task(*two_models(), masked_pairs(), tokens_per_microbatch=budget)
     assert worst_difference(gradients_of(plain, loss), first_update(made)[1]) < 1e-9
     record = made.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx(loss.item(), rel=1e-9)
 
 
@@ -168,7 +166,6 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int, loss: st
 def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> None:
     made = build_task(DPORecipe.model_validate(recipe_of("dpo", make_inputs(tmp_path))))
     record = made.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx(math.log(2), abs=1e-7)
     assert record.metrics["evaluation/margin_mean"].value == pytest.approx(0, abs=1e-7)
 
@@ -298,10 +295,8 @@ def test_answers_longer_than_the_model_can_read_are_refused_before_training(tmp_
 def test_another_reference_is_read_frozen_and_needs_the_same_vocabulary(tmp_path: Path) -> None:
     place = make_inputs(tmp_path)
     made = build_task(recipe(place, **{"reference": {"path": str(place / "language_model")}}))
-    assert made.reference is not None
     assert not any(weight.requires_grad for weight in made.reference.model.parameters())
     record = made.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/margin_mean"].value != 0
     written = json.loads((place / "language_model" / "tokenizer.json").read_text())
     vocabulary = written["model"]["vocab"]

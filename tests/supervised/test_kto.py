@@ -189,7 +189,6 @@ def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pyt
     made = task(*two_models(), held_out=labelled(5), **WEIGHTS)
     expected = plain_step(*plain_models(), labelled(5))
     record = made.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx(expected["loss"].item(), rel=1e-9)
     assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
     rewards = {True: [], False: []}
@@ -218,7 +217,6 @@ def test_held_out_pairs_have_the_reference_point_of_answers_to_other_prompts(mon
     rows = labelled(6)
     pairs = [replace(row, prompt_token_ids=rows[i - i % 2].prompt_token_ids) for i, row in enumerate(rows)]
     record = task(*two_models(), held_out=pairs, **WEIGHTS).evaluate()
-    assert record is not None
     expected = plain_step(*plain_models(), pairs, shift=2)
     assert expected["point"] > 0.1
     assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
@@ -265,7 +263,6 @@ def test_auc_counts_pairs_in_the_right_order_and_ties_half(
 
 def test_a_single_held_out_answer_has_no_other_one_to_be_compared_with() -> None:
     record = task(*two_models()).evaluate(1)
-    assert record is not None
     assert record.metrics["evaluation/reference_point"].value == 0
     assert record.metrics["evaluation/auc"].value is None
     assert record.metrics["evaluation/reward_desirable"].value is None
@@ -277,7 +274,6 @@ def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> N
     changes = {"kto.desirable_weight": 3.0, "data.held_out_rows": 0, "data.evaluation_sources": evaluated}
     made = build_task(recipe(place, **changes))
     record = made.evaluate()
-    assert record is not None
     share = sum(row.desirable for row in made.held_out) / 5
     assert 0 < share < 1
     values = {name: metric.value for name, metric in record.metrics.items()}
@@ -302,7 +298,6 @@ def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float,
     for step in range(1, steps + 1):
         made.step(step)
     record = made.evaluate()
-    assert record is not None
     prompts = [row.prompt_token_ids for row in data[32:]]
     with torch.no_grad():
         good, bad = (

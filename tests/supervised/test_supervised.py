@@ -119,7 +119,6 @@ def test_the_sft_loss_is_the_mean_over_counted_tokens_of_the_models_own_log_like
                 nats -= logits[position - 1, example.token_ids[position]].item()
                 count += 1
     record = task.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx(nats / count, rel=1e-5)
     assert record.metrics["evaluation/bits_per_character"].value == pytest.approx(nats / math.log(2) / 10, rel=1e-5)
     update = sft_task(tokens_per_microbatch=13).step(1).metrics
@@ -130,7 +129,6 @@ def test_the_sft_loss_is_the_mean_over_counted_tokens_of_the_models_own_log_like
 def test_the_score_of_an_answer_is_read_at_its_last_token() -> None:
     task = reward_task()
     record = task.evaluate()
-    assert record is not None
     for pair, sample in zip(pairs(), record.samples, strict=True):
         for ids, key in zip(pair_sequences(pair), ("score_chosen", "score_rejected"), strict=True):
             alone = task.model.token_scores(pack([ids]))[-1].item()
@@ -161,8 +159,6 @@ def test_sft_learns_its_examples() -> None:
     for step in range(1, 61):
         task.step(step)
     last = task.evaluate()
-    assert first is not None
-    assert last is not None
     assert last.metrics["evaluation/loss"].value < 0.3 * first.metrics["evaluation/loss"].value
 
 
@@ -173,7 +169,6 @@ def test_a_reward_model_learns_to_tell_the_pairs_apart(loss: str) -> None:
     for step in range(1, 21):
         task.step(step)
     record = task.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/pair_accuracy"].value == 1.0
     assert record.metrics["evaluation/margin_mean"].value > 0.5
 

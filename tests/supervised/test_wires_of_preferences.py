@@ -81,7 +81,6 @@ def test_the_loss_of_a_reward_model_is_the_formula_of_its_settings(name: str) ->
     made = task(**options)
     wanted = fmean(formula(pair, *scores(made.model, pair)) for pair in pairs())
     evaluated = made.evaluate()
-    assert evaluated is not None
     assert evaluated.metrics["evaluation/loss"].value == pytest.approx(wanted, rel=1e-6)
     assert made.step(1).metrics["reward_model/loss"].value == pytest.approx(wanted, rel=1e-6)
 
