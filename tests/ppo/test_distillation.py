@@ -1,6 +1,7 @@
 """Distillation: the KL from a teacher is all that is learned, in any cut, and a student becomes its teacher."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,15 +20,14 @@ from proximo.errors import ConfigError, ModelError
 from proximo.models.heads import OutputHead, full_divergence
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.ppo.experience import make_experience
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Experience, Passes
+from proximo.records import Experience
 from proximo.rewards.source import NoReward
 from proximo.run.options import RunOptions
-from records_made import prompt, response, scored
-from roles_made import roles_of, state
+from records_made import drawn
+from roles_made import experience_of, roles_of, state
 from run_outcomes import read_lines
 from tiny_runs import LLAMA, changed, make_inputs, recipe_of, run
 
@@ -49,24 +49,12 @@ def teacher(**options: Any) -> PreTrainedModel:
     return tiny_language_model(seed=2, hidden_size=32, num_hidden_layers=1, dtype=torch.float64, **options)
 
 
-def experience_of(policy: LanguageModel, reference: LanguageModel, options: PPOConfig) -> Experience:
-    generator = torch.Generator().manual_seed(0)
-    draw = [[torch.randint(3, 60, (n,), generator=generator).tolist() for n in lengths] for lengths in LENGTHS]
-    batch = [scored(0.0, of=response(ids, to=prompt(str(i), token_ids=asked))) for i, (asked, ids) in enumerate(draw)]
-    roles = roles_of(options, policy, reference=reference)
-    responses = [each.response for each in batch]
-    passes = Passes(
-        old_logprobs=roles.policy.logprobs(responses), reference_logprobs=roles.reference.logprobs(responses)[0]
-    )
-    return make_experience(batch, passes, config=options, kl_coefficient=1.0)[0]
-
-
 def update(**options: Any) -> tuple[dict[str, Tensor], dict[str, Any], Experience]:
     """Gradient and metrics of one update, and what it learned from."""
     policy, reference = LanguageModel(student()), LanguageModel(teacher().requires_grad_(False))
     chosen = config(**options)
-    experience = experience_of(policy, reference, chosen)
     roles = roles_of(chosen, policy, reference=reference)
+    experience = experience_of(roles, [replace(each, score=0.0) for each in drawn(LENGTHS)], kl_coefficient=1.0)
     roles.policy.learner = learner = Gathered(policy.model)
     report = roles.policy.train(experience, state(1.0), roles.reference)
     return learner.gradients[0], {name: value.value for name, value in report.metrics.items()}, experience

@@ -15,12 +15,11 @@ from ppo.test_updates import Gathered, worst_difference
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError
 from proximo.models.language import LanguageModel
-from proximo.ppo.experience import make_experience
 from proximo.ppo.selection import keep_best
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
+from proximo.records import Finish, Scored, ScoreState
 from records_made import prompt, response, scored
-from roles_made import roles_of, state
+from roles_made import experience_of, roles_of, state
 
 BETA = 0.4
 LENGTHS = [(3, 5, 2), (2, 1, 7), (6, 9, 4), (1, 4, 4), (4, 7, 1)]
@@ -50,28 +49,18 @@ def pairs() -> list[Scored]:
     return batch
 
 
-def experience_of(policy: LanguageModel, reference: LanguageModel, options: PPOConfig) -> Experience:
-    batch = pairs()
-    roles = roles_of(options, policy, reference=reference)
-    responses = [each.response for each in batch]
-    passes = Passes(
-        old_logprobs=roles.policy.logprobs(responses), reference_logprobs=roles.reference.logprobs(responses)[0]
-    )
-    return make_experience(batch, passes, config=options, kl_coefficient=BETA)[0]
-
-
 def update(
     objective: str = "online_dpo", *, poisoned: bool = False, **options: Any
 ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
     """Gradients and metrics of the updates of a step."""
     policy, reference = (LanguageModel(model) for model in two_models())
     chosen = config(objective, **options)
-    experience = experience_of(policy, reference, chosen)
+    roles = roles_of(chosen, policy, reference=reference)
+    experience = experience_of(roles, pairs(), kl_coefficient=BETA)
     if poisoned:
         assert experience.reference_logprobs is not None
         tied = torch.where(experience.advantages == 0, torch.nan, 0.0)
         experience = replace(experience, reference_logprobs=experience.reference_logprobs + tied)
-    roles = roles_of(chosen, policy, reference=reference)
     roles.policy.learner = learner = Gathered(policy.model)
     report = roles.policy.train(experience, state(BETA))
     return learner.gradients, {name: value.value for name, value in report.metrics.items()}
@@ -135,8 +124,8 @@ def test_a_pair_of_equal_scores_has_no_part_in_the_update() -> None:
 
 def test_a_step_of_equal_scores_alone_makes_no_update() -> None:
     policy, reference = (LanguageModel(model) for model in two_models())
-    experience = experience_of(policy, reference, config())
     roles = roles_of(config(), policy, reference=reference)
+    experience = experience_of(roles, pairs(), kl_coefficient=BETA)
     before = [weight.clone() for weight in policy.model.parameters()]
     equal = replace(experience, advantages=torch.zeros_like(experience.advantages))
     report = roles.policy.train(equal, state(BETA))
