@@ -37,7 +37,7 @@ def scored(score: float = 1.0, *, of: Response | None = None, state: ScoreState 
 
 
 def drawn(lengths: Sequence[tuple[int, int]], seed: int = 0) -> list[Scored]:
-    """Random responses, each to a prompt of its own, with the scores 0, 1, 2, 0, ...; `lengths`: of prompt and response."""
+    """Random responses with the scores 0, 1, 2, 0, ..., each to its own prompt; `lengths`: of prompt and response."""
     generator = torch.Generator().manual_seed(seed)
     ids = [[torch.randint(3, 60, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
     return [
