@@ -250,11 +250,11 @@ def test_a_missing_folder_or_one_without_stages_is_an_error_and_an_empty_one_is_
 )
 def test_one_answer_of_any_kind_is_shown(answer: dict, shown: str, tmp_path: Path):
     write_lines(tmp_path / "samples.jsonl", [answer])
-    (tmp_path / "config.resolved.json").write_text(json.dumps({"model": {"path": None, "layers": [1, 2]}}))
     text = read_page(write_report(tmp_path)).text
     assert shown in text
     assert "None" not in text
-    assert "model:\n  path: null\n  layers:\n  - 1\n" in (tmp_path / "report.html").read_text()
+    (tmp_path / "config.resolved.json").write_text(json.dumps({"model": {"path": None, "layers": [1, 2]}}))
+    assert "model:\n  path: null\n  layers:\n  - 1\n" in write_report(tmp_path).read_text()
 
 
 @pytest.mark.parametrize("present", ["metrics.jsonl", "samples.jsonl", "config.resolved.json", "environment.json"])
