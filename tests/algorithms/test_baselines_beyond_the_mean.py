@@ -52,10 +52,9 @@ def test_its_mean_gradient_is_that_of_the_expected_best_of_k(n: int, k: int) -> 
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
-def test_equal_scores_add_nothing_and_float32_keeps_its_type() -> None:
+def test_equal_scores_add_nothing() -> None:
     found = pass_at_k(torch.full((3,), 0.1), torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.bool), k=2)
     assert found.tolist() == [0.0] * 3
-    assert found.dtype is torch.float32
 
 
 def weighted(scores: Tensor, tokens: Tensor) -> float:

@@ -99,14 +99,6 @@ def test_a_ratio_too_large_for_a_float_is_out_of_bounds():
         assert found.tolist() == kept
 
 
-def test_the_mean_of_k1_bounds_the_geometric_mean_of_the_ratios():
-    """Ratios 2 and 0.6 have the geometric mean sqrt(1.2) = exp(0.0912)."""
-    changes, mask = numbers(math.log(2), math.log(0.6)), torch.tensor([True, True])
-    for limit, kept in ((0.0911, False), (0.0912, True)):
-        found = near_the_sampler(changes, torch.zeros(2), mask, (2,), estimator="k1", over="mean", limit=limit)
-        assert found.tolist() == [kept, kept]
-
-
 def test_weights_of_responses_make_the_mean_that_of_the_policy_and_those_of_tokens_leave_out_what_follows():
     """All responses of two tokens out of two, their means as exact sums. The policy writes 0 with probability 1/2 and
     after a 0 always a 0; the sampler slips there half of the time. 00 scores 1, 01 scores 0, and 1. scores 3/4."""

@@ -1,5 +1,6 @@
 """The KL coefficient from step to step."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -10,38 +11,34 @@ from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLContr
 OPTIONS = {"target": 6.0, "horizon": 1000.0}
 
 
-def test_constant_stays():
-    assert constant_kl(0.05, observed=100.0, num_sequences=64) == 0.05
-
-
-def test_it_rises_above_the_target_and_falls_below():
-    assert adaptive_kl(0.1, observed=6.6, num_sequences=100, **OPTIONS) == pytest.approx(0.1 * 1.01)
-    assert adaptive_kl(0.1, observed=5.4, num_sequences=100, **OPTIONS) == pytest.approx(0.1 * 0.99)
-    assert adaptive_kl(0.1, observed=6.0, num_sequences=100, **OPTIONS) == 0.1
-
-
-@pytest.mark.parametrize(("observed", "factor"), [(1e9, 1.02), (float("inf"), 1.02), (0.0, 0.98), (-5.0, 0.98)])
-def test_one_step_moves_it_by_a_fifth_of_the_sequences_share_at_most(observed, factor):
-    assert adaptive_kl(0.1, observed=observed, num_sequences=100, **OPTIONS) == pytest.approx(0.1 * factor)
+@pytest.mark.parametrize(
+    ("observed", "sequences", "wanted"),
+    [
+        (6.6, 100, 0.1 * 1.01),
+        (5.4, 100, 0.1 * 0.99),
+        (6.0, 100, 0.1),
+        # by a fifth of the sequences' share at most
+        (1e9, 100, 0.1 * 1.02),
+        (math.inf, 100, 0.1 * 1.02),
+        (0.0, 100, 0.1 * 0.98),
+        (-5.0, 100, 0.1 * 0.98),
+        (0.0, 10_000, 0.0),
+        (math.nan, 0, 0.1),
+    ],
+)
+def test_it_rises_above_the_target_and_falls_below(observed, sequences, wanted):
+    found = adaptive_kl(0.1, observed=observed, num_sequences=sequences, **OPTIONS)
+    assert found == pytest.approx(wanted)
+    assert constant_kl(0.05, observed=observed, num_sequences=sequences) == 0.05
+    assert ConstantKLController(0.05).update([observed] * 9) == 0.05
+    with pytest.raises(ValueError, match="not finite"):
+        adaptive_kl(0.1, observed=math.nan, num_sequences=5, **OPTIONS)
 
 
 def test_two_half_steps_move_it_about_as_far_as_one():
     once = adaptive_kl(0.1, observed=6.6, num_sequences=100, **OPTIONS)
     half = adaptive_kl(0.1, observed=6.6, num_sequences=50, **OPTIONS)
     assert adaptive_kl(half, observed=6.6, num_sequences=50, **OPTIONS) == pytest.approx(once, rel=1e-4)
-
-
-def test_nothing_observed_changes_nothing():
-    assert adaptive_kl(0.1, observed=float("nan"), num_sequences=0, **OPTIONS) == 0.1
-
-
-def test_it_never_falls_below_zero():
-    assert adaptive_kl(0.1, observed=0.0, num_sequences=10_000, **OPTIONS) == 0
-
-
-def test_a_kl_that_is_not_a_number_is_an_error_and_not_a_coefficient():
-    with pytest.raises(ValueError, match="not finite"):
-        adaptive_kl(0.1, observed=float("nan"), num_sequences=5, **OPTIONS)
 
 
 TORCHRL = {"target": 6.0, "horizon": 10_000.0}
@@ -74,12 +71,6 @@ def test_nothing_observed_leaves_a_controller_where_it_is_and_nan_is_an_error():
         made.update([1.0, float("nan")])
     assert made.coefficient == 0.1
     assert AdaptiveKLController(0.0, **TORCHRL).update([30.0]) == 0.0
-
-
-def test_the_constant_controller_stays():
-    made = ConstantKLController(0.05)
-    assert made.update([100.0] * 9) == 0.05
-    assert made.update([]) == 0.05
 
 
 @pytest.mark.parametrize("make", [ConstantKLController, lambda c, **more: AdaptiveKLController(c, **TORCHRL, **more)])

@@ -101,28 +101,10 @@ def test_empty_and_fully_masked_responses_change_no_other():
     assert not returns[2:].any()
 
 
-@pytest.mark.parametrize("lengths", [(), (0, 0)])
-def test_no_token_at_all_is_no_error(lengths):
-    nothing = torch.zeros(0, dtype=torch.bool)
-    values = torch.zeros(len(lengths))
-    found = gae(torch.zeros(0), values, nothing, lengths, bootstrap=all_true(len(lengths)), gamma=1.0, lam=1.0)
-    assert [x.shape for x in found] == [(0,), (0,)]
-
-
-def test_the_arguments_are_left_alone_and_the_results_carry_no_gradient():
+def test_the_results_carry_no_gradient():
     rewards, values, mask = batch()
-    values.requires_grad_()
-    copies = rewards.clone(), values.detach().clone(), mask.clone()
-    found = gae(rewards, values, mask, LENGTHS, bootstrap=all_true(4), gamma=1.0, lam=0.95)
-    assert all(x.equal(copy) for x, copy in zip((rewards, values, mask), copies, strict=True))
+    found = gae(rewards, values.requires_grad_(), mask, LENGTHS, bootstrap=all_true(4), gamma=1.0, lam=0.95)
     assert not any(x.requires_grad for x in found)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_is_kept(dtype):
-    rewards, values, mask = batch()
-    found = gae(rewards.to(dtype), values.to(dtype), mask, LENGTHS, bootstrap=all_true(4), gamma=1.0, lam=0.95)
-    assert [x.dtype for x in found] == [dtype, dtype]
 
 
 def test_values_without_the_last_one_are_refused():

@@ -15,10 +15,6 @@ ALL_VALID = torch.ones(6, dtype=torch.bool)
 FUNCTIONS = [group_centred, group_standardised, leave_one_out]
 
 
-def test_centred_by_hand_with_groups_in_any_order():
-    assert group_centred(SCORES, GROUPS, ALL_VALID).tolist() == [-3, -5, 0, 3, 5, 0]
-
-
 @pytest.mark.parametrize("invalid", range(6))
 def test_leave_one_out_is_the_score_minus_the_mean_of_the_others_that_count(invalid):
     valid = torch.arange(6) != invalid
@@ -40,15 +36,11 @@ def test_standardised_against_the_standard_library(correction, deviation):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_group_of_one_gets_exactly_zero(function):
-    assert function(SCORES, GROUPS, ALL_VALID)[5] == 0
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("score", [0.1, 1 / 3, 1e6 + 0.1, -7.7])
 def test_equal_scores_get_exactly_zero(function, score):
     scores = torch.full((7,), score)
     assert function(scores, torch.zeros(7, dtype=torch.long), torch.ones(7, dtype=torch.bool)).tolist() == [0.0] * 7
+    assert function(SCORES, GROUPS, ALL_VALID)[5] == 0, "a group of one"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -75,14 +67,6 @@ def test_the_order_of_responses_does_not_matter(function):
     order = torch.tensor([5, 3, 0, 4, 1, 2])
     shuffled = function(SCORES[order], GROUPS[order], ALL_VALID)
     torch.testing.assert_close(shuffled, function(SCORES, GROUPS, ALL_VALID)[order], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_is_kept_and_no_response_is_no_error(function, dtype):
-    assert function(SCORES.to(dtype), GROUPS, ALL_VALID).dtype is dtype
-    nothing = torch.zeros(0, dtype=torch.long)
-    assert function(torch.zeros(0, dtype=dtype), nothing, nothing.bool()).shape == (0,)
 
 
 def test_tokens_get_the_number_of_their_response():

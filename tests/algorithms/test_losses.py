@@ -70,10 +70,3 @@ def test_sft_loss_is_the_negative_log_likelihood():
     logprobs = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
     wanted = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     torch.testing.assert_close(sft_loss(logprobs), wanted)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_is_kept(dtype):
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
-    assert clipped_policy_loss(*x, **CLIPS).dtype is dtype
-    assert clipped_value_loss(*x, clip=0.2).dtype is dtype

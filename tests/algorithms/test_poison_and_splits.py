@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import gae
+from proximo.algorithms.advantages import gae, returns_to_go
+from proximo.algorithms.group_baselines import group_centred, group_standardised, leave_one_out, pass_at_k
 from proximo.algorithms.kl import k1, k2, weighted_k3
 from proximo.algorithms.losses import (
     clipped_policy_loss,
@@ -23,6 +24,7 @@ from proximo.algorithms.masking import (
     masked_mean,
     masked_variance,
     rescale,
+    segment_sum,
     select,
     standardise,
     sum_of_response_means,
@@ -198,3 +200,48 @@ def test_pairs_add_up_to_the_whole_batch_of_pairs(size):
     whole, parts = run(slice(None)), [run(slice(i, i + size)) for i in range(0, N, size)]
     torch.testing.assert_close(sum(loss for loss, _ in parts), whole[0], rtol=1e-12, atol=0)
     torch.testing.assert_close(torch.cat([gradient for _, gradient in parts]), whole[1], rtol=1e-12, atol=0)
+
+
+def of_groups(function: Callable[..., Tensor], **options: float) -> Callable[..., Tensor]:
+    return lambda x, values, scores, mask, lengths: function(
+        scores, torch.zeros(len(lengths), dtype=torch.long), torch.ones(len(lengths), dtype=torch.bool), **options
+    )
+
+
+def advantages_and_returns(x: Tensor, values: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
+    return torch.cat(gae(x, values, mask, lengths, bootstrap=torch.ones(len(lengths)) > 0, gamma=1.0, lam=0.95))
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "masked_mean": lambda x, values, scores, mask, lengths: masked_mean(x, mask),
+    "masked_variance": lambda x, values, scores, mask, lengths: masked_variance(x, mask),
+    "standardise": lambda x, values, scores, mask, lengths: standardise(x, mask),
+    "rescale": lambda x, values, scores, mask, lengths: rescale(x, mask),
+    "segment_sum": lambda x, values, scores, mask, lengths: segment_sum(x, lengths),
+    "shape_rewards": lambda x, values, scores, mask, lengths: shape_rewards(
+        x, scores.double(), mask, lengths, kl_coefficient=0.1
+    ),
+    "gae": lambda x, values, scores, mask, lengths: advantages_and_returns(x, values, mask, lengths),
+    "returns_to_go": lambda x, values, scores, mask, lengths: returns_to_go(x, mask, lengths, gamma=0.9),
+    "policy loss": lambda x, values, scores, mask, lengths: policy(x, x, x),
+    "value loss": lambda x, values, scores, mask, lengths: value(x, x, x),
+    "group_centred": of_groups(group_centred),
+    "group_standardised": of_groups(group_standardised),
+    "leave_one_out": of_groups(leave_one_out),
+    "pass_at_k": of_groups(pass_at_k, k=2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_dtype_is_kept_the_arguments_are_left_alone_and_nothing_at_all_is_no_error(name, dtype):
+    lengths = (10, 6, 8)
+    given = X.to(dtype), torch.ones(N + 3, dtype=dtype), torch.tensor([1.0, 2.0, 0.5], dtype=dtype), MASK
+    copies = [each.clone() for each in given]
+    assert FUNCTIONS[name](*given, lengths).dtype is dtype
+    assert all(map(torch.equal, given, copies))
+    for nothing in ((), (0, 0)):
+        empty = torch.zeros(0, dtype=dtype), *[torch.zeros(len(nothing), dtype=dtype)] * 2, MASK[:0]
+        found = FUNCTIONS[name](*empty, nothing)
+        assert found.dtype is dtype
+        assert not found.any()

@@ -57,61 +57,51 @@ def test_pair_accuracy_counts_a_tie_as_half():
     assert pair_accuracy(torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.0, 1.0, 2.0])).tolist() == [1, 0, 0.5]
 
 
-def test_the_window_begins_where_the_tokens_part():
-    chosen = sequence([5, 6, 7, 8], [9.0, 9.0, 1.0, 2.0])
-    rejected = sequence([5, 6, 1, 8], [-9.0, 9.0, 0.5, 3.0])
-    assert divergence_window(chosen, rejected).item() == pytest.approx((log_loss(0.5) + log_loss(-1.0)) / 2)
+WINDOWS = {
+    "from where the tokens part": (
+        ([5, 6, 7, 8], [9.0, 9.0, 1.0, 2.0]),
+        ([5, 6, 1, 8], [-9.0, 9.0, 0.5, 3.0]),
+        [0.5, -1.0],
+    ),
+    "tokens that agree again stay in it": (([1, 7, 7], [0.0, 1.0, 2.0]), ([2, 7, 7], [0.5, 0.0, 0.0]), [-0.5, 1, 2]),
+    "what has ended stands at its last score": (
+        ([3, 4, 5, 6], [0.3, 0.4, 0.5, 0.6]),
+        ([3, 4, 7], [0.3, 0.4, 0.7]),
+        [-0.2, -0.1],
+    ),
+    "a beginning of the other parts where it ends": (
+        ([3, 4, 4, 4], [9.0, 1.0, 2.0, 4.0]),
+        ([3, 4], [9.0, 0.5]),
+        [1.5, 3.5],
+    ),
+    "from index zero": (([1, 2], [1.0, 2.0]), ([3, 2], [0.0, 0.0]), [1.0, 2.0]),
+    "identical ones compare their last scores": (([1, 2, 3], [5.0, 6.0, 7.0]), ([1, 2, 3], [9.0, 9.0, 5.0]), [2.0]),
+}
 
 
-def test_tokens_that_agree_again_after_parting_stay_in_the_window():
-    chosen = sequence([1, 7, 7], [0.0, 1.0, 2.0])
-    rejected = sequence([2, 7, 7], [0.5, 0.0, 0.0])
-    wanted = (log_loss(-0.5) + log_loss(1.0) + log_loss(2.0)) / 3
-    assert divergence_window(chosen, rejected).item() == pytest.approx(wanted)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_window_of_a_pair(name):
+    chosen, rejected, gaps = WINDOWS[name]
+    for first, second, sign in ((chosen, rejected, 1), (rejected, chosen, -1)):
+        wanted = sum(log_loss(sign * gap) for gap in gaps) / len(gaps)
+        assert divergence_window(sequence(*first), sequence(*second)).item() == pytest.approx(wanted)
 
 
-def test_a_sequence_that_has_ended_stands_at_its_last_score():
-    chosen = sequence([3, 4, 5, 6], [0.3, 0.4, 0.5, 0.6])
-    rejected = sequence([3, 4, 7], [0.3, 0.4, 0.7])
-    assert divergence_window(chosen, rejected).item() == pytest.approx((log_loss(-0.2) + log_loss(-0.1)) / 2)
-    assert divergence_window(rejected, chosen).item() == pytest.approx((log_loss(0.2) + log_loss(0.1)) / 2)
-
-
-def test_a_beginning_of_the_other_parts_where_it_ends():
-    """Also where the longer one goes on with the token that the shorter one ended with."""
-    longer, shorter = sequence([3, 4, 4, 4], [9.0, 1.0, 2.0, 4.0]), sequence([3, 4], [9.0, 0.5])
-    assert divergence_window(longer, shorter).item() == pytest.approx((log_loss(1.5) + log_loss(3.5)) / 2)
-
-
-def test_sequences_that_differ_at_once_compare_from_index_zero():
-    chosen, rejected = sequence([1, 2], [1.0, 2.0]), sequence([3, 2], [0.0, 0.0])
-    assert divergence_window(chosen, rejected).item() == pytest.approx((log_loss(1.0) + log_loss(2.0)) / 2)
-
-
-def test_identical_sequences_compare_their_last_scores_only():
-    same = sequence([1, 2, 3], [5.0, 6.0, 7.0])
-    assert divergence_window(same, same).item() == pytest.approx(math.log(2))
-    other = sequence([1, 2, 3], [9.0, 9.0, 5.0])
-    assert divergence_window(same, other).item() == pytest.approx(log_loss(2.0))
+PAIRS = [
+    (([5, 6, 7, 8], [9.0, 9.0, 1.0, 2.0]), ([5, 6, 1], [7.0, 9.0, 0.5])),
+    (([1], [3.0]), ([1], [2.5])),
+    (([4, 4], [0.1, 0.2]), ([4, 5, 6], [0.0, 0.3, 0.4])),
+]
 
 
 def pairs() -> tuple[TokenScores, TokenScores]:
-    chosen = [sequence([5, 6, 7, 8], [9.0, 9.0, 1.0, 2.0]), sequence([1], [3.0]), sequence([4, 4], [0.1, 0.2])]
-    rejected = [sequence([5, 6, 1], [7.0, 9.0, 0.5]), sequence([1], [2.5]), sequence([4, 5, 6], [0.0, 0.3, 0.4])]
-    return join(*chosen), join(*rejected)
+    chosen, rejected = zip(*PAIRS, strict=True)
+    return join(*(sequence(*each) for each in chosen)), join(*(sequence(*each) for each in rejected))
 
 
 def test_pairs_of_different_lengths_do_not_touch_each_other():
-    chosen, rejected = pairs()
-    alone = [
-        divergence_window(sequence(c_ids, c), sequence(r_ids, r)).item()
-        for c_ids, c, r_ids, r in [
-            ([5, 6, 7, 8], [9.0, 9.0, 1.0, 2.0], [5, 6, 1], [7.0, 9.0, 0.5]),
-            ([1], [3.0], [1], [2.5]),
-            ([4, 4], [0.1, 0.2], [4, 5, 6], [0.0, 0.3, 0.4]),
-        ]
-    ]
-    assert divergence_window(chosen, rejected).tolist() == pytest.approx(alone, abs=1e-14)
+    alone = [divergence_window(sequence(*one), sequence(*other)).item() for one, other in PAIRS]
+    assert divergence_window(*pairs()).tolist() == pytest.approx(alone, abs=1e-14)
 
 
 def with_scores(sequences: TokenScores, scores: Tensor) -> TokenScores:

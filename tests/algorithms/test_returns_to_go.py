@@ -55,14 +55,6 @@ def test_the_baseline_is_the_mean_over_the_group_of_what_the_first_token_sees(ga
     torch.testing.assert_close(found, flat(wanted), rtol=0, atol=1e-12)
 
 
-def test_a_response_that_does_not_count_is_in_no_baseline():
-    lengths, groups = (2, 2, 2), torch.zeros(3, dtype=torch.long)
-    rewards = torch.tensor([0.0, 1.0, 0.0, 3.0, NAN, NAN])
-    counts, mask = torch.tensor([True, True, False]), torch.tensor([True] * 4 + [False] * 2)
-    found = group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=1.0)
-    assert found.tolist() == [-1, -1, 1, 1, 0, 0]
-
-
 def test_with_one_reward_at_the_end_it_is_the_centred_score_to_the_bit():
     scores, lengths = torch.tensor([0.1, 0.7, 1 / 3, 1 / 3, 1 / 3]), (2, 3, 1, 2, 4)
     groups = torch.tensor([0, 0, 1, 1, 1])
@@ -83,11 +75,3 @@ def test_over_the_batch_by_hand():
     torch.testing.assert_close(
         found, torch.tensor([0.508001, 0.889001, -1.397002], dtype=torch.float64), atol=1e-6, rtol=0
     )
-
-
-@pytest.mark.parametrize("lengths", [(), (0, 0)])
-def test_no_token_at_all_is_no_error(lengths):
-    nothing, groups = torch.zeros(0, dtype=torch.bool), torch.zeros(len(lengths), dtype=torch.long)
-    assert returns_to_go(torch.zeros(0), nothing, lengths, gamma=1.0).shape == (0,)
-    valid = torch.zeros(len(lengths), dtype=torch.bool)
-    assert group_returns_to_go(torch.zeros(0), groups, valid, nothing, lengths, gamma=1.0).shape == (0,)

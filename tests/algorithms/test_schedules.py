@@ -12,12 +12,13 @@ def factors(kind, *, num_updates=10, warmup_updates=0, floor=0.0) -> list[float]
     return [learning_rate_factor(update, **options) for update in range(num_updates + 3)]
 
 
-def test_constant_stays_at_one():
+def test_linear_falls_in_equal_steps_and_every_fall_ends_at_its_floor():
     assert factors("constant", floor=0.5) == [1.0] * 13
-
-
-def test_linear_falls_in_equal_steps_and_reaches_zero_after_the_last_update():
     assert factors("linear") == pytest.approx([1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0, 0])
+    for kind in ("linear", "cosine"):
+        found = factors(kind, floor=0.1)
+        assert (found[0], found[10:]) == (1, [0.1] * 3)
+        assert found[5] == pytest.approx(0.55)
 
 
 def test_cosine_is_half_way_in_the_middle_and_flat_at_both_ends():
@@ -29,14 +30,6 @@ def test_cosine_is_half_way_in_the_middle_and_flat_at_both_ends():
     assert drops[0] == pytest.approx(drops[9])
     assert max(drops) == pytest.approx(drops[4])
     assert drops[0] < 0.03 < drops[4]
-
-
-@pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_the_floor_is_where_it_ends(kind):
-    found = factors(kind, floor=0.1)
-    assert found[0] == 1
-    assert found[5] == pytest.approx(0.55)
-    assert found[10:] == [0.1] * 3
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])

@@ -1,7 +1,6 @@
 """A table of what users get wrong, and the message that each gets. Imports no torch and no pytest.
 
-A row is one command line in a folder of its own. Rows of other areas (data, models, run folders) are appended here; a
-mistake that is only found once torch is there says so with `before_torch=False`.
+A row is one command line in a folder of its own. Rows of other areas (data, models, run folders) are appended here.
 """
 
 import json
@@ -27,7 +26,6 @@ class Mistake:
     argv: tuple[str, ...]
     pieces: tuple[str, ...]
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    before_torch: bool = True
 
 
 def _recipe(
@@ -89,7 +87,7 @@ RECIPES = (
     _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
     _recipe("recipe of another command", SFT, "a recipe for `proximo sft`, not for `proximo ppo`"),
     _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
-    _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?"),
+    _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?", "pythia-1b-tldr"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is not supported", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),

@@ -1,6 +1,8 @@
 """Every mistake of the table: exit status 2, one message, no traceback, nothing written, and torch left alone."""
 
+import contextlib
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,58 +15,61 @@ from proximo.cli import main
 
 TESTS = Path(__file__).parents[1]
 ALL_IN_ONE_PROCESS = """
-import contextlib, io, os, sys, tempfile
+import sys, tempfile
+from pathlib import Path
 from mistakes import MISTAKES
-from written_files import write_files
-from proximo.cli import main
+from test_mistakes import check_mistake
 
-for mistake in (each for each in MISTAKES if each.before_torch):
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
-        write_files(folder, mistake.files)
-        os.chdir(folder)
-        sys.stdin = io.StringIO()
-        status = main(list(mistake.argv))
+for mistake in MISTAKES:
+    with tempfile.TemporaryDirectory() as folder:
+        check_mistake(mistake, Path(folder))
     heavy = {"torch", "transformers", "datasets"} & sys.modules.keys()
-    assert status == 2 and not heavy, (mistake.name, status, heavy, said.getvalue())
+    assert not heavy, (mistake.name, heavy)
 print("torch was never needed")
 """
 
 
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake_gets_one_message_and_changes_nothing(mistake: Mistake, tmp_path, monkeypatch, capsys):
-    write_files(tmp_path, mistake.files)
-    before = contents(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert main(list(mistake.argv)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.removeprefix("loading matplotlib\n").startswith("error: ")
-    assert said.err.count("error: ") == 1
-    assert "Traceback" not in said.err
+def check_mistake(mistake: Mistake, folder: Path) -> None:
+    """Make it in an empty folder, and look at what was said and left."""
+    write_files(folder, mistake.files)
+    before, begun = contents(folder), Path.cwd()
+    said, printed = io.StringIO(), io.StringIO()
+    os.chdir(folder)
+    sys.stdin = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+            status = main(list(mistake.argv))
+    finally:
+        os.chdir(begun)
+        sys.stdin = sys.__stdin__
+    text = said.getvalue()
+    assert (status, printed.getvalue()) == (2, ""), (mistake.name, status, printed.getvalue(), text)
+    assert text.removeprefix("loading matplotlib\n").startswith("error: "), (mistake.name, text)
+    assert text.count("error: ") == 1, (mistake.name, text)
+    assert "Traceback" not in text, (mistake.name, text)
     for piece in mistake.pieces:
-        assert piece in said.err
-    assert contents(tmp_path) == before
+        assert piece in text, (mistake.name, piece, text)
+    assert contents(folder) == before, mistake.name
 
 
-def test_there_are_many_rows_with_names_of_their_own():
-    assert len(MISTAKES) >= 60
-    names = [mistake.name for mistake in MISTAKES]
-    assert len(set(names)) == len(names)
-
-
-def test_mistakes_of_recipes_and_command_lines_are_found_before_torch_is_imported():
+def test_mistakes_get_one_message_before_torch_is_imported_and_change_nothing() -> None:
     script = f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS / 'cli')]!r}\n{ALL_IN_ONE_PROCESS}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stdout) == (0, "torch was never needed\n"), done.stderr
 
 
+def test_there_are_many_rows_with_names_of_their_own() -> None:
+    assert len(MISTAKES) >= 60
+    names = [mistake.name for mistake in MISTAKES]
+    assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize("mistake", [MISTAKES[0], MISTAKES[-1]], ids=lambda mistake: mistake.name)
-def test_a_real_process_says_the_same(mistake: Mistake, tmp_path):
+def test_a_real_process_says_the_same(mistake: Mistake, tmp_path: Path) -> None:
     write_files(tmp_path, mistake.files)
     command = [str(Path(sys.executable).with_name("proximo")), *mistake.argv]
     done = subprocess.run(

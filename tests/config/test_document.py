@@ -1,8 +1,10 @@
-"""YAML documents: their values, their lines, and what is refused."""
+"""YAML documents: their values, their lines, and what is refused. Words follow YAML 1.2 (section 10.3.2)."""
+
+import math
 
 import pytest
 
-from proximo.config.schema.positioned_yaml import parse_document
+from proximo.config.schema.positioned_yaml import as_yaml, parse_document, plain_scalar
 from proximo.errors import ConfigError
 
 TEXT = """\
@@ -43,6 +45,42 @@ def test_values_are_plain_and_anchors_and_merges_are_followed():
 def test_of_several_merged_mappings_the_first_wins():
     data = parse("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc:\n  <<: [*a, *b]\n").data
     assert data["c"] == {"x": 1, "y": 1, "z": 2}
+
+
+VALUES = {
+    None: ["null", "Null", "NULL", "~", ""],
+    True: ["true", "True", "TRUE"],
+    False: ["false", "FALSE"],
+    17: ["017", "+17", "0o21", "0x11"],
+    -19: ["-19"],
+    math.inf: [".inf", "+.INF", "9" * 5000],
+    -math.inf: ["-.inf"],
+}
+FLOATS = ("1e-5", "1E5", ".5", "0.", "-0.0", "+12e03", "-2E+05", "3.14", "1e3")
+TEXTS = (
+    *("no", "yes", "on", "off", "y", "N", "12:30", "1:30:00", "2020-01-01", "1_000", "0b1", "inf", "nan", "1e", "."),
+    *("-", "tRue", "0o8", "-0o7", "1e-5x", "٣", "=", "<<"),
+)
+
+
+def test_unquoted_words_are_null_truth_values_numbers_or_text():
+    for value, words in VALUES.items():
+        for word in words:
+            assert (plain_scalar(word), type(plain_scalar(word))) == (value, type(value)), word[:9]
+    for word in FLOATS:
+        assert (plain_scalar(word), type(plain_scalar(word))) == (float(word), float), word
+    for word in TEXTS:
+        assert plain_scalar(word) == word
+    assert math.isnan(plain_scalar(".nan"))
+    assert parse("%YAML 1.1\n---\na: [on, 017]\n").data == {"a": ["on", 17]}
+
+
+def test_what_is_written_is_read_back_as_the_same_values():
+    words = [word for words in VALUES.values() for word in words]
+    tree = {"text": [*words, *FLOATS, *TEXTS, " a: b #", "two\nlines", "é"], "no": {"1": [1, 1e-5, True, None, []]}}
+    assert parse(as_yaml(tree)).data == tree
+    with pytest.raises(ConfigError, match="an object that is not a plain value"):
+        as_yaml({"a": object()})
 
 
 def test_quotes_make_text_of_anything():
@@ -88,6 +126,7 @@ def test_nothing_but_plain_values_can_come_out(tmp_path):
     assert not trap.exists()
     assert "not allowed" in refusal("a: !!binary aGk=\n")
     assert "not allowed" in refusal("a: !mine 3\n")
+    assert "not allowed" in refusal("a: !!int x\n")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +139,7 @@ def test_nothing_but_plain_values_can_come_out(tmp_path):
         ("a: 'x\n", ["not valid YAML"]),
         ("a: 1\n---\nb: 2\n", ["line 2", "another document"]),
         ("a: *nowhere\n", ["nowhere"]),
+        ("<<: {a: 1}\n<<: {b: 2}\n", ["line 2", "given twice"]),
         ("a: &a [*a]\n", ["alias refers to its own anchor"]),
         ("? [1, 2]\n: 3\n", ["a key must be a word"]),
         ("<<: 3\n", ["needs a mapping"]),

@@ -94,12 +94,6 @@ def test_a_reward_model_reads_what_it_was_trained_on(family: Family, text: str) 
     assert tokenizer.decode(list(unfinished)).endswith("yes")
 
 
-def test_fine_tuning_learns_the_answer_and_its_end(family: Family) -> None:
-    whole, counted = learned(family, [ASK, YES])
-    assert counted == ended(family, family.learned)
-    assert whole == asked(family, [ASK]) + counted
-
-
 def test_of_several_turns_each_is_learned_or_the_last_alone(family: Family) -> None:
     messages = [ASK, YES, ASK, YES]
     whole, counted = learned(family, messages, "last_response")

@@ -163,7 +163,6 @@ def test_a_conversation_may_begin_with_the_assistant() -> None:
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HARMS = {
-    "a loop": (LOOP, "1 s of computing"),
     "a loop in a marked answer": ("{%- generation -%}" + LOOP + "{%- endgeneration %}", "1 s of computing"),
     "a number without end": ("{{ 9 ** (9 ** (9 ** 9)) }}", "1 s of computing"),
     "a text of 10 GB": ("{{ 'a' * 10000000000 }}", "1024 MiB of memory"),

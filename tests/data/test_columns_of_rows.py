@@ -93,22 +93,20 @@ def test_a_system_message_and_earlier_turns_in_columns_stand_before_the_prompt(k
         assert text_of(load(kind, row | {"system": "", "history": []}, as_messages=as_messages)[0]).startswith(ASKED)
 
 
+CONTEXT = {
+    "system": "be kind",
+    "history": [["one", "two"]],
+    "tools": [{"name": "f"}],
+    "chat_template_kwargs": {"think": False},
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("system", "be kind"),
-        ("history", [["one", "two"]]),
-        ("tools", [{"name": "f"}]),
-        ("chat_template_kwargs", {"think": False}),
-    ],
-)
-def test_what_a_prompt_of_text_has_no_place_for_is_refused(kind: str, column: str, value: Any) -> None:
-    told = (
-        f"made, row 1: column '{column}' is for a chat template, but the prompt is text.*data.as_messages.*{column}: ''"
-    )
-    with pytest.raises(DataError, match=told):
-        load(kind, TEXT_ROWS[kind] | {column: value})
+def test_what_a_prompt_of_text_has_no_place_for_is_refused(kind: str) -> None:
+    for column, value in CONTEXT.items():
+        told = f"made, row 1: column '{column}' is for a chat template, but .*data.as_messages.*{column}: ''"
+        with pytest.raises(DataError, match=told):
+            load(kind, TEXT_ROWS[kind] | {column: value})
 
 
 def test_earlier_turns_are_learned_like_others() -> None:
@@ -119,12 +117,11 @@ def test_earlier_turns_are_learned_like_others() -> None:
         assert FAMILIES["chatml"].tokenizer().decode(counted) == wanted
 
 
-@pytest.mark.parametrize(
-    "history", ['[["one", "two"]]', [["one", "two"]], [USER | {"content": "one"}, REPLY | {"content": "two"}]]
-)
-def test_earlier_turns_are_pairs_or_messages_also_as_json_text(history: Any) -> None:
-    made, _ = load("prompts", {"prompt": "ask", "history": history}, as_messages=True)
-    assert text_of(made) == EARLIER + ASKED
+def test_earlier_turns_are_pairs_or_messages_also_as_json_text() -> None:
+    turns = [USER | {"content": "one"}, REPLY | {"content": "two"}]
+    for history in ('[["one", "two"]]', [["one", "two"]], turns):
+        made, _ = load("prompts", {"prompt": "ask", "history": history}, as_messages=True)
+        assert text_of(made) == EARLIER + ASKED
 
 
 @pytest.mark.parametrize(
@@ -202,27 +199,20 @@ def test_conversations_of_sharegpt_as_json_text_are_messages() -> None:
     assert text_of(load("texts", {"conversations": json.dumps(GPT)})[0]).startswith(ASKED)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[",
-        "[1, 2]",
-        "[]",
-        "{}",
-        "[ask",
-        '["user"]',
-        '[{"role": "user"}]',
-        '[{"role": "admin", "content": "a"}]',
-        '[{"content": "a"}]',
-        '[{"role": "user", "content": "a"}] in French',
-        '{"from": "here", "value": 1}',
-        '[{"role": "user", "content": "a"}, 5]',
-    ],
-)
-def test_other_text_that_begins_like_json_stays_text(text: str) -> None:
-    made, report = load("texts", {"prompt": text, "completion": text})
-    assert text_of(made) == f"{text}{text}<|im_end|>"
-    assert not report.remarks
+LIKE_JSON = [
+    *("[", "[1, 2]", "[]", "{}", "[ask", '["user"]', '[{"role": "user"}]', '[{"content": "a"}]'),
+    '[{"role": "admin", "content": "a"}]',
+    '[{"role": "user", "content": "a"}] in French',
+    '{"from": "here", "value": 1}',
+    '[{"role": "user", "content": "a"}, 5]',
+]
+
+
+def test_other_text_that_begins_like_json_stays_text() -> None:
+    for text in LIKE_JSON:
+        made, report = load("texts", {"prompt": text, "completion": text})
+        assert text_of(made) == f"{text}{text}<|im_end|>"
+        assert not report.remarks
 
 
 @pytest.mark.parametrize(
@@ -255,11 +245,11 @@ def test_an_answer_to_a_prompt_of_text_stays_the_text_that_it_is(text: str, dial
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
-def test_a_row_with_pictures_is_refused(kind: str, column: str) -> None:
-    with pytest.raises(DataError, match=rf"made, row 1: column '{column}' holds .*text only.*{column}: ''"):
-        load(kind, TEXT_ROWS[kind] | {column: ["a.png"]})
-    assert not load(kind, TEXT_ROWS[kind] | {column: []})[1].remarks
+def test_a_row_with_pictures_is_refused(kind: str) -> None:
+    for column in ("images", "image", "videos", "audio"):
+        with pytest.raises(DataError, match=rf"made, row 1: column '{column}' holds .*text only.*{column}: ''"):
+            load(kind, TEXT_ROWS[kind] | {column: ["a.png"]})
+        assert not load(kind, TEXT_ROWS[kind] | {column: []})[1].remarks
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def test_what_is_loaded_in_portions_to_disk_is_what_memory_would_hold(load, monk
         on_disk[len(in_memory)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("sft", "ppo") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+)
 def test_a_run_on_data_that_lie_on_disk_has_the_same_bits(kind, tmp_path, monkeypatch, no_report) -> None:
     place = make_inputs(tmp_path)
     run(kind, recipe_of(kind, place), RunOptions(quiet=True))

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,212 +24,173 @@ PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 USER = {"role": "user", "content": "hi"}
 ASSISTANT = {"role": "assistant", "content": "yo"}
 
-READING = [
-    ("empty file", "a.jsonl", b"", {}, ["a.jsonl", "empty (0 bytes)"]),
-    ("blank lines only", "a.jsonl", b"\n \n", {}, ["a.jsonl", "empty (3 bytes)"]),
-    ("empty array", "a.json", b"[]", {}, ["a.json", "no rows"]),
-    ("header without rows", "a.csv", b"prompt,answer\n", {}, ["a.csv", "no rows"]),
-    ("cut-off last line", "a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', {}, ["a.jsonl, row 2", "cut off"]),
-    ("cut-off after a comma", "a.jsonl", b'{"prompt": "a"}\n{"prompt": "b",', {}, ["row 2", "cut off"]),
-    (
-        "broken line in the middle",
+READING: dict[str, Any] = {
+    # what is wrong: (file, content, the pieces of the message, options of the source)
+    "empty file": ("a.jsonl", b"", "a.jsonl | empty (0 bytes)"),
+    "blank lines only": ("a.jsonl", b"\n \n", "a.jsonl | empty (3 bytes)"),
+    "empty array": ("a.json", b"[]", "a.json | no rows"),
+    "header without rows": ("a.csv", b"prompt,answer\n", "a.csv | no rows"),
+    "cut-off last line": ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', "a.jsonl, row 2 | cut off"),
+    "cut-off after a comma": ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b",', "row 2 | cut off"),
+    "broken line in the middle": ("a.jsonl", b'{"p": 1}\n{"p" 2}\n{"p": 3}\n', "row 2 | ':' delimiter | column 6"),
+    "single quotes": ("a.jsonl", b"{'prompt': 'a'}\n", "row 1 | double quotes"),
+    "two objects in a line": ("a.jsonl", b'{"p": 1} {"p": 2}\n', "row 1 | one object per line"),
+    "row is a list": ("a.jsonl", b'{"p": 1}\n[1, 2]\n', "row 2 | must be an object | list"),
+    "array read as lines": ("a.jsonl", b'[{"p": 1}]', "row 1 | format: json", {"format": "jsonl"}),
+    "row is a number": ("a.json", b'[{"p": 1}, 7]', "row 2 | must be an object | int"),
+    "cut-off array": ("a.json", b'[{"p": 1}, {"p": 2}', "a.json | cut off after row 2"),
+    "cut-off element": ("a.json", b'[{"p": 1}, {"p": 2', "row 2 | cut off"),
+    "array with a missing comma": ("a.json", b'[{"p": 1} {"p": 2}]', "after row 1 | comma"),
+    "text after the array": ("a.json", b'[{"p": 1}] extra', "after the end of the array | extra"),
+    "infinite number": ("a.jsonl", b'{"p": 1}\n{"p": 1e999}\n', "row 2 | 1e999 is too large for 64 bits"),
+    "NaN": ("a.jsonl", b'{"p": 1}\n{"p": NaN}\n', "row 2 | NaN is not a JSON value | null"),
+    "a key twice": ("a.jsonl", b'{"p": 1, "p": 2}\n', "row 1 | 'p' appears twice"),
+    "nested without end": ("a.jsonl", b'{"p": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "row 1 | too deeply"),
+    "a number of 5000 digits": (
         "a.jsonl",
-        b'{"p": 1}\n{"p" 2}\n{"p": 3}\n',
-        {},
-        ["row 2", "':' delimiter", "column 6"],
+        b'{"p": ' + b"1" * 5000 + b"}",
+        "row 1: a whole number has thousands of digits",
     ),
-    ("single quotes", "a.jsonl", b"{'prompt': 'a'}\n", {}, ["row 1", "double quotes"]),
-    ("two objects in a line", "a.jsonl", b'{"p": 1} {"p": 2}\n', {}, ["row 1", "one object per line"]),
-    ("row is a list", "a.jsonl", b'{"p": 1}\n[1, 2]\n', {}, ["row 2", "must be an object", "list"]),
-    ("array read as lines", "a.jsonl", b'[{"p": 1}]', {"format": "jsonl"}, ["row 1", "format: json"]),
-    ("row is a number", "a.json", b'[{"p": 1}, 7]', {}, ["row 2", "must be an object", "int"]),
-    ("cut-off array", "a.json", b'[{"p": 1}, {"p": 2}', {}, ["a.json", "cut off after row 2"]),
-    ("cut-off element", "a.json", b'[{"p": 1}, {"p": 2', {}, ["row 2", "cut off"]),
-    ("array with a missing comma", "a.json", b'[{"p": 1} {"p": 2}]', {}, ["after row 1", "comma"]),
-    ("text after the array", "a.json", b'[{"p": 1}] extra', {}, ["after the end of the array", "extra"]),
-    (
-        "infinite number",
-        "a.jsonl",
-        b'{"p": 1}\n{"p": 1e999}\n',
-        {},
-        ["row 2", "1e999 is too large for 64 bits"],
-    ),
-    (
-        "endless number",
-        "a.jsonl",
-        b'{"p": %s}\n' % (b"1" * 5000),
-        {},
-        ["row 1: a whole number has thousands of digits"],
-    ),
-    ("NaN", "a.jsonl", b'{"p": 1}\n{"p": NaN}\n', {}, ["row 2", "NaN is not a JSON value", "null"]),
-    ("a key twice", "a.jsonl", b'{"p": 1, "p": 2}\n', {}, ["row 1", "'p' appears twice"]),
-    ("nested without end", "a.jsonl", b'{"p": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", {}, ["row 1", "too deeply"]),
-    ("a number of 5000 digits", "a.jsonl", b'{"p": ' + b"1" * 5000 + b"}", {}, ["row 1", "digits"]),
-    ("not UTF-8", "a.jsonl", b'{"p": "a"}\n{"p": "caf\xe9"}\n', {}, ["a.jsonl, row 2", "byte 11", "0xe9", "UTF-8"]),
-    ("not UTF-8 in a table", "a.csv", b"p\ncaf\xe9\n", {}, ["a.csv, line 2", "byte 4", "0xe9"]),
-    ("UTF-16", "a.jsonl", '{"p": "a"}'.encode("utf-16"), {}, ["a.jsonl", "UTF-16", "UTF-8"]),
-    ("UTF-16 without a mark", "a.csv", "p\na\n".encode("utf-16-le"), {}, ["a.csv, line 1", "NUL", "UTF-16"]),
-    ("gzip by its ending", "a.jsonl.gz", gzip.compress(b"{}"), {}, ["a.jsonl.gz", "gzip", "unpack"]),
-    ("gzip", "a.jsonl", gzip.compress(b"{}"), {}, ["a.jsonl", "gzip", "unpack"]),
-    ("Parquet under a wrong name", "a.jsonl", b"PAR1....", {}, ["a.jsonl", "Parquet", "format: parquet"]),
-    ("Git LFS pointer", "a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", {}, ["Git LFS", "git lfs pull"]),
-    ("too few cells", "a.csv", b"p,q\n1,2\n3\n", {}, ["a.csv, row 2 (line 3)", "1 cells", "2 columns", "p, q"]),
-    ("too many cells", "a.csv", b"p,q\n1,2,3\n", {}, ["row 1 (line 2)", "more than", "quotes"]),
-    ("open quote", "a.csv", b'p,q\n1,"2\n3,4\n', {}, ["a.csv, line 3", "never closed"]),
-    ("text after a quote", "a.csv", b'p,q\n"1"x,2\n', {}, ["a.csv, line 2", "not valid CSV"]),
-    ("a column twice", "a.csv", b"p,q,p\n1,2,3\n", {}, ["a.csv", "'p' twice"]),
-    ("cut-off Parquet", "a.parquet", b"PAR1abc", {}, ["a.parquet", "not a whole Parquet file"]),
-    ("no separator line", "a.txt", b"one\ntwo\n", {"separator": "<|end|>"}, ["a.txt", "<|end|>"]),
-    ("unknown ending", "a.dat", b"x", {}, ["a.dat", "'.dat'", "format", "jsonl"]),
-    (
-        "missing column",
+    "not UTF-8": ("a.jsonl", b'{"p": "a"}\n{"p": "caf\xe9"}\n', "a.jsonl, row 2 | byte 11 | 0xe9 | UTF-8"),
+    "not UTF-8 in a table": ("a.csv", b"p\ncaf\xe9\n", "a.csv, line 2 | byte 4 | 0xe9"),
+    "UTF-16": ("a.jsonl", '{"p": "a"}'.encode("utf-16"), "a.jsonl | UTF-16 | UTF-8"),
+    "UTF-16 without a mark": ("a.csv", "p\na\n".encode("utf-16-le"), "a.csv, line 1 | NUL | UTF-16"),
+    "gzip by its ending": ("a.jsonl.gz", gzip.compress(b"{}"), "a.jsonl.gz | gzip | unpack"),
+    "gzip": ("a.jsonl", gzip.compress(b"{}"), "a.jsonl | gzip | unpack"),
+    "Parquet under a wrong name": ("a.jsonl", b"PAR1....", "a.jsonl | Parquet | format: parquet"),
+    "Git LFS pointer": ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS | git lfs pull"),
+    "too few cells": ("a.csv", b"p,q\n1,2\n3\n", "a.csv, row 2 (line 3) | 1 cells | 2 columns | p, q"),
+    "too many cells": ("a.csv", b"p,q\n1,2,3\n", "row 1 (line 2) | more than | quotes"),
+    "open quote": ("a.csv", b'p,q\n1,"2\n3,4\n', "a.csv, line 3 | never closed"),
+    "text after a quote": ("a.csv", b'p,q\n"1"x,2\n', "a.csv, line 2 | not valid CSV"),
+    "a column twice": ("a.csv", b"p,q,p\n1,2,3\n", "a.csv | 'p' twice"),
+    "cut-off Parquet": ("a.parquet", b"PAR1abc", "a.parquet | not a whole Parquet file"),
+    "no separator line": ("a.txt", b"one\ntwo\n", "a.txt | <|end|>", {"separator": "<|end|>"}),
+    "unknown ending": ("a.dat", b"x", "a.dat | '.dat' | format | jsonl"),
+    "missing column": (
         "a.jsonl",
         jsonl({"question": "a"}),
+        "a.jsonl, row 1 | 'questoin' | 'prompt' | columns found: 'question' | nearest: 'question'",
         {"columns": {"prompt": "questoin"}},
-        ["a.jsonl, row 1", "'questoin'", "'prompt'", "columns found: 'question'", "nearest: 'question'"],
     ),
-    (
-        "column missing in a later row",
+    "column missing in a later row": (
         "a.jsonl",
         jsonl({"q": "a"}, {"r": "a"}),
+        "a.jsonl, row 2 | no column 'q'",
         {"columns": {"prompt": "q"}},
-        ["a.jsonl, row 2", "no column 'q'"],
     ),
-    (
-        "missing column in a text",
+    "missing column in a text": (
         "a.jsonl",
         jsonl({"q": "a"}),
+        "row 1 | no column 'qq' | {{ and }}",
         {"columns": {"prompt": "Q: {qq}"}},
-        ["row 1", "no column 'qq'", "{{ and }}"],
     ),
-    ("null in a text", "a.jsonl", jsonl({"q": None}), {"columns": {"prompt": "Q: {q}"}}, ["row 1", "'q' is null"]),
-]
+    "null in a text": ("a.jsonl", jsonl({"q": None}), "row 1 | 'q' is null", {"columns": {"prompt": "Q: {q}"}}),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options", "pieces"), [case[1:] for case in READING], ids=[c[0] for c in READING]
-)
-def test_a_malformed_file_is_refused_with_its_row(tmp_path: Path, name, content, options, pieces) -> None:
+@pytest.mark.parametrize("case", READING)
+def test_a_malformed_file_is_refused_with_its_row(tmp_path: Path, case: str) -> None:
+    name, content, told, *options = READING[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
-        load_rows([DataSource(path=str(tmp_path / name), **options)])
-    assert_says(caught.value, pieces)
+        load_rows([DataSource(path=str(tmp_path / name), **dict(*options))])
+    assert_says(caught.value, told)
 
 
-CONTENTS = [
-    (
-        "no prompt",
+CONTENTS: dict[str, Any] = {
+    "no prompt": (
         "prompts",
         [{"promt": "a"}],
-        ["row 1", "no column 'prompt'", "'promt'", "nearest: 'promt'", "prompt: <column>"],
+        "row 1 | no column 'prompt' | 'promt' | nearest: 'promt' | prompt: <column>",
     ),
-    ("only text", "prompts", [{"text": "a"}], ["row 1", "prompt: text"]),
-    ("number as prompt", "prompts", [{"prompt": "a"}, {"prompt": 5}], ["row 2", "'prompt'", "5 (int)"]),
-    ("null prompt", "prompts", [{"prompt": None}], ["row 1", "'prompt'", "null"]),
-    (
-        "list of numbers as prompt",
+    "only text": ("prompts", [{"text": "a"}], "row 1 | prompt: text"),
+    "number as prompt": ("prompts", [{"prompt": "a"}, {"prompt": 5}], "row 2 | 'prompt' | 5 (int)"),
+    "null prompt": ("prompts", [{"prompt": None}], "row 1 | 'prompt' | null"),
+    "list of numbers as prompt": (
         "prompts",
         [{"prompt": "a"}, {"prompt": [1]}],
-        ["row 2", "message 1", "role and content"],
+        "row 2 | message 1 | role and content",
     ),
-    ("empty prompt", "prompts", [{"prompt": ""}], ["row 1", "prompt is empty", "BOS"]),
-    ("no messages", "prompts", [{"messages": []}], ["row 1", "list of messages", "a list of 0"]),
-    ("text as messages", "prompts", [{"messages": "hi"}], ["row 1", "list of messages", "'hi'"]),
-    ("message without role", "prompts", [{"messages": [{"content": "hi"}]}], ["row 1", "message 1", "role"]),
-    (
-        "unknown role",
+    "empty prompt": ("prompts", [{"prompt": ""}], "row 1 | prompt is empty | BOS"),
+    "no messages": ("prompts", [{"messages": []}], "row 1 | list of messages | a list of 0"),
+    "text as messages": ("prompts", [{"messages": "hi"}], "row 1 | list of messages | 'hi'"),
+    "message without role": ("prompts", [{"messages": [{"content": "hi"}]}], "row 1 | message 1 | role"),
+    "unknown role": (
         "prompts",
         [{"messages": [USER, {"role": "developer", "content": "5"}]}],
-        ["message 2", "system, user, assistant, tool", "'developer'"],
+        "message 2 | system, user, assistant, tool | 'developer'",
     ),
-    (
-        "null content",
-        "prompts",
-        [{"messages": [{"role": "user", "content": None}]}],
-        ["message 1", "must be text", "null"],
-    ),
-    ("only the assistant", "prompts", [{"messages": [ASSISTANT]}], ["row 1", "no prompt"]),
-    ("answer is a list", "prompts", [{"prompt": "a", "answer": [1]}], ["row 1", "'answer'", "a list of 1", "metadata"]),
-    ("id twice", "prompts", [{"id": 7, "prompt": "a"}, {"id": 7, "prompt": "b"}], ["row 2", "id '7'", "row 1"]),
-    ("id is a list", "prompts", [{"id": [7], "prompt": "a"}], ["row 1", "'id'", "[7]"]),
-    ("half a surrogate", "prompts", [{"prompt": "a\ud83d"}], ["row 1", "surrogate", "\\ud83d"]),
-    (
-        "neither text nor prompt",
+    "null content": ("prompts", [{"messages": [{"role": "user", "content": None}]}], "message 1 | must be text | null"),
+    "only the assistant": ("prompts", [{"messages": [ASSISTANT]}], "row 1 | no prompt"),
+    "answer is a list": ("prompts", [{"prompt": "a", "answer": [1]}], "row 1 | 'answer' | a list of 1 | metadata"),
+    "id twice": ("prompts", [{"id": 7, "prompt": "a"}, {"id": 7, "prompt": "b"}], "row 2 | id '7' | row 1"),
+    "id is a list": ("prompts", [{"id": [7], "prompt": "a"}], "row 1 | 'id' | [7]"),
+    "half a surrogate": ("prompts", [{"prompt": "a\ud83d"}], "row 1 | surrogate | \\ud83d"),
+    "neither text nor prompt": (
         "texts",
         [{"completion": "a"}],
-        ["row 1", "wanted text, or prompt and response", "'completion'"],
+        "row 1 | wanted text, or prompt and response | 'completion'",
     ),
-    (
-        "prompt without response",
+    "prompt without response": (
         "texts",
         [{"prompt": "a", "respons": "b"}],
-        ["row 1", "nearest: 'respons'", "response: <column>"],
+        "row 1 | nearest: 'respons' | response: <column>",
     ),
-    (
-        "response of a later row missing",
+    "response of a later row missing": (
         "texts",
         [{"prompt": "a", "response": "b"}, {"prompt": "a"}],
-        ["row 2", "no column 'response'"],
+        "row 2 | no column 'response'",
     ),
-    ("no turn of the assistant", "texts", [{"messages": [USER]}], ["row 1", "no turn of the assistant"]),
-    ("begins with the assistant", "texts", [{"messages": [ASSISTANT]}], ["row 1", "must begin"]),
-    (
-        "no rejected",
-        "pairs",
-        [{"prompt": "a", "chosen": "b", "reject": "c"}],
-        ["row 1", "'rejected'", "nearest: 'reject'"],
-    ),
-    ("rejected is null", "pairs", [PAIR, {**PAIR, "rejected": None}], ["row 2", "'rejected' is null"]),
-    (
-        "a true value as output",
+    "no turn of the assistant": ("texts", [{"messages": [USER]}], "row 1 | no turn of the assistant"),
+    "begins with the assistant": ("texts", [{"messages": [ASSISTANT]}], "row 1 | must begin"),
+    "no rejected": ("pairs", [{"prompt": "a", "chosen": "b", "reject": "c"}], "row 1 | 'rejected' | nearest: 'reject'"),
+    "rejected is null": ("pairs", [PAIR, {**PAIR, "rejected": None}], "row 2 | 'rejected' is null"),
+    "a true value as output": (
         "pairs",
         [{"prompt": "a", "output_1": True, "output_2": "b", "label": 1}],
-        ["row 1", "'output_1'", "True", "takes it as text"],
+        "row 1 | 'output_1' | True | takes it as text",
     ),
-    (
-        "label of 3",
+    "label of 3": (
         "pairs",
         [{"prompt": "a", "output_1": "b", "output_2": "c", "label": 3}],
-        ["row 1", "'label'", "1 or 2", "3 (int)"],
+        "row 1 | 'label' | 1 or 2 | 3 (int)",
     ),
-    ("no label", "pairs", [{"prompt": "a", "output_1": "b", "output_2": "c"}], ["row 1", "no column 'label'"]),
-    ("margin is a word", "pairs", [{**PAIR, "margin": "big"}], ["row 1", "'margin'", "'big'"]),
-    ("margin is true", "pairs", [{**PAIR, "margin": True}], ["row 1", "'margin'", "True"]),
-    (
-        "transcripts that share nothing",
+    "no label": ("pairs", [{"prompt": "a", "output_1": "b", "output_2": "c"}], "row 1 | no column 'label'"),
+    "margin is a word": ("pairs", [{**PAIR, "margin": "big"}], "row 1 | 'margin' | 'big'"),
+    "margin is true": ("pairs", [{**PAIR, "margin": True}], "row 1 | 'margin' | True"),
+    "transcripts that share nothing": (
         "pairs",
         [{"chosen": "Human: a", "rejected": "Human: b"}],
-        ["row 1", "Assistant:", "in a separate column"],
+        "row 1 | Assistant: | in a separate column",
     ),
-    (
-        "texts that share nothing",
+    "texts that share nothing": (
         "pairs",
         [{"chosen": "ab c", "rejected": "abd c"}],
-        ["row 1", "no beginning in common", "in a separate column"],
+        "row 1 | no beginning in common | in a separate column",
     ),
-    (
-        "conversations that share nothing",
+    "conversations that share nothing": (
         "pairs",
         [{"chosen": [USER, ASSISTANT], "rejected": [{**USER, "content": "x"}, ASSISTANT]}],
-        ["row 1", "share no turns"],
+        "row 1 | share no turns",
     ),
-    (
-        "prompt ends with the assistant",
+    "prompt ends with the assistant": (
         "pairs",
         [{"prompt": [USER, ASSISTANT], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}],
-        ["row 1", "must end with a turn"],
+        "row 1 | must end with a turn",
     ),
-    ("all pairs identical", "pairs", [{**PAIR, "rejected": "b"}], ["no pair is left", "1 identical pair dropped"]),
-]
+    "all pairs identical": ("pairs", [{**PAIR, "rejected": "b"}], "no pair is left | 1 identical pair dropped"),
+}
 
 
-@pytest.mark.parametrize(("kind", "rows", "pieces"), [case[1:] for case in CONTENTS], ids=[c[0] for c in CONTENTS])
-def test_a_malformed_row_is_refused_with_its_place(tmp_path: Path, kind, rows, pieces) -> None:
+@pytest.mark.parametrize("case", CONTENTS)
+def test_a_malformed_row_is_refused_with_its_place(tmp_path: Path, case: str) -> None:
+    kind, rows, told = CONTENTS[case]
     file = tmp_path / "rows.jsonl"
     file.write_bytes(jsonl(*rows))
     with pytest.raises(DataError) as caught:
         load(kind, load_rows([DataSource(path=str(file))]).rows)
-    assert_says(caught.value, pieces)
+    assert_says(caught.value, told)
 
 
 def test_a_wrong_number_in_a_parquet_column_is_refused_with_its_row(tmp_path: Path) -> None:
@@ -239,50 +201,48 @@ def test_a_wrong_number_in_a_parquet_column_is_refused_with_its_row(tmp_path: Pa
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(DataError) as caught:
         load("pairs", load_rows([DataSource(path=str(tmp_path / "a.parquet"))]).rows)
-    assert_says(caught.value, ["a.parquet, row 2", "'margin'", "nan"])
+    assert_says(caught.value, "a.parquet, row 2 | 'margin' | nan")
 
 
-PLACES = [
-    ("missing file", {"path": "reviews.jsonl"}, ["reviews.jsonl: no such file", "nearest: 'review.jsonl'"]),
-    ("missing absolute path", {"path": "/nowhere/at/all"}, ["/nowhere/at/all: no such file"]),
-    ("folder as a file", {"path": "folder", "format": "jsonl"}, ["folder", "a folder", "jsonl"]),
-    ("folder of something", {"path": "folder"}, ["folder", "save_to_disk", "inside.txt"]),
-    ("folder to load from disk", {"path": "folder", "format": "disk"}, ["folder", "save_to_disk"]),
-    ("unreachable Hub", {"path": "someone/something"}, ["someone/something", "Hub", "train"]),
-    ("unknown module", {"path": "no_such_module_here:rows"}, ["cannot import 'no_such_module_here'", "PYTHONPATH"]),
-    (
-        "unknown function",
+PLACES: dict[str, Any] = {
+    "missing file": ({"path": "reviews.jsonl"}, "reviews.jsonl: no such file | nearest: 'review.jsonl'"),
+    "missing absolute path": ({"path": "/nowhere/at/all"}, "/nowhere/at/all: no such file"),
+    "folder as a file": ({"path": "folder", "format": "jsonl"}, "folder | a folder | jsonl"),
+    "folder of something": ({"path": "folder"}, "folder | save_to_disk | inside.txt"),
+    "folder to load from disk": ({"path": "folder", "format": "disk"}, "folder | save_to_disk"),
+    "unreachable Hub": ({"path": "someone/something"}, "someone/something | Hub | train"),
+    "unknown module": ({"path": "no_such_module_here:rows"}, "cannot import 'no_such_module_here' | PYTHONPATH"),
+    "unknown function": (
         {"path": "proximo.recipes.pairing:label_pair"},
-        ["no function 'label_pair'", "nearest: 'label_pairs'"],
+        "no function 'label_pair' | nearest: 'label_pairs'",
     ),
-    (
-        "wrong argument",
+    "wrong argument": (
         {"path": "proximo.recipes.pairing:label_pairs", "kwargs": {"file": "x"}},
-        ["label_pairs", "path", "file"],
+        "label_pairs | path | file",
     ),
-    ("not a generator", {"path": "os:getpid"}, ["os:getpid", "must yield rows", "int"]),
-    (
-        "rows are not mappings",
+    "not a generator": ({"path": "os:getpid"}, "os:getpid | must yield rows | int"),
+    "rows are not mappings": (
         {"path": "string:capwords", "kwargs": {"s": "ab"}},
-        ["string:capwords, row 1", "mapping", "'A'"],
+        "string:capwords, row 1 | mapping | 'A'",
     ),
-    ("weight of 0", {"path": "a.jsonl", "weight": 0}, ["weight", "a.jsonl", "above 0"]),
-    ("max_rows of 0", {"path": "a.jsonl", "max_rows": 0}, ["max_rows", "at least 1"]),
-    ("arguments of a file", {"path": "a.jsonl", "kwargs": {"a": 1}}, ["kwargs", "not a function"]),
-    ("a function without a colon", {"path": "a.b", "format": "function"}, ["package.module:function", "a.b"]),
-    ("no path", {"path": ""}, ["needs a path"]),
-]
+    "weight of 0": ({"path": "a.jsonl", "weight": 0}, "weight | a.jsonl | above 0"),
+    "max_rows of 0": ({"path": "a.jsonl", "max_rows": 0}, "max_rows | at least 1"),
+    "arguments of a file": ({"path": "a.jsonl", "kwargs": {"a": 1}}, "kwargs | not a function"),
+    "a function without a colon": ({"path": "a.b", "format": "function"}, "package.module:function | a.b"),
+    "no path": ({"path": ""}, "needs a path"),
+}
 
 
-@pytest.mark.parametrize(("options", "pieces"), [case[1:] for case in PLACES], ids=[c[0] for c in PLACES])
-def test_a_source_that_is_not_there_is_refused_with_its_name(tmp_path: Path, monkeypatch, options, pieces) -> None:
+@pytest.mark.parametrize("case", PLACES)
+def test_a_source_that_is_not_there_is_refused_with_its_name(tmp_path: Path, monkeypatch, case: str) -> None:
+    options, told = PLACES[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "review.jsonl").write_bytes(jsonl(PAIR))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "inside.txt").write_text("x")
     with pytest.raises(UserError) as caught:
         load_rows([DataSource(**options)])
-    assert_says(caught.value, pieces)
+    assert_says(caught.value, told)
 
 
 USER_FAULTS = {
@@ -302,7 +262,7 @@ def test_what_a_user_function_raises_is_told_with_its_place(fault: str, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError) as caught:
         load_rows([DataSource(path=f"{module}:rows")])
-    assert_says(caught.value, [f"{module}:rows", told] + ([f"{module}.py, line"] if "returned" not in told else []))
+    assert_says(caught.value, f"{module}:rows | {told}" + ("" if "returned" in told else f" | {module}.py, line"))
 
 
 def load(kind: str, rows) -> None:
@@ -316,8 +276,9 @@ def load(kind: str, rows) -> None:
             load_preference_pairs(rows, tokenizer, PairOptions())
 
 
-def assert_says(error: Exception, pieces: list[str]) -> None:
+def assert_says(error: Exception, told: str) -> None:
+    """`told`: pieces of the message, parted by ` | `."""
     message = str(error)
-    missing = [piece for piece in pieces if piece not in message]
+    missing = [piece for piece in told.split(" | ") if piece not in message]
     assert not missing, f"{missing} not in: {message}"
     assert "\n" not in message

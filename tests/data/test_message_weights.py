@@ -1,6 +1,7 @@
 """A turn that the data say is not to be learned is read, and nothing of it is learned: SFT, pairs and KTO."""
 
 import json
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import DataError, ModelError
-from real_data import real_data
 
 ASK = {"role": "user", "content": "is it?"}
 YES, NO = ({"role": "assistant", "content": text} for text in ("yes", "no"))
@@ -34,9 +34,13 @@ def load(tokenizer: Any, *values: dict[str, Any], **options: Any) -> tuple[list[
     return shown, str(report)
 
 
-@pytest.mark.parametrize("key", UNLEARNED, ids=str)
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.rewrites])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    list(zip([name for name, family in FAMILIES.items() if not family.rewrites], cycle(UNLEARNED), strict=False)),
+    ids=str,
+)
 def test_a_turn_of_weight_0_is_context_under_every_template(name: str, key: dict) -> None:
+    """Each form of the weight with some of the templates: it is read before a template sees the messages."""
     tokenizer = FAMILIES[name].tokenizer()
     plain = [ASK, NO, ASK, YES]
     ((whole, counted),), _ = load(tokenizer, {"messages": [ASK, {**NO, **key}, ASK, YES]})
@@ -170,10 +174,8 @@ def test_a_prompt_carries_no_weights() -> None:
     assert not report.unread
 
 
-def test_the_case_of_the_fine_tuning_format() -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(real_data("tokenizers", "qwen2.5"))
+def test_the_case_of_the_fine_tuning_format(real_tokenizers) -> None:
+    tokenizer = real_tokenizers["qwen2.5"]
     row = (
         '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "BAD", "weight": 0}, '
         '{"role": "user", "content": "Again"}, {"role": "assistant", "content": "GOOD", "weight": 1}]}'

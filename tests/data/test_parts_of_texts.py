@@ -71,9 +71,8 @@ def can_write(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     return text in tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_what_is_learned_behind_a_prompt_reads_as_it_was_written(kind, prompt: str) -> None:
-    for part in PARTS:
+def test_what_is_learned_behind_a_prompt_reads_as_it_was_written(kind) -> None:
+    for prompt, part in product(PROMPTS, PARTS):
         if can_write(kind, f"a{prompt}{part}"):
             prompt_ids, response_ids = ids(kind, prompt, part)
             assert response_text(kind, prompt_ids, response_ids) == part
@@ -143,11 +142,10 @@ def test_a_text_without_a_prompt_begins_the_whole(kind) -> None:
         assert [*prompt_ids, *response_ids] == [*TextEncoder(kind).start_ids, *begun]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_response_reads_as_what_it_adds_to_its_prompt(kind, seed: int) -> None:
+def test_a_response_reads_as_what_it_adds_to_its_prompt(kind) -> None:
     """Whatever was sampled: with a short end of the prompt the same as with all of it."""
-    draw, compared = random.Random(seed), 0
-    for prompt in [*PROMPTS, "", "Once upon\n" * 9]:
+    draw, compared = random.Random(0), 0
+    for prompt in [*PROMPTS, "", "Once upon\n" * 9] * 4:
         prompt_ids = tuple(kind(prompt)["input_ids"])
         sampled = [draw.randrange(len(kind)) for _ in range(draw.randrange(1, 9))]
         before, after = (kind.decode(list(each), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -157,7 +155,7 @@ def test_a_response_reads_as_what_it_adds_to_its_prompt(kind, seed: int) -> None
             assert response_text(kind, prompt_ids, sampled) == after.removeprefix(before)
         else:  # bytes that are no character spoil one of single bytes before them
             assert response_text(kind, prompt_ids, sampled) == decode(kind, sampled)
-    assert compared > 5
+    assert compared > 20
 
 
 def test_the_end_of_a_prompt_is_short() -> None:

@@ -6,6 +6,7 @@ The oracle is `apply_chat_template` of transformers.
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError
 from proximo.rewards.protocol import read_request, request_body
-from real_data import real_data
 from records_made import response
 from tool_templates import TOOL_FAMILIES
 
@@ -48,9 +48,7 @@ TALK = [ASK, CALLS, RESULT, ANSWER]
 def family(request: pytest.FixtureRequest) -> Any:
     """A tokenizer, and how its template takes a call."""
     if request.param == "qwen 2.5":
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(real_data("tokenizers", "qwen2.5"))
+        return request.getfixturevalue("real_tokenizers")["qwen2.5"]
     return TOOL_FAMILIES[request.param].tokenizer()
 
 
@@ -145,50 +143,37 @@ FORMS_WITHOUT_AN_ID = {
 }
 
 
-@pytest.mark.parametrize("form", [*FORMS_OF_A_CALL, *FORMS_WITHOUT_AN_ID])
-def test_every_form_of_a_call_is_one(form: str) -> None:
-    message = (FORMS_OF_A_CALL | FORMS_WITHOUT_AN_ID)[form]
-    call = CALL if form in FORMS_OF_A_CALL else {key: value for key, value in CALL.items() if key != "id"}
-    (row,) = rows({"messages": [message]})
-    assert messages_cell(row, "messages") == ({**CALLS, "tool_calls": [call]},)
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        {"from": "observation", "value": "wet"},
-        {"from": "tool", "value": "wet"},
-        {"role": "function", "content": "wet"},
-        {"role": "tool", "content": [{"type": "text", "text": "wet"}]},
-    ],
-)
-def test_every_form_of_what_a_tool_returns_is_one(result: dict) -> None:
-    assert messages_cell(rows({"messages": [result]})[0], "messages") == ({"role": "tool", "content": "wet"},)
-
-
+RESULTS = [
+    {"from": "observation", "value": "wet"},
+    {"from": "tool", "value": "wet"},
+    {"role": "function", "content": "wet"},
+    {"role": "tool", "content": [{"type": "text", "text": "wet"}]},
+]
 FUNCTION = WEATHER["function"]
+TOOLS = [[WEATHER], WEATHER, [FUNCTION], json.dumps([WEATHER]), json.dumps(FUNCTION), [json.dumps(WEATHER)]]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [[WEATHER], WEATHER, [FUNCTION], json.dumps([WEATHER]), json.dumps(FUNCTION), [json.dumps(WEATHER)]],
-)
-def test_every_form_of_the_tools_is_one(given: Any) -> None:
-    assert tools_cell(rows({"tools": given})[0]) == [WEATHER]
+def test_every_form_of_a_call_of_its_result_and_of_the_tools_is_one() -> None:
+    for form, message in (FORMS_OF_A_CALL | FORMS_WITHOUT_AN_ID).items():
+        call = CALL if form in FORMS_OF_A_CALL else {key: value for key, value in CALL.items() if key != "id"}
+        (row,) = rows({"messages": [message]})
+        assert messages_cell(row, "messages") == ({**CALLS, "tool_calls": [call]},), form
+    for result in RESULTS:
+        assert messages_cell(rows({"messages": [result]})[0], "messages") == ({"role": "tool", "content": "wet"},)
+    for tools in TOOLS:
+        assert tools_cell(rows({"tools": tools})[0]) == [WEATHER], tools
 
 
-@pytest.mark.parametrize("given", [None, "", " ", [], "[]", "null"])
-def test_no_tools_are_none(given: Any, family) -> None:
-    assert learned(family, {"messages": [ASK, ANSWER], "tools": given})[0] == rendered(
-        family, [ASK, ANSWER], tools=None
-    ).rstrip("\n")
+def test_no_tools_are_none(family) -> None:
+    bare = rendered(family, [ASK, ANSWER], tools=None).rstrip("\n")
+    for given in (None, "", " ", [], "[]", "null"):
+        assert learned(family, {"messages": [ASK, ANSWER], "tools": given})[0] == bare
 
 
-@pytest.mark.parametrize("empty", [None, [], "", {}, "[]"])
-@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
-def test_calls_that_call_nothing_are_as_if_absent(key: str, empty: Any) -> None:
-    (row,) = rows({"messages": [{**ASK, key: empty, "name": None}, {**ANSWER, key: empty}]})
-    assert messages_cell(row, "messages") == (ASK, ANSWER)
+def test_calls_that_call_nothing_are_as_if_absent() -> None:
+    for key, empty in product(("tool_calls", "function_call"), (None, [], "", {}, "[]")):
+        (row,) = rows({"messages": [{**ASK, key: empty, "name": None}, {**ANSWER, key: empty}]})
+        assert messages_cell(row, "messages") == (ASK, ANSWER), (key, empty)
 
 
 def test_nulls_that_a_table_adds_are_in_no_schema_and_no_call(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """SFT, reward models, DPO and KTO on one, two and three ranks: the same losses, gradients, evaluations and weights."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from distributed.supervised_runs import (
     EVERY_WAY,
     FULL,
     GRADS,
+    NUM_UPDATES,
     OFFLOADED,
     REPLICATE,
     TIGHT,
@@ -24,10 +25,13 @@ from distributed.supervised_runs import (
 )
 from tiny_runs import LORA, make_inputs
 
+FEW_UPDATES = 8
+"""The first ones of a run that has `NUM_UPDATES`."""
+
 
 @cache
-def on_one_rank(trainer: Trainer, case: str) -> dict[str, Any]:
-    return run_case(trainer, case, {})
+def on_one_rank(trainer: Trainer, case: str, num_updates: int = FEW_UPDATES) -> dict[str, Any]:
+    return run_case(trainer, case, {}, num_updates=num_updates)
 
 
 @cache
@@ -56,9 +60,11 @@ def check(found: dict[str, Any], wanted: dict[str, Any], bound: float) -> None:
         assert difference < bound, name
 
 
-def check_case(ranks: Ranks, trainer: Trainer, case: str, devices: dict[str, Any]) -> None:
-    wanted = on_one_rank(trainer, case)
-    results = ranks.run(run_case, trainer, case, devices)
+def check_case(
+    ranks: Ranks, trainer: Trainer, case: str, devices: dict[str, Any], num_updates: int = FEW_UPDATES
+) -> None:
+    wanted = on_one_rank(trainer, case, num_updates)
+    results = ranks.run(partial(run_case, num_updates=num_updates), trainer, case, devices)
     for found in results:
         check(found, wanted, TIGHT)
         # What the ranks log and decide by is the same to the last bit.
@@ -116,7 +122,7 @@ def test_three_ranks_train_as_one_also_where_two_of_them_have_no_row(
 def test_experts_are_balanced_over_all_ranks(two: Ranks, trainer: Trainer, case: str, devices: dict[str, Any]) -> None:
     wanted = on_one_rank(trainer, case)
     assert any(name.endswith("/balancing_loss") for name in wanted["lines"][0])
-    for found in two.run(run_case, trainer, case, devices):
+    for found in two.run(partial(run_case, num_updates=FEW_UPDATES), trainer, case, devices):
         check(found, wanted, 1e-4)  # routers compute in float32
 
 
@@ -126,8 +132,8 @@ def test_experts_are_balanced_over_all_ranks(two: Ranks, trainer: Trainer, case:
 def test_two_and_three_ranks_train_every_case_as_one_however_the_model_lies(
     two: Ranks, three: Ranks, trainer: Trainer, case: str, devices: dict[str, Any]
 ) -> None:
-    check_case(two, trainer, case, devices)
-    check_case(three, trainer, case, devices)
+    for ranks in (two, three):
+        check_case(ranks, trainer, case, devices, NUM_UPDATES)
 
 
 def check_gradients(ranks: Ranks, trainer: Trainer, case: str, devices: dict[str, Any], bound: float) -> None:
@@ -157,7 +163,7 @@ def test_gradients_in_bf16_are_those_of_one_rank(two: Ranks, trainer: Trainer, d
 
 
 def test_dropout_repeats_itself_on_ranks_and_is_not_that_of_one_rank(two: Ranks) -> None:
-    first, again = (two.run(run_case, "sft", "dropout", FULL)[0] for _ in range(2))
+    first, again = (two.run(partial(run_case, num_updates=FEW_UPDATES), "sft", "dropout", FULL)[0] for _ in range(2))
     assert first["lines"] == again["lines"]
     wanted = on_one_rank("sft", "dropout")
     assert relative(first["lines"][0]["sft/loss"], wanted["lines"][0]["sft/loss"]) > 1e-4

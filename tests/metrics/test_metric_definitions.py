@@ -16,28 +16,13 @@ from proximo.trainer_kinds import trainer_kinds
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-def test_no_metric_is_declared_twice():
+def test_every_metric_is_declared_once_with_a_unit_and_a_definition_that_is_a_sentence():
     names = [metric.name for metric in catalogue().metrics]
     assert len(names) == len(set(names))
-    for name in names:
-        assert sum(metric.matches(name) for metric in catalogue().metrics if not metric.is_pattern) <= 1
-
-
-def test_every_metric_has_a_unit_and_a_definition_that_is_a_sentence():
     for metric in catalogue().metrics:
+        assert sum(each.matches(metric.name) for each in catalogue().metrics if not each.is_pattern) <= 1
         assert metric.unit, metric.name
         assert metric.definition.endswith("."), metric.name
-
-
-def test_every_curve_and_every_rule_has_its_texts():
-    for trainer in trainer_kinds():
-        assert all(curve.healthy for curve in trainer.metrics.curves)
-        assert all(rule.when and rule.advice for rule in trainer.metrics.rules)
-
-
-def test_an_unknown_name_is_refused_with_the_nearest_one():
-    with pytest.raises(UnknownMetricError, match="nearest is 'kl/sequence'"):
-        catalogue().find("kl/sequnce")
 
 
 def test_a_name_is_looked_up_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
@@ -54,15 +39,14 @@ def test_a_name_is_looked_up_once_however_often_it_is_asked_for(monkeypatch: pyt
     assert asked.count("score/mean") == place[0] + 1
 
 
-def test_a_component_may_have_any_name_of_one_segment():
+def test_a_component_may_have_any_name_of_one_segment_and_what_does_not_fit_is_unknown():
     assert catalogue().find("score/is-warm_2.0/mean").name == "score/<component>/mean"
     assert catalogue().find("evaluation/score/form").name == "evaluation/score/<component>"
-
-
-@pytest.mark.parametrize("name", ["score/a/b/mean", "score//mean", "score/a b/mean", "score/a/mean/x", "xscore/a/mean"])
-def test_what_does_not_fit_a_pattern_is_unknown(name):
-    with pytest.raises(UnknownMetricError):
-        catalogue().find(name)
+    for name in ("score/a/b/mean", "score//mean", "score/a b/mean", "score/a/mean/x", "xscore/a/mean"):
+        with pytest.raises(UnknownMetricError):
+            catalogue().find(name)
+    with pytest.raises(UnknownMetricError, match="nearest is 'kl/sequence'"):
+        catalogue().find("kl/sequnce")
 
 
 def test_times_and_memory_are_left_out_of_what_a_second_run_must_repeat():
@@ -76,20 +60,18 @@ def test_times_and_memory_are_left_out_of_what_a_second_run_must_repeat():
     assert catalogue().repeatable(line) == {"step": 3, "score/mean": 1.0}
 
 
-def test_every_watched_and_shown_name_is_declared():
-    for trainer in trainer_kinds():
-        shown = trainer.metrics.before_after.values()
-        names = [*trainer.metrics.watched, *(name for several in shown for name in several)]
-        assert names
-        assert all(catalogue().find(name) for name in names)
-
-
-def test_every_trace_of_a_curve_is_declared():
+def test_every_name_that_a_trainer_shows_is_declared_and_every_curve_and_rule_has_its_texts():
     declared = {metric.name for metric in catalogue().metrics}
-    for curves in (trainer.metrics.curves for trainer in trainer_kinds()):
-        assert len({curve.key for curve in curves}) == len(curves)
-        for curve in curves:
+    for metrics in (trainer.metrics for trainer in trainer_kinds()):
+        assert metrics.watched
+        assert all(
+            map(catalogue().find, [*metrics.watched, *(n for each in metrics.before_after.values() for n in each)])
+        )
+        assert len({curve.key for curve in metrics.curves}) == len(metrics.curves)
+        for curve in metrics.curves:
             assert {trace.name for trace in curve.traces} <= declared, curve.title
+            assert curve.healthy, curve.title
+        assert all(rule.when and rule.advice for rule in metrics.rules)
 
 
 def test_every_rule_asks_for_declared_metrics_only():
@@ -133,9 +115,5 @@ def test_the_documentation_has_every_metric_every_alarm_and_every_reduction():
     assert all(rule.title in page for trainer in trainer_kinds() for rule in trainer.metrics.rules)
     assert {metric.reduction for metric in catalogue().metrics} <= set(REDUCTIONS)
     assert all(f"### {trainer.title}\n" in page for trainer in trainer_kinds())
-
-
-def test_no_table_row_of_the_documentation_is_torn_by_a_bar():
-    for row in metrics_page().splitlines():
-        if row.startswith("| `"):
-            assert len(re.findall(r"(?<!\\)\|", row)) in (3, 6), row
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) in (3, 6) for row in rows), "a row is torn by a bar"

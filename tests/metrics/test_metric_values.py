@@ -23,22 +23,6 @@ def combined(values):
     return result
 
 
-def test_a_mean_of_parts_is_the_mean_of_everything_and_not_the_mean_of_means():
-    short, long = Mean(total=10.0, count=1), Mean(total=9.0, count=9)
-    assert combine(short, long).value == pytest.approx(1.9)
-    assert combine(short, long).value != pytest.approx((10.0 + 1.0) / 2)
-
-
-def test_an_exponential_mean_combines_before_the_exponential():
-    both = combine(ExponentialMean(math.log(2), 1), ExponentialMean(math.log(32), 1))
-    assert both.value == pytest.approx(8.0)
-    assert both.value != pytest.approx((2 + 32) / 2)
-
-
-def test_an_exponential_mean_that_is_out_of_range_is_infinite_and_not_an_exception():
-    assert ExponentialMean(1e6, 1).value == math.inf
-
-
 @pytest.mark.parametrize(
     ("kind", "whole"),
     [
@@ -57,10 +41,6 @@ def test_a_deviation_keeps_its_digits_beside_a_large_mean():
     numbers = [1e9 + rng.gauss(0, 1) for _ in range(400)]
     joined = combined([Deviation.of(numbers[start : start + 40]) for start in range(0, 400, 40)])
     assert joined.value == pytest.approx(statistics.pstdev(numbers), rel=1e-6)
-
-
-def test_one_value_has_a_deviation_of_zero_and_not_nan():
-    assert Deviation.of([4.0]).value == 0.0
 
 
 @pytest.mark.parametrize("empty", [Mean(0, 0), ExponentialMean(0, 0), Deviation.of([]), Max(), Last()])
@@ -83,26 +63,19 @@ def test_nothing_combined_with_something_is_something(empty, full):
     assert combine(full, empty).value == full.value
 
 
-def test_a_sum_of_nothing_is_zero():
-    assert Sum().value == 0
-    assert combine(Sum(2), Sum(3)).value == 5
-
-
-def test_the_last_value_wins():
-    assert combine(Last(1.0), Last(0.5)).value == 0.5
-
-
-def test_a_nan_is_not_lost_among_numbers():
+def test_values_combine_by_their_own_rule():
+    assert combine(Mean(total=10.0, count=1), Mean(total=9.0, count=9)).value == pytest.approx(1.9)
+    assert combine(ExponentialMean(math.log(2), 1), ExponentialMean(math.log(32), 1)).value == pytest.approx(8.0)
+    assert ExponentialMean(1e6, 1).value == math.inf
+    assert Deviation.of([4.0]).value == 0.0
+    assert (Sum().value, combine(Sum(2), Sum(3)).value, combine(Last(1.0), Last(0.5)).value) == (0, 5, 0.5)
     for first, second in pairwise([1.0, math.nan, 1.0]):
         assert math.isnan(combine(Max(first), Max(second)).value)
 
 
-def test_values_of_two_kinds_do_not_combine():
+def test_what_cannot_be_combined_or_counted_is_refused():
     with pytest.raises(TypeError, match="Mean was to be combined with a Sum"):
         combine(Mean(1, 1), Sum(1))
-
-
-@pytest.mark.parametrize("count", [-1, math.nan, math.inf])
-def test_a_count_that_is_no_count_is_refused(count):
-    with pytest.raises(ValueError, match="count"):
-        Mean(1.0, count)
+    for count in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="count"):
+            Mean(1.0, count)

@@ -11,7 +11,7 @@ import pytest
 from proximo.metrics.calibration import calibration
 from proximo.metrics.definitions import Curve, Style, Trace
 from proximo.metrics.report import plots
-from proximo.metrics.report.plots import downsampled, draw_calibration, draw_curve, smoothed
+from proximo.metrics.report.plots import Plot, downsampled, draw_calibration, draw_curve, smoothed
 from proximo.metrics.report.svg import figure_to_svg
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
@@ -32,6 +32,12 @@ def run_of(num_steps: int, *names: str) -> Run:
         name="run",
         lines=tuple({"step": step} | {name: rng.gauss(0, 1) + 5 for name in names} for step in range(num_steps)),
     )
+
+
+def drawn(curve: Curve, run: Run, key: str = "a") -> Plot:
+    plot = draw_curve(curve, run, key=key)
+    assert plot is not None
+    return plot
 
 
 def ids(svg: str) -> list[str]:
@@ -64,37 +70,27 @@ def test_the_same_run_gives_the_same_bytes():
 @pytest.mark.parametrize("curve", [CURVE, TIME])
 def test_a_curve_that_was_drawn_is_not_drawn_again_for_another_page(curve, monkeypatch):
     plots._drawing.cache_clear()
-    drawn = []
-    monkeypatch.setattr(plots, "figure_to_svg", lambda figure: drawn.append(figure) or figure_to_svg(figure))
+    figures = []
+    monkeypatch.setattr(plots, "figure_to_svg", lambda figure: figures.append(figure) or figure_to_svg(figure))
     names = [trace.name for trace in curve.traces]
-    first = draw_curve(curve, run_of(300, *names), key="a")
-    again = draw_curve(curve, run_of(300, *names), key="b")
-    assert len(drawn) == 1
-    assert first is not None
-    assert again is not None
+    first, again = (drawn(curve, run_of(300, *names), key) for key in ("a", "b"))
+    assert len(figures) == 1
     assert first.svg.replace("a-", "b-") == again.svg.replace("a-", "b-")
     draw_curve(curve, run_of(299, *names), key="a")
-    assert len(drawn) == 2
+    assert len(figures) == 2
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 29, 30, 300, 20_000])
 def test_a_run_of_any_length_gives_a_small_drawing(num_steps):
     names = [trace.name for trace in TIME.traces]
     for curve in (CURVE, TIME):
-        plot = draw_curve(curve, run_of(num_steps, "score/mean", "evaluation/score", *names), key="k")
-        assert plot is not None
+        plot = drawn(curve, run_of(num_steps, "score/mean", "evaluation/score", *names))
         assert len(plot.svg.encode()) < 40_000
-
-
-def test_a_curve_without_its_metrics_is_not_drawn():
-    assert draw_curve(CURVE, run_of(9, "kl/sequence"), key="a") is None
 
 
 def test_two_drawings_in_a_page_share_no_id_and_refer_to_their_own():
     run = run_of(50, "score/mean", "evaluation/score")
-    first, second = draw_curve(CURVE, run, key="a"), draw_curve(CURVE, run, key="b")
-    assert first is not None
-    assert second is not None
+    first, second = drawn(CURVE, run), drawn(CURVE, run, "b")
     both = ids(first.svg) + ids(second.svg)
     assert both
     assert len(both) == len(set(both))
@@ -102,57 +98,35 @@ def test_two_drawings_in_a_page_share_no_id_and_refer_to_their_own():
         assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) == set(ids(svg))
 
 
-def test_a_drawing_has_text_as_text_and_colours_of_the_page():
-    plot = draw_curve(CURVE, run_of(50, "score/mean", "evaluation/score"), key="a")
-    assert plot is not None
-    assert ">step</text>" in plot.svg
-    assert "var(--c1)" in plot.svg
-    assert "var(--c2)" in plot.svg
-    assert not re.findall(r"#[0-9a-f]{6}\b", plot.svg)
-
-
-def test_a_drawing_names_no_place_outside_itself():
-    plot = draw_curve(CURVE, run_of(50, "score/mean"), key="a")
-    assert plot is not None
-    assert "http" not in plot.svg
-    assert "<metadata" not in plot.svg
-
-
-def test_a_drawing_styles_nothing_but_itself():
-    plot = draw_curve(CURVE, run_of(50, "score/mean"), key="a")
-    assert plot is not None
-    assert "<style" not in plot.svg
-
-
-def test_a_drawing_is_balanced_and_its_description_escaped():
-    for curve in (CURVE, TIME):
-        plot = draw_curve(curve, run_of(40, "score/mean", "evaluation/score", "time/score_seconds"), key="a")
-        assert plot is not None
-        parser = Balance()
-        parser.feed(plot.svg)
-        assert parser.open == []
-        assert "<of" not in plot.svg
+@pytest.mark.parametrize("curve", [CURVE, TIME])
+def test_a_drawing_has_text_as_text_colours_of_the_page_and_nothing_outside_itself(curve):
+    assert draw_curve(curve, run_of(9, "kl/sequence"), key="a") is None
+    svg = drawn(curve, run_of(50, "score/mean", "evaluation/score", "time/score_seconds")).svg
+    assert ">step</text>" in svg
+    assert "var(--c" in svg
+    assert not re.findall(r"#[0-9a-f]{6}\b", svg)
+    assert not [word for word in ("http", "<metadata", "<style", "<of") if word in svg]
+    parser = Balance()
+    parser.feed(svg)
+    assert parser.open == []
 
 
 def test_small_numbers_on_an_axis_are_not_rounded_with_the_coordinates():
     lines = tuple({"step": step, "score/mean": 0.0001 * step} for step in range(1, 4))
-    plot = draw_curve(CURVE, Run(name="run", lines=lines), key="a")
-    assert plot is not None
+    plot = drawn(CURVE, Run(name="run", lines=lines))
     assert "0.0002</text>" in plot.svg
 
 
 def test_components_become_a_trace_each():
     curve = next(curve for curve in PPO.metrics.curves if curve.key == "components")
-    plot = draw_curve(curve, run_of(5, "score/warmth/mean", "score/form/mean", "score/mean"), key="a")
-    assert plot is not None
+    plot = drawn(curve, run_of(5, "score/warmth/mean", "score/form/mean", "score/mean"))
     assert plot.legend == ((1, "form"), (2, "warmth"))
 
 
 def test_an_early_outlier_does_not_flatten_the_rest():
     curve = next(curve for curve in PPO.metrics.curves if curve.key == "explained")
     lines = tuple({"step": step, "value/explained_variance": -400.0 if step == 0 else 0.5} for step in range(9))
-    plot = draw_curve(curve, Run(name="run", lines=lines), key="a")
-    assert plot is not None
+    plot = drawn(curve, Run(name="run", lines=lines))
     assert "-400" not in re.sub(r"<[^>]*>", "", plot.svg)
 
 
@@ -178,16 +152,13 @@ def test_buckets_keep_the_mean_and_the_order():
     assert list(thin.steps) == sorted(thin.steps)
 
 
-def test_smoothing_leaves_a_straight_line_as_it_is_to_its_ends():
-    series = Series(tuple(range(100)), tuple(3.0 - 0.5 * step for step in range(100)))
-    assert smoothed(series).values == pytest.approx(series.values)
-
-
-def test_smoothing_takes_noise_away_also_at_the_ends():
+def test_smoothing_takes_noise_away_also_at_the_ends_and_leaves_a_straight_line_as_it_is():
     rng = random.Random(3)
     series = Series(tuple(range(160)), tuple(rng.gauss(0, 1) for _ in range(160)))
     smooth = smoothed(series).values
     assert max(abs(value) for value in smooth) < 0.75 * max(abs(value) for value in series.values)
+    straight = Series(tuple(range(100)), tuple(3.0 - 0.5 * step for step in range(100)))
+    assert smoothed(straight).values == pytest.approx(straight.values)
 
 
 def strokes(svg: str) -> list[str]:
@@ -202,8 +173,7 @@ def test_two_measurements_are_points_and_three_are_joined(style):
             Trace("score/mean", "", style),
             healthy="",
         )
-        plot = draw_curve(curve, run_of(num_steps, "score/mean"), key="a")
-        assert plot is not None
+        plot = drawn(curve, run_of(num_steps, "score/mean"))
         assert bool(strokes(plot.svg)) == joined, num_steps
         assert joined or plot.svg.count("<use") >= num_steps
 
@@ -225,8 +195,7 @@ def test_a_share_is_drawn_from_0_to_1(monkeypatch):
 
 def test_text_is_at_least_12_pixels_high_on_a_narrow_phone(tmp_path):
     """A page of 320 pixels leaves what its style sheet says to a picture, which is as wide as its view box."""
-    plot = draw_curve(CURVE, run_of(50, "score/mean"), key="a")
-    assert plot is not None
+    plot = drawn(CURVE, run_of(50, "score/mean"))
     width = float(re.search(r'viewBox="0 0 ([0-9.]+)', plot.svg).group(1))
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?([0-9.]+)px", plot.svg)]
     assert sizes
@@ -241,8 +210,7 @@ def test_the_readout_places_each_point_where_the_drawing_has_it(style):
         healthy="",
     )
     lines = tuple({"step": step, "a/b": value} for step, value in ((2, 1.5), (5, -1.0), (6, 0.25), (11, 2.0)))
-    plot = draw_curve(curve, Run(name="run", lines=lines), key="a")
-    assert plot is not None
+    plot = drawn(curve, Run(name="run", lines=lines))
     found = json.loads(plot.readout)
     (series,) = found["series"]
     assert (series["label"], series["colour"], series["x"], series["mean_of"]) == ("label", 1, [2, 5, 6, 11], 1)
@@ -254,15 +222,14 @@ def test_the_readout_places_each_point_where_the_drawing_has_it(style):
         )
         for x, y in zip(series["x"], series["y"], strict=True)
     ]
-    drawn = [tuple(float(number) for number in pair) for pair in re.findall(r"[ML] (\S+) (\S+)", strokes(plot.svg)[0])]
+    stroke = re.findall(r"[ML] (\S+) (\S+)", strokes(plot.svg)[0])
     assert [part for place in places for part in place] == pytest.approx(
-        [part for each in drawn for part in each], abs=0.2
+        [float(part) for each in stroke for part in each], abs=0.2
     )
 
 
 def test_the_readout_of_a_long_run_has_the_means_that_are_drawn():
-    plot = draw_curve(CURVE, run_of(1000, "score/mean", "evaluation/score"), key="a")
-    assert plot is not None
+    plot = drawn(CURVE, run_of(1000, "score/mean", "evaluation/score"))
     training, held_out = json.loads(plot.readout)["series"]
     assert (len(training["y"]), training["mean_of"]) == (plots.MAX_POINTS, 7)
     assert (len(held_out["y"]), held_out["mean_of"]) == (plots.MAX_MARKS, 17)

@@ -166,32 +166,22 @@ def test_a_password_in_an_address_is_not_passed_around_with_the_page(tmp_path: P
     assert "hunter2" not in page
 
 
-def test_whatever_comes_from_data_is_escaped(tmp_path: Path):
-    path = write_report(write_ppo_run(tmp_path / "run", num_steps=3, hostile=True))
+def test_whatever_comes_from_data_or_the_name_of_the_folder_is_escaped(tmp_path: Path):
+    path = write_report(write_ppo_run(tmp_path / "<i>run & more", num_steps=3, hostile=True))
     page = read_page(path)
     assert page.tags.count("script") == 1
     assert page.text.count(HOSTILE) >= 20
     assert path.read_text().count("<script") == 1
-
-
-def test_the_name_of_a_folder_is_escaped_too(tmp_path: Path):
-    page = read_page(write_report(write_ppo_run(tmp_path / "<i>run & more", num_steps=2)))
     assert "<i>run & more" in page.text
     assert "i" not in page.tags[: page.tags.index("main")]
 
 
-def test_the_same_files_give_the_same_bytes(ppo_report: Path):
-    before = ppo_report.read_bytes()
-    assert write_report(ppo_report.parent).read_bytes() == before
-
-
-def test_no_other_file_is_left_or_changed(tmp_path: Path):
+def test_the_same_files_give_the_same_bytes_and_no_other_is_left_or_changed(tmp_path: Path):
     run = write_ppo_run(tmp_path / "run", num_steps=3)
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    write_report(run)
-    after = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert after.pop("report.html")
-    assert after == before
+    page = write_report(run).read_bytes()
+    assert write_report(run).read_bytes() == page
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before | {"report.html": page}
 
 
 def test_ids_are_unique_in_a_page_of_three_stages(tmp_path: Path):
@@ -243,15 +233,30 @@ def test_a_pipeline_report_shows_the_stages_that_there_are(tmp_path: Path):
     assert "no step recorded yet" in page.text
 
 
-def test_a_folder_without_stages_is_no_pipeline(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="sft, reward, prm, dpo, kto, ppo"):
-        write_pipeline_report(tmp_path)
-
-
-def test_a_missing_folder_is_an_error_and_an_empty_one_is_not(tmp_path: Path):
+def test_a_missing_folder_or_one_without_stages_is_an_error_and_an_empty_one_is_not(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         write_report(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="sft, reward, prm, dpo, kto, ppo"):
+        write_pipeline_report(tmp_path)
     assert "no step recorded yet" in read_page(write_report(tmp_path)).text
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (sample(3, 0, "train", response="newest of all"), "newest of all"),
+        (sample(0, 0, response="the very first", score=None, components={}), "Before step 0 the very first"),
+        ({"step": 4, "kind": "evaluation", "prompt_id": "a", "prompt": "Once", "response": " upon a"}, "upon a"),
+        (sample(0, 0, response="broken \ud83d here\x00"), "broken ? here"),
+    ],
+)
+def test_one_answer_of_any_kind_is_shown(answer: dict, shown: str, tmp_path: Path):
+    write_lines(tmp_path / "samples.jsonl", [answer])
+    (tmp_path / "config.resolved.json").write_text(json.dumps({"model": {"path": None, "layers": [1, 2]}}))
+    text = read_page(write_report(tmp_path)).text
+    assert shown in text
+    assert "None" not in text
+    assert "model:\n  path: null\n  layers:\n  - 1\n" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("present", ["metrics.jsonl", "samples.jsonl", "config.resolved.json", "environment.json"])
@@ -299,28 +304,3 @@ def test_sample_pairs_join_the_same_prompts_and_show_each_prompt_before_one_of_t
     pairs = pair_samples(read_run(tmp_path))
     found = [(pair.before.response, pair.after.response if pair.after else None) for pair in pairs if pair.before]
     assert found == [("a", "B"), ("c", "C"), ("d", None), ("b", "A")]
-
-
-def test_one_evaluation_or_none_still_shows_samples(tmp_path: Path):
-    write_lines(tmp_path / "samples.jsonl", [sample(3, 0, "train", response="newest of all")])
-    assert "newest of all" in read_page(write_report(tmp_path)).text
-    write_lines(tmp_path / "samples.jsonl", [sample(0, 0, response="the very first", score=None, components={})])
-    assert "Before step 0 the very first" in read_page(write_report(tmp_path)).text
-
-
-def test_answers_without_scores_show_none(tmp_path: Path):
-    record = {"step": 4, "kind": "evaluation", "prompt_id": "a", "prompt": "Once", "response": " upon a time"}
-    write_lines(tmp_path / "samples.jsonl", [record])
-    text = read_page(write_report(tmp_path)).text
-    assert "upon a time" in text
-    assert "None" not in text
-
-
-def test_half_a_character_in_an_answer_does_not_stop_the_report(tmp_path: Path):
-    write_lines(tmp_path / "samples.jsonl", [sample(0, 0, response="broken \ud83d here\x00")])
-    assert "broken ? here" in read_page(write_report(tmp_path)).text
-
-
-def test_configuration_is_shown_as_yaml(tmp_path: Path):
-    (tmp_path / "config.resolved.json").write_text(json.dumps({"model": {"path": None, "layers": [1, 2]}}))
-    assert "model:\n  path: null\n  layers:\n  - 1\n" in write_report(tmp_path).read_text()

@@ -110,18 +110,17 @@ def test_dropout_of_weights_keeps_the_mean_and_is_off_at_zero():
     assert (torch.stack(dropped).mean(dim=0) - plain).abs().max() < 0.35
 
 
-def test_a_wrong_number_of_tokens_is_an_error_and_not_another_result():
-    query, key, value = random_inputs()
-    with pytest.raises(ModelError, match="13 queries and 13 keys for 12 packed tokens"):
-        PackedLayout((5, 7)).attend(query, key, value, AttentionOptions())
-
-
-def test_a_model_called_without_layout_is_a_clear_error():
+def test_a_model_called_without_layout_or_with_another_number_of_tokens_is_a_clear_error():
     model = build_architecture("llama")
     register_attention()
     model.set_attn_implementation(ATTENTION)
     with pytest.raises(ModelError, match="LlamaAttention was called without a layout"):
         model(input_ids=torch.tensor([[3, 4]]))
+    with pytest.raises(ModelError, match="13 queries and 13 keys for 12 packed tokens"):
+        PackedLayout((5, 7)).attend(*random_inputs(), AttentionOptions())
+    assert no_mask(batch_size=1) is None
+    with pytest.raises(ModelError, match="adds its own mask function"):
+        no_mask(batch_size=1, use_vmap=True)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +136,6 @@ def test_what_a_layout_cannot_honour_is_refused(given: dict, mask: Tensor | None
     with pytest.raises(ModelError, match=message), attending(layout):
         layout_attention(nn.Identity(), *random_inputs(), mask, **given)
     assert layout.num_calls == 0
-
-
-def test_a_mask_function_of_the_model_is_refused():
-    assert no_mask(batch_size=1) is None
-    with pytest.raises(ModelError, match="adds its own mask function"):
-        no_mask(batch_size=1, use_vmap=True)
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "stablelm"])

@@ -42,17 +42,15 @@ def test_a_narrowed_reference_gives_the_same_bits(name: str, precision: Precisio
 
 
 def test_what_only_products_read_becomes_bf16_and_nothing_else_does() -> None:
-    reference = policy().frozen_copy()
-    reference.narrow_frozen()
-    wide = {name for name, kind in types(reference).items() if kind is torch.float32}
-    assert {name for name in wide if "norm" not in name} == {"model.embed_tokens.weight"}
-    assert sum("norm" in name for name in wide) == 5
-
-
-def test_a_head_that_multiplies_in_float32_stays_float32() -> None:
-    reference = policy(precision=Precision.BF16_FLOAT32_HEAD).frozen_copy()
-    reference.narrow_frozen()
-    assert types(reference)["lm_head.weight"] is torch.float32
+    wide = {}
+    for precision in (Precision.BF16, Precision.BF16_FLOAT32_HEAD, Precision.FLOAT32):
+        reference = policy(precision=precision).frozen_copy()
+        reference.narrow_frozen()
+        wide[precision] = {name for name, kind in types(reference).items() if kind is torch.float32}
+    assert {name for name in wide[Precision.BF16] if "norm" not in name} == {"model.embed_tokens.weight"}
+    assert sum("norm" in name for name in wide[Precision.BF16]) == 5
+    assert wide[Precision.BF16_FLOAT32_HEAD] == wide[Precision.BF16] | {"lm_head.weight"}
+    assert wide[Precision.FLOAT32] == set(types(reference))
 
 
 @torch.no_grad()
@@ -68,12 +66,6 @@ def test_an_embedding_of_bf16_numbers_is_stored_as_such_and_a_tied_head_with_it(
     assert hidden.equal(model.hidden_states(batch().packed))
     assert hidden.dtype is torch.float32
     assert reference.response_logprobs(batch()).logprobs.equal(model.response_logprobs(batch()).logprobs)
-
-
-def test_in_float32_nothing_is_narrowed() -> None:
-    reference = policy(precision=Precision.FLOAT32).frozen_copy()
-    reference.narrow_frozen()
-    assert set(types(reference).values()) == {torch.float32}
 
 
 def test_what_trains_and_what_it_shares_stays_as_it_is() -> None:

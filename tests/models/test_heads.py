@@ -87,15 +87,6 @@ def test_without_entropy_none_comes_and_the_gradient_is_of_the_logprobs_alone():
         torch.testing.assert_close(without, with_entropy, rtol=1e-12, atol=1e-14)
 
 
-def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_do():
-    head = OutputHead(weight=drawn(VOCABULARY, WIDTH, seed=1))
-    hidden = drawn(NUM_TOKENS, WIDTH).requires_grad_()
-    token_logprobs(hidden, head, TARGETS).logprobs.sum().backward()
-    assert head.weight.grad is None
-    assert hidden.grad is not None
-    assert hidden.grad.abs().sum() > 0
-
-
 def test_a_head_that_is_the_embedding_collects_both_gradients():
     embedding = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
     tokens = torch.arange(NUM_TOKENS) % VOCABULARY
@@ -302,11 +293,3 @@ def test_the_full_kl_is_refused_across_devices_and_vocabularies():
         full_kl(hidden, head, hidden.to("meta"), head)
     with pytest.raises(ModelError, match="for 8 tokens, the policy for 9"):
         full_kl(hidden, head, hidden, OutputHead(weight=head.weight[:8]))
-
-
-def test_a_uniform_distribution_has_the_entropy_of_its_size():
-    head = OutputHead(weight=torch.zeros(VOCABULARY, WIDTH))
-    found = token_logprobs(drawn(3, WIDTH, dtype=torch.float32), head, TARGETS[:3], entropy=True)
-    assert found.entropy is not None
-    assert found.entropy.tolist() == pytest.approx([math.log(VOCABULARY)] * 3)
-    assert found.logprobs.tolist() == pytest.approx([-math.log(VOCABULARY)] * 3)

@@ -1,6 +1,7 @@
 """From folders, configs and seeds to models; one message for each way in which that can fail."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,134 +148,84 @@ def test_a_classifier_keeps_its_head_and_a_language_model_gets_a_fresh_one(folde
         assert again.token_scores(PACKED).equal(reward.token_scores(PACKED))
     assert not load_scalar(folder, HeadStart.ZERO).token_scores(PACKED).any()
     assert load_scalar(folder, HeadStart.NORMAL, seed=4).token_scores(PACKED).equal(reward.token_scores(PACKED))
+    at_random = load_scalar_model(ModelSource(config=CONFIG, seed=1), fresh_head=HeadStart.NORMAL, device=CPU)
+    assert at_random.sequence_scores(PACKED).shape == (2,)
 
 
-def test_a_scalar_model_may_begin_at_random():
-    source = ModelSource(config=CONFIG, seed=1)
-    model = load_scalar_model(source, fresh_head=HeadStart.NORMAL, device=CPU)
-    assert model.sequence_scores(PACKED).shape == (2,)
+def cut_in_half(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
 
 
-def test_a_language_model_is_no_trained_reward_model(folder: Path):
-    with pytest.raises(ModelError, match="without a trained scalar head"):
-        load_scalar(folder)
-
-
-def test_an_adapter_is_no_scalar_model(folder: Path, tmp_path: Path):
-    save_pretrained(load(folder).with_adapter(LoRAOptions(rank=2)).model, tmp_path / "adapter")
-    with pytest.raises(ModelError, match="holds an adapter only"):
-        load_scalar(tmp_path / "adapter", HeadStart.ZERO)
-
-
-def test_a_classifier_of_several_labels_is_refused(folder: Path, tmp_path: Path):
-    AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3).save_pretrained(tmp_path / "three")
-    with pytest.raises(ModelError, match="has 3 labels"):
-        load_scalar(tmp_path / "three")
-
-
-def test_a_classifier_is_no_language_model(folder: Path, tmp_path: Path):
-    save_pretrained(load_scalar(folder, HeadStart.ZERO).model, tmp_path / "reward")
-    with pytest.raises(ModelError, match=r"1 missing: lm_head\.weight; 1 left over: score\.weight"):
-        load(tmp_path / "reward")
-
-
-def missing_folder(folder: Path) -> str:
-    return str(folder / "nothing")
-
-
-def no_config(folder: Path) -> str:
-    (folder / "config.json").unlink()
-    return str(folder)
-
-
-def broken_config(folder: Path) -> str:
-    (folder / "config.json").write_text('{"model_type": "llama", ')
-    return str(folder)
-
-
-def unknown_type(folder: Path) -> str:
-    edit_config(folder, model_type="lama")
-    return str(folder)
-
-
-def no_weights(folder: Path) -> str:
-    (folder / "model.safetensors").unlink()
-    return str(folder)
-
-
-def cut_weights(folder: Path) -> str:
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    return str(folder)
-
-
-def wrong_shape(folder: Path) -> str:
-    edit_config(folder, hidden_size=16)
-    return str(folder)
-
-
-def a_tensor_too_few(folder: Path) -> str:
-    weights = load_file(folder / "model.safetensors")
+def drop_a_tensor(path: Path) -> None:
+    weights = load_file(path)
     del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return str(folder)
+    save_file(weights, path, metadata={"format": "pt"})
 
 
-def a_layer_too_many(folder: Path) -> str:
-    edit_config(folder, num_hidden_layers=1)
-    return str(folder)
-
-
-def an_encoder(folder: Path) -> str:
-    edit_config(folder, model_type="bert")
-    return str(folder)
-
-
-def an_encoder_decoder(folder: Path) -> str:
-    edit_config(folder, model_type="t5", is_encoder_decoder=True)
-    return str(folder)
-
-
-def an_image_model(folder: Path) -> str:
-    edit_config(folder, model_type="vit")
-    return str(folder)
-
-
-def a_quantised_model(folder: Path) -> str:
-    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    return str(folder)
-
-
-def a_hub_name_offline(_: Path) -> str:
-    return "nobody/no-such-model"
-
-
-FAULTS = {
-    missing_folder: "there is no folder .*nothing .seen from .*; give a model folder, or a Hub name",
-    no_config: r"is not a model folder: there is no config\.json in it",
-    broken_config: "the configuration of .* cannot be read",
-    unknown_type: "the configuration of .* cannot be read: .*lama",
-    no_weights: "the weights of .* cannot be read: .*model.safetensors",
-    cut_weights: "the weights of .* cannot be read",
-    wrong_shape: r"do not fit a LlamaForCausalLM: 21 of another shape: lm_head\.weight \(\[61, 32\], not \[61, 16\]\)",
-    a_tensor_too_few: r"do not fit a LlamaForCausalLM: 1 missing: model\.layers\.1\.mlp\.up_proj\.weight",
-    a_layer_too_many: r"9 left over: model\.layers\.1\..* and 5 more",
-    an_encoder: "is an encoder .bert.: its tokens see what follows",
-    an_encoder_decoder: "is an encoder-decoder model .t5.",
-    an_image_model: "is a vit model, and transformers has no causal language model of this type",
-    a_quantised_model: "is quantised",
-    a_hub_name_offline: "the configuration of nobody/no-such-model cannot be read",
+CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown type": ({"model_type": "lama"}, "the configuration of .* cannot be read: .*lama"),
+    "wrong shape": (
+        {"hidden_size": 16},
+        r"do not fit a LlamaForCausalLM: 21 of another shape: lm_head\.weight \(\[61, 32\], not \[61, 16\]\)",
+    ),
+    "a layer too many": ({"num_hidden_layers": 1}, r"9 left over: model\.layers\.1\..* and 5 more"),
+    "an encoder": ({"model_type": "bert"}, "is an encoder .bert.: its tokens see what follows"),
+    "an encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "is an encoder-decoder model .t5."),
+    "an image model": ({"model_type": "vit"}, "is a vit model, and transformers has no causal language model of this"),
+    "a quantised model": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised"),
+}
+FILE_FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "no config": ("config.json", Path.unlink, r"is not a model folder: there is no config\.json in it"),
+    "broken config": (
+        "config.json",
+        lambda path: path.write_text('{"model_type": "llama", '),
+        "the configuration of .* cannot be read",
+    ),
+    "no weights": ("model.safetensors", Path.unlink, "the weights of .* cannot be read: .*model.safetensors"),
+    "cut weights": ("model.safetensors", cut_in_half, "the weights of .* cannot be read"),
+    "a tensor too few": (
+        "model.safetensors",
+        drop_a_tensor,
+        r"do not fit a LlamaForCausalLM: 1 missing: model\.layers\.1\.mlp\.up_proj\.weight",
+    ),
+}
+NAMES = {
+    "llama/nothing": "there is no folder .*nothing .seen from .*; give a model folder, or a Hub name",
+    "nobody/no-such-model": "the configuration of nobody/no-such-model cannot be read",
 }
 
 
-@pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=[fault.__name__ for fault in FAULTS])
-def test_what_cannot_be_loaded_is_one_message(fault, message: str, folder: Path, capfd: pytest.CaptureFixture):
-    path = fault(folder)
+@pytest.mark.parametrize("fault", [*CONFIG_FAULTS, *FILE_FAULTS, *NAMES])
+def test_what_cannot_be_loaded_is_one_message(fault: str, folder: Path, capfd: pytest.CaptureFixture):
+    if fault in CONFIG_FAULTS:
+        changes, message = CONFIG_FAULTS[fault]
+        edit_config(folder, **changes)
+    elif fault in FILE_FAULTS:
+        name, spoil, message = FILE_FAULTS[fault]
+        spoil(folder / name)
+    else:
+        message = NAMES[fault]
+    path = fault if fault.startswith("nobody") else folder / "nothing" if fault in NAMES else folder
     with pytest.raises(ModelError, match=message) as caught:
         load(path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_of_another_kind_is_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(ModelError, match="without a trained scalar head"):
+        load_scalar(folder)
+    save_pretrained(load(folder).with_adapter(LoRAOptions(rank=2)).model, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="holds an adapter only"):
+        load_scalar(tmp_path / "adapter", HeadStart.ZERO)
+    AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3).save_pretrained(tmp_path / "three")
+    with pytest.raises(ModelError, match="has 3 labels"):
+        load_scalar(tmp_path / "three")
+    save_pretrained(load_scalar(folder, HeadStart.ZERO).model, tmp_path / "reward")
+    with pytest.raises(ModelError, match=r"1 missing: lm_head\.weight; 1 left over: score\.weight"):
+        load(tmp_path / "reward")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +271,7 @@ def test_generation_settings_that_no_library_takes_are_named_before_the_weights_
         load(folder)
 
 
-OTHERS = (
+OTHERS = "gemma3 gemma3n gemma4 llama4 mllama qwen3_5 emu3 fuyu git phi4_multimodal moshi".split()
     "gemma3",
     "gemma3n",
     "gemma4",

@@ -129,23 +129,18 @@ def test_a_model_with_broken_weights_is_refused():
         probe_language_model(LanguageModel(model))
 
 
-def test_an_error_inside_the_model_becomes_a_refusal_that_quotes_it(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_inside_the_model_becomes_a_refusal_that_quotes_it_and_no_memory_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
     model = build_architecture("llama")
 
     def broken(*_, **__):
-        raise KeyError("rope")
+        raise error
 
     monkeypatch.setattr(model.model.rotary_emb, "forward", broken)
+    error = KeyError("rope")
     expect_refusal(model, "KeyError: 'rope'")
-
-
-def test_running_out_of_memory_is_no_refusal_of_the_architecture(monkeypatch: pytest.MonkeyPatch):
-    model = build_architecture("llama")
-
-    def broken(*_, **__):
-        raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(model.model.rotary_emb, "forward", broken)
+    error = torch.OutOfMemoryError("no memory")
     with pytest.raises(torch.OutOfMemoryError):
         probe_language_model(LanguageModel(model))
 

@@ -59,10 +59,6 @@ def test_every_end_of_sequence_token_counts(listed: int | list[int] | None, own:
     model.generation_config.eos_token_id = listed
     tokenizer.eos_token = own
     assert end_of_sequence_ids(model, tokenizer) == expected
-
-
-def test_a_model_that_could_never_end_an_answer_is_refused():
-    model, tokenizer = tiny_language_model(), tiny_tokenizer()
     model.generation_config.eos_token_id = tokenizer.eos_token = None
     with pytest.raises(ModelError, match="no answer could end"):
         end_of_sequence_ids(model, tokenizer)
@@ -77,17 +73,11 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused_and_spare_rows_are_not
         check_vocabulary(tiny_language_model(vocab_size=size - 1), tokenizer, role="value")
 
 
-def test_added_tokens_count_in_the_size():
-    tokenizer = tiny_tokenizer()
-    size = vocabulary_size(tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
-    assert vocabulary_size(tokenizer) == size + 1
-
-
 def test_roles_that_read_other_ids_are_refused_with_an_example():
     check_same_vocabulary(tiny_tokenizer(), tiny_tokenizer(), role="value")
     other = tiny_tokenizer()
     other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    assert vocabulary_size(other) == vocabulary_size(tiny_tokenizer()) + 1
     with pytest.raises(
         ModelError, match=r"not that of the value model: they differ in 1 tokens, such as '<\|tool\|>' \(None"
     ):

@@ -2,38 +2,23 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import lengths, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, TrainingError
 from proximo.ppo.selection import best_of, keep_best
-from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Scored, ScoreState
-from proximo.rewards.function import FunctionReward
 from records_made import response, scored
 
 PROMPTS = ["ab", "cde", "f"]
 
 
-def lengths(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
-    return [float(len(text)) for text in responses]
-
-
-def trainer(reward: Any = lengths, **options: Any) -> PPOTrainer:
-    base = {
-        "num_steps": 4,
-        "prompts_per_step": 3,
-        "responses_per_prompt": 2,
-        "samples_per_prompt": 5,
-        "rollout": {"max_new_tokens": 5},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    source = FunctionReward(reward)
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), reward=source, config=PPOConfig(**(base | options)))
+trainer = partial(ppo_trainer, prompts_per_step=3, responses_per_prompt=2, samples_per_prompt=5)
 
 
 def keep(candidates: list[Scored], **options: Any) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import PROMPTS, lengths
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.catalogue import catalogue
@@ -20,7 +21,6 @@ from proximo.ppo.step import trace_step
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Scored
 
-PROMPTS = ["ab", "cde", "f", "gh"]
 BASE = {
     "num_steps": 2,
     "prompts_per_step": 4,
@@ -44,10 +44,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def length(prompts, responses, metadata) -> list[float]:
-    return [float(len(text)) for text in responses]
-
-
 def trainer(*own: OwnCall, **options: Any) -> PPOTrainer:
     value = options.pop("value", None)
     config = PPOConfig(**(BASE | options))
@@ -59,7 +55,7 @@ def weights(made: PPOTrainer) -> torch.Tensor:
 
 
 def seen_by(made: PPOTrainer) -> tuple[TracedCall, ...]:
-    made.train(PROMPTS, reward=length)
+    made.train(PROMPTS, reward=lengths)
     return made.run_step(prompts_of=lambda _: made._prompts(PROMPTS)).trace
 
 
@@ -134,7 +130,7 @@ def test_a_call_that_measures_changes_nothing_and_its_numbers_are_metrics() -> N
         return {"longest": max(len(each.response.token_ids) for each in scored)}
 
     watched, plain = trainer(OwnCall(at="score", does="measure", function=longest)), trainer()
-    (line, _), (expected, _) = (made.train(PROMPTS, reward=length) for made in (watched, plain))
+    (line, _), (expected, _) = (made.train(PROMPTS, reward=lengths) for made in (watched, plain))
     assert line["extra/longest"] == line["response/tokens_max"]
     assert line["time/extra_seconds"] >= 0
     assert torch.equal(weights(watched), weights(plain))
@@ -151,9 +147,9 @@ def test_a_call_that_amends_scores_does_what_another_reward_would() -> None:
         return [3.0 * len(text) for text in responses]
 
     amended, other, plain = trainer(OwnCall(at="score", function=tripled)), trainer(), trainer()
-    amended.train(PROMPTS, reward=length)
+    amended.train(PROMPTS, reward=lengths)
     other.train(PROMPTS, reward=triple_length)
-    plain.train(PROMPTS, reward=length)
+    plain.train(PROMPTS, reward=lengths)
     assert torch.equal(weights(amended), weights(other))
     assert not torch.equal(weights(amended), weights(plain))
 
@@ -165,7 +161,7 @@ def test_advantages_can_be_amended_before_anything_is_learned_from_them() -> Non
 
     made = trainer(OwnCall(at="experience", function=silenced), kl="none")
     before = weights(made)
-    made.train(PROMPTS, reward=length)
+    made.train(PROMPTS, reward=lengths)
     assert torch.equal(weights(made), before)
 
 
@@ -175,7 +171,7 @@ def test_a_call_that_replaces_runs_in_the_place_of_the_steps_own() -> None:
 
     replaced, plain = trainer(OwnCall(at="score", does="replace", function=score)), trainer()
     replaced.train(PROMPTS)
-    plain.train(PROMPTS, reward=length)
+    plain.train(PROMPTS, reward=lengths)
     assert torch.equal(weights(replaced), weights(plain))
 
 
@@ -194,7 +190,7 @@ def test_a_call_at_what_a_step_leaves_out_is_left_out_too() -> None:
     seen: list[Any] = []
     late = OwnCall(at="train_policy", does="measure", function=lambda report, *_: seen.append(report.refusals))
     made = trainer(late, critic_warmup_steps=1)
-    made.train(PROMPTS, reward=length)
+    made.train(PROMPTS, reward=lengths)
     assert seen == [()]
 
 
@@ -205,7 +201,7 @@ def test_an_error_names_the_call_and_nothing_has_changed() -> None:
     made = trainer(OwnCall(at="score", function=broken))
     before = weights(made)
     with pytest.raises(TrainingError, match=r"the call broken of yours at score raised OSError: no disk"):
-        made.train(PROMPTS, reward=length)
+        made.train(PROMPTS, reward=lengths)
     assert made.state.steps_done == 0
     assert torch.equal(weights(made), before)
 
@@ -241,7 +237,7 @@ def test_one_call_alone_may_take_the_place_of_another() -> None:
 def test_what_measures_must_return_numbers_by_name(found: Any, message: str) -> None:
     made = trainer(OwnCall(at="score", does="measure", function=lambda scored, *inputs: found))
     with pytest.raises(ConfigError, match=message):
-        made.train(PROMPTS, reward=length)
+        made.train(PROMPTS, reward=lengths)
 
 
 def test_another_class_of_calls_runs_the_steps_to_the_same_bits() -> None:
@@ -255,7 +251,7 @@ def test_another_class_of_calls_runs_the_steps_to_the_same_bits() -> None:
     listed, plain = trainer(), trainer()
     listed.calls_type = Listing
     for made in (listed, plain):
-        made.train(PROMPTS, reward=length)
+        made.train(PROMPTS, reward=lengths)
     assert ran[:3] == ["generate", "score", "select"]
     assert ran.count("push_weights") == 2
     assert torch.equal(weights(listed), weights(plain))

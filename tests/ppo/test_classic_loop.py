@@ -2,13 +2,13 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo.options import PPOConfig
+from ppo_trainers import LARGE, ppo_trainer
 from proximo.errors import DataError
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Scored
@@ -16,15 +16,7 @@ from proximo.records import Scored
 IDS = [[7, 8, 9], [10, 11], [12, 13, 14, 15], [6]]
 
 
-def trainer(**options) -> PPOTrainer:
-    base = {
-        "num_steps": 4,
-        "prompts_per_step": 4,
-        "rollout": {"max_new_tokens": 6},
-        "policy_optimizer": {"learning_rate": 1e-2},
-        "value_optimizer": {"learning_rate": 1e-2},
-    }
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=PPOConfig(**(base | options)))
+trainer = partial(ppo_trainer, value_optimizer=LARGE)
 
 
 def weights(made: PPOTrainer) -> torch.Tensor:

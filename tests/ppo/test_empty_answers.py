@@ -1,12 +1,13 @@
 """Answers of no token, and of an end-of-sequence token alone, go through every estimator and every option."""
 
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import ppo_trainer
 from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.schema.fields import kinds_of, sections_of
@@ -32,15 +33,7 @@ SHAPED = {
 }
 
 
-def trainer(**options: Any) -> PPOTrainer:
-    base = {
-        "num_steps": 1,
-        "prompts_per_step": 3,
-        "responses_per_prompt": 2,
-        "minibatch_responses": 2,
-        "rollout": {"max_new_tokens": 4},
-    }
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=PPOConfig(**(base | options)))
+trainer = partial(ppo_trainer, num_steps=1, prompts_per_step=3, responses_per_prompt=2, minibatch_responses=2)
 
 
 SCORED_BY_OTHERS = [kind for s in sections_of(Advantage) for kind in kinds_of(s) if not s.needs_greedy]

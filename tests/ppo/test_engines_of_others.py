@@ -1,6 +1,7 @@
 """A trainer with an engine that somebody else wrote: it gets the weights when they change, and its word is checked."""
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from foreign_engine import ForeignEngine
+from ppo_trainers import PROMPTS, count_a, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
@@ -16,24 +18,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.rollout.engine import Holding, fingerprint
 from proximo.rollout.local import LocalEngine
 
-PROMPTS = ["ab", "cde", "f", "gh"]
-
-
-def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
-    return [float(text.count("a")) for text in responses]
-
-
-def trainer(*, engine: Any = None, policy: LanguageModel | None = None, **options: Any) -> PPOTrainer:
-    base = {
-        "num_steps": 3,
-        "prompts_per_step": 4,
-        "responses_per_prompt": 2,
-        "rollout": {"max_new_tokens": 6},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    policy = policy or LanguageModel(tiny_language_model())
-    config = PPOConfig(**(base | options))
-    return PPOTrainer(policy, tiny_tokenizer(), engine=engine, config=config)
+trainer = partial(ppo_trainer, num_steps=3, responses_per_prompt=2)
 
 
 def test_an_engine_of_its_own_weights_gets_them_at_the_start_and_after_every_step() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
 from counting import LiveBytes
+from ppo_trainers import PROMPTS, count_a
 from proximo.config.ppo.options import PPOConfig
 from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
@@ -22,7 +23,6 @@ from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.trainer import PPOTrainer
 
-PROMPTS = ["ab", "cde", "f", "gh"]
 LORA = LoRAOptions(rank=2, alpha=4)
 
 
@@ -71,10 +71,6 @@ def test_an_optimizer_in_the_backward_saves_the_memory_of_the_gradients() -> Non
 def trainer(policy: LanguageModel, *, value: Any = None, **options: Any) -> PPOTrainer:
     base = {"num_steps": 2, "prompts_per_step": 4, "rollout": {"max_new_tokens": 6}}
     return PPOTrainer(policy, tiny_tokenizer(), value=value, config=PPOConfig(**(base | options)))
-
-
-def count_a(prompts, responses, metadata):
-    return [float(text.count("a")) for text in responses]
 
 
 RATES = {"policy_optimizer": {"learning_rate": 1e-2}, "value_optimizer": {"learning_rate": 1e-2}}

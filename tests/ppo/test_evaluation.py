@@ -1,16 +1,16 @@
 """Evaluations with several responses to a prompt, a score that solves it, and the reference's answers beside them."""
 
 import json
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import tiny_language_model
+from ppo_trainers import lengths, ppo_trainer
 from proximo.cli import main
-from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
@@ -25,10 +25,7 @@ from tiny_runs import changed, make_inputs, recipe_of, run
 PROMPTS = ["ab", "cde", "f"]
 
 
-def trainer(policy: Any = None, **options: Any) -> PPOTrainer:
-    base = {"num_steps": 1, "prompts_per_step": 3, "rollout": {"max_new_tokens": 5}}
-    config = PPOConfig(**(base | options))
-    return PPOTrainer(policy or tiny_language_model(), tiny_tokenizer(), config=config)
+trainer = partial(ppo_trainer, num_steps=1, prompts_per_step=3, rollout={"max_new_tokens": 5})
 
 
 def evaluate(made: PPOTrainer, reward: Any) -> Evaluation:
@@ -46,10 +43,6 @@ def by_place(*scores: float | None) -> Any:
     return lambda prompts, responses, metadata: list(scores)
 
 
-def length(prompts: Any, responses: Sequence[str], metadata: Any) -> list[float]:
-    return [float(len(text)) for text in responses]
-
-
 def test_pass_at_k_is_the_mean_over_prompts_of_the_samples_that_have_a_score() -> None:
     made = trainer(evaluation_samples_per_prompt=5, solved_score=1.0)
     found = evaluate(made, by_place(1, 0, 0, 0, 0, 2, 1, 0.9, None, None, 0, 0, 0, 0, 0))
@@ -61,23 +54,23 @@ def test_pass_at_k_is_the_mean_over_prompts_of_the_samples_that_have_a_score() -
     assert value(found, "pass_at_5") == pytest.approx((1 + 0) / 2)
     assert pass_at_k(5, 1, 4) == pytest.approx(4 / 5)
     assert [name for name in found.metrics if "pass" in name] == [f"evaluation/pass_at_{k}" for k in (1, 2, 4, 5)]
-    assert not any("pass" in name for name in evaluate(trainer(), length).metrics)
+    assert not any("pass" in name for name in evaluate(trainer(), lengths).metrics)
 
 
 def test_the_first_sample_of_several_is_the_one_that_stands_alone() -> None:
-    alone, several = evaluate(trainer(), length), evaluate(trainer(evaluation_samples_per_prompt=3), length)
+    alone, several = evaluate(trainer(), lengths), evaluate(trainer(evaluation_samples_per_prompt=3), lengths)
     assert [s.response.token_ids for s in several.scored[::3]] == [s.response.token_ids for s in alone.scored]
 
 
 def test_at_the_start_the_policy_draws_with_the_reference_and_later_it_may_win() -> None:
     made = trainer(evaluate_reference=True)
-    found = evaluate(made, length)
+    found = evaluate(made, lengths)
     assert value(found, "win_rate") == 0.5
     assert [s.response.token_ids for s in found.reference if s] == [s.response.token_ids for s in found.scored]
     with torch.no_grad():
         for weight in made.policy.model.parameters():
             weight.add_(0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
-    moved = evaluate(made, length)
+    moved = evaluate(made, lengths)
     assert [s.response.token_ids for s in moved.reference if s] == [s.response.token_ids for s in found.scored]
     pairs = [(a.score, b.score) for a, b in zip(moved.scored, found.scored, strict=True)]
     assert len(set(pairs)) > 1
@@ -91,11 +84,11 @@ def test_with_an_adapter_the_base_is_asked_and_the_adapter_is_on_again_afterward
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
-    found = evaluate(trainer(LanguageModel(adapted), evaluate_reference=True), length)
-    plain = evaluate(trainer(), length)
+    found = evaluate(trainer(LanguageModel(adapted), evaluate_reference=True), lengths)
+    plain = evaluate(trainer(), lengths)
     assert [s.response.token_ids for s in found.reference if s] == [s.response.token_ids for s in plain.scored]
     assert [s.response.token_ids for s in found.scored] != [s.response.token_ids for s in plain.scored]
-    again = evaluate(trainer(LanguageModel(adapted)), length)
+    again = evaluate(trainer(LanguageModel(adapted)), lengths)
     assert [s.response.token_ids for s in again.scored] == [s.response.token_ids for s in found.scored]
 
 

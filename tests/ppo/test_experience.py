@@ -1,7 +1,9 @@
 """Scores become rewards, rewards advantages; what does not count, counts nowhere. Numbers worked by hand."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.schema.fields import kinds_of, sections_of
 from proximo.ppo.experience import make_experience, token_values
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
-from records_made import response, scored
+from proximo.records import Experience, Passes, Scored, ScoreState
+from records_made import prompt, response, scored
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 
@@ -37,12 +39,6 @@ def build(
     return make_experience(batch, passes, config=config, kl_coefficient=kl_coefficient)[0]
 
 
-def test_the_score_sits_once_on_the_last_token_and_the_kl_on_every_token() -> None:
-    batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
-    made = build(batch, reference=[-1.5, -2.0, -2.0], values=[0.0] * 4, kl={"kind": "reward"})
-    torch.testing.assert_close(made.rewards, torch.tensor([-0.05, 0.0, 2.1]), **CLOSE)
-
-
 @pytest.mark.parametrize(
     ("measure", "penalty"), [("k1", -0.5), ("k2", 0.125), ("abs", 0.5), ("k3", 0.148721), ("full", 0.7)]
 )
@@ -54,44 +50,9 @@ def test_each_measure_of_the_kl_enters_the_reward(measure: str, penalty: float) 
     torch.testing.assert_close(made.rewards, torch.tensor([-penalty]), **CLOSE)
 
 
-def test_gae_with_gamma_and_lambda_one_gives_the_score_minus_the_value() -> None:
-    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"gae_lambda": 1.0})
-    torch.testing.assert_close(made.advantages, torch.tensor([0.8, 0.7, 0.6]), **CLOSE)
-    torch.testing.assert_close(made.returns, torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
-    torch.testing.assert_close(token_values(made), torch.tensor([0.2, 0.3, 0.4]))
-
-
-def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps() -> None:
-    cut = scored(1.0, of=response(finish=Finish.LENGTH))
-    zero = build([cut], values=[0.0, 0.0, 0.0, 0.5], advantage={"gae_lambda": 1.0})
-    bootstrap = build(
-        [cut],
-        values=[0.0, 0.0, 0.0, 0.5],
-        advantage={"gae_lambda": 1.0},
-        truncation="bootstrap",
-    )
-    ended = build(
-        [scored(1.0)],
-        values=[0.0, 0.0, 0.0, 0.5],
-        advantage={"gae_lambda": 1.0},
-        truncation="bootstrap",
-    )
-    assert zero.advantages.tolist() == [1.0, 1.0, 1.0]
-    assert bootstrap.advantages.tolist() == [0.5, 0.5, 0.5]
-    assert ended.advantages.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
-    batch = [scored(1.0), scored(50.0, of=response(finish=Finish.LENGTH)), scored(3.0)]
-    made = build(batch, values=[0.0] * 12, truncation="mask", advantage={"standardise": True, "gae_lambda": 1.0})
-    assert made.mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3
-    assert made.advantages[3:6].tolist() == [0.0] * 3
-    assert made.advantages[made.mask].mean().abs() < 1e-6
-    torch.testing.assert_close(made.advantages[:3], torch.full((3,), -1.0), rtol=0, atol=1e-4)
-
-
 def test_without_a_lambda_of_its_own_the_return_is_the_advantage_plus_the_value() -> None:
     made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"length_adaptive": 2 / 3})
+    torch.testing.assert_close(token_values(made), torch.tensor([0.2, 0.3, 0.4]))
     torch.testing.assert_close(made.returns, made.advantages + torch.tensor([0.2, 0.3, 0.4]), **CLOSE)
 
 
@@ -119,13 +80,37 @@ def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage:
     assert not with_fault.mask[6:].any()
 
 
-def test_an_empty_response_has_no_token_to_learn_from() -> None:
-    made = build([scored(1.0, of=response([])), scored(2.0)], values=[0.0] * 5)
-    assert made.lengths == (0, 3)
-    assert made.rewards.tolist() == [0.0, 0.0, 2.0]
+@pytest.mark.parametrize(
+    ("whiten", "advantages"),
+    [
+        ("none", [0.797594, 0.777279, 0.610216, -1.095016, -1.090073]),
+        ("keep_mean", [0.727775, 0.780943, 0.680795, -1.093097, -1.096416]),
+    ],
+)
+def test_with_the_unbiased_variance_the_numbers_are_those_of_trl(whiten: str, advantages: list[float]) -> None:
+    batch = [
+        scored(1.0, of=response(logprobs=[-1.0, -2.0, -0.5])),
+        scored(-0.5, of=response([7, 2], logprobs=[-0.3, -0.7])),
+    ]
+    options: dict[str, Any] = {
+        "reference": [-1.2, -1.5, -0.9, -0.1, -1.7],
+        "values": [0.1, 0.2, 0.3, 9.0, 0.5, 0.4, 9.0],
+        "score": {"whiten_rewards": whiten},
+        "kl": "reward",
+        "kl_coefficient": 0.2,
+    }
+    made, plain = (build(batch, **options, advantage={"standardise": True, "unbiased_variance": x}) for x in (1, 0))
+    torch.testing.assert_close(made.advantages, torch.tensor(advantages), rtol=0, atol=1e-5)
+    assert (plain.advantages - made.advantages).abs().max() > 0.05
 
 
-def test_scores_are_clipped_and_cut_responses_can_go_without_one() -> None:
-    batch = [scored(9.0), scored(-9.0), scored(9.0, of=response(finish=Finish.LENGTH))]
-    made = build(batch, values=[0.0] * 12, score={"clip": 2.0}, truncation="unscored")
-    assert made.rewards[[2, 5, 8]].tolist() == [2.0, -2.0, 0.0]
+def test_what_does_not_count_and_what_is_equal_has_no_part_in_the_standardising_of_a_group() -> None:
+    def answer(group: str, score: float, ids: Sequence[int] = (7,), **fields: Any) -> Scored:
+        return replace(scored(score, of=response(ids, to=prompt(group))), **fields)
+
+    fault = answer("a", 9.0, (7, 7), state=ScoreState.INFRASTRUCTURE_FAULT)
+    tool = scored(3.0, of=response([7, 7, 7], to=prompt("b"), mask=[True, False, True]))
+    batch = [answer("a", 1.0), fault, answer("a", 0.0), tool, answer("b", 3.0), answer("c", 2.0)]
+    advantage = {"gae_lambda": 1.0, "standardise": "group"}
+    found = build(batch, values=[0.0] * 15, advantage=advantage, responses_per_prompt=2).advantages
+    torch.testing.assert_close(found, torch.tensor([1.0, 0, 0, -1.0, 0, 0, 0, 0, 0]), rtol=0, atol=1e-5)

@@ -54,41 +54,41 @@ def test_where_all_returns_are_one_number_no_advantage_is_made_of_the_critics_no
     assert not blown_up.is_flat
 
 
-@pytest.mark.parametrize(("scores", "is_flat"), [((1.0, 1.0, 0.995), True), ((1.0, 1.0, 0.97), False)])
-def test_nearly_the_same_is_measured_by_the_returns_of_the_run(scores: tuple[float, ...], is_flat: bool) -> None:
-    """Deviations of 0.0024 and 0.014 beside 0.4, and a share of 0.01."""
-    assert step(*scores)[0].is_flat is is_flat
-    small = RunningMoments(count=200, mean=0.5, squares=199 * 0.004**2)
-    assert not step(*scores, seen=small)[0].is_flat
+SMALL = RunningMoments(count=200, mean=0.5, squares=199 * 0.004**2)
 
 
-def test_the_first_step_has_its_own_returns_to_compare_with() -> None:
-    assert step(0.0, 0.0, 0.0, seen=NOTHING_SEEN)[0].is_flat
-    assert not step(0.0, 0.0, 0.01, seen=NOTHING_SEEN)[0].is_flat
-
-
-def test_one_response_alone_has_no_spread_to_be_judged_by() -> None:
-    assert not step(1.0)[0].is_flat
-    assert step(1.0)[0].advantages.isfinite().all()
-
-
-def test_a_kl_in_the_reward_is_part_of_what_is_returned() -> None:
-    """At 0.05, of 1 and 3 nats a token: a lesson; of 1 and 1.02: nothing beside the returns of the run."""
-    pulled, _ = step(1.0, 1.0, kl=(1.0, 3.0))
-    assert not pulled.is_flat
-    assert pulled.advantages[0] > 0 > pulled.advantages[3]
-    assert step(1.0, 1.0, kl=(1.0, 1.02))[0].is_flat
-
-
-def test_a_discount_makes_equal_scores_of_different_lengths_a_lesson() -> None:
-    assert step(1.0, 1.0, lengths=(2, 5))[0].is_flat
-    assert not step(1.0, 1.0, lengths=(2, 5), gamma=0.9)[0].is_flat
-
-
-def test_estimators_without_a_critic_make_nothing_of_equal_scores_by_themselves() -> None:
-    made, _ = step(1.0, 1.0, 1.0, kind="return_to_go")
-    assert not made.is_flat
-    assert not made.advantages.any()
+@pytest.mark.parametrize(
+    ("scores", "options", "is_flat"),
+    [
+        # deviations of 0.0024 and 0.014 beside 0.4, or beside 0.004, and a share of 0.01
+        ((1.0, 1.0, 0.995), {}, True),
+        ((1.0, 1.0, 0.97), {}, False),
+        ((1.0, 1.0, 0.995), {"seen": SMALL}, False),
+        # the first step has its own returns to compare with
+        ((0.0, 0.0, 0.0), {"seen": NOTHING_SEEN}, True),
+        ((0.0, 0.0, 0.01), {"seen": NOTHING_SEEN}, False),
+        # one response has no spread to be judged by
+        ((1.0,), {}, False),
+        # a KL in the reward is part of what is returned
+        ((1.0, 1.0), {"kl": (1.0, 3.0)}, False),
+        ((1.0, 1.0), {"kl": (1.0, 1.02)}, True),
+        # a discount makes equal scores of different lengths a lesson
+        ((1.0, 1.0), {"lengths": (2, 5)}, True),
+        ((1.0, 1.0), {"lengths": (2, 5), "gamma": 0.9}, False),
+        # without a critic nothing is made of equal scores anyway
+        ((1.0, 1.0, 1.0), {"kind": "return_to_go"}, False),
+    ],
+    ids=str,
+)
+def test_a_step_is_flat_where_its_returns_hardly_differ_beside_those_of_the_run(
+    scores: tuple[float, ...], options: dict[str, Any], is_flat: bool
+) -> None:
+    made, _ = step(*scores, **options)
+    assert made.is_flat is is_flat
+    assert made.advantages.isfinite().all()
+    assert made.advantages.any() != (is_flat or "kind" in options)
+    if "kl" in options and not is_flat:
+        assert made.advantages[0] > 0 > made.advantages[3]
 
 
 def solved(**options: Any) -> PPOTrainer:

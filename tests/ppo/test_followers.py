@@ -1,5 +1,6 @@
 """The average of the policy and a reference that moves: what they are made of, and that a run goes on with them."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import PROMPTS, lengths, ppo_trainer
 from proximo.cli import main
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ModelError
@@ -16,21 +18,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
-PROMPTS = ["ab", "cde", "f", "gh"]
-
-
-def trainer(**options) -> PPOTrainer:
-    base = {
-        "num_steps": 4,
-        "prompts_per_step": 4,
-        "rollout": {"max_new_tokens": 4},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=PPOConfig(**(base | options)))
-
-
-def score(prompts, responses, metadata) -> list[float]:
-    return [float(len(text)) for text in responses]
+trainer = partial(ppo_trainer, rollout={"max_new_tokens": 4})
 
 
 def weights(model: LanguageModel) -> torch.Tensor:
@@ -48,7 +36,7 @@ def test_the_average_follows_the_policy_of_every_step() -> None:
         assert made.roles.average is not None
         torch.testing.assert_close(weights(made.roles.average.model), wanted, rtol=0, atol=1e-6)
 
-    made.train(PROMPTS, reward=score, on_step=check)
+    made.train(PROMPTS, reward=lengths, on_step=check)
     assert (weights(made.policy) - wanted).abs().max() > 1e-3
 
 
@@ -67,7 +55,7 @@ def test_the_reference_moves_when_it_is_told_to_and_the_kl_starts_again(decay: f
         torch.testing.assert_close(weights(made.roles.reference.model), wanted, rtol=0, atol=1e-6)
         history.append(line["kl/sequence"])
 
-    made.train(PROMPTS, reward=score, on_step=check)
+    made.train(PROMPTS, reward=lengths, on_step=check)
     if decay == 0:  # The steps after a refresh start at a KL of zero.
         assert abs(history[2]) < 1e-5 < abs(history[1])
 
@@ -78,7 +66,7 @@ def test_an_evaluation_of_the_average_is_one_of_the_policy_before_it_moved() -> 
     unasked = trainer(average_decay=0.9)
     assert unasked.roles.average is not None
     assert unasked.roles.evaluated is unasked.roles.policy
-    made.train(PROMPTS, reward=score)
+    made.train(PROMPTS, reward=lengths)
     fresh = trainer()
     assert made.roles.average is not None
     torch.testing.assert_close(weights(made.roles.average.model), weights(fresh.policy), rtol=0, atol=1e-5)
@@ -108,7 +96,7 @@ def test_under_lora_the_average_is_one_of_the_adapter_on_the_policys_own_base() 
                 wanted[name] = 0.75 * wanted[name] + 0.25 * trained[name].detach()
                 torch.testing.assert_close(parameter.detach(), wanted[name], rtol=0, atol=1e-6)
 
-    made.train(PROMPTS, reward=score, on_step=check)
+    made.train(PROMPTS, reward=lengths, on_step=check)
     assert max((trained[name] - wanted[name]).abs().max() for name in trained) > 1e-3
 
 

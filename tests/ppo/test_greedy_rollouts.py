@@ -1,24 +1,17 @@
 """Rollouts of the most likely tokens, as DeepSpeed-Chat's are."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import PROMPTS, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.packing import pack
 from proximo.ppo.trainer import PPOTrainer
 
-PROMPTS = ["ab", "cde", "f", "gh"]
-
-
-def trainer(**options) -> PPOTrainer:
-    base = {
-        "num_steps": 2,
-        "prompts_per_step": 4,
-        "rollout": {"max_new_tokens": 5, "greedy": True},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=PPOConfig(**(base | options)))
+trainer = partial(ppo_trainer, num_steps=2, rollout={"max_new_tokens": 5, "greedy": True})
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import lengths
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, ProximoError
 from proximo.learner.optimizers import OwnOptimizer
@@ -21,10 +22,6 @@ PROMPTS = ["ab", "cd"]
 def trainer(**given: Any) -> PPOTrainer:
     config = PPOConfig(num_steps=1, prompts_per_step=2, rollout={"max_new_tokens": 4})
     return PPOTrainer(**({"policy": tiny_language_model(), "tokenizer": tiny_tokenizer(), "config": config} | given))
-
-
-def length(prompts, responses, metadata) -> list[float]:
-    return [float(len(text)) for text in responses]
 
 
 def weights(made: PPOTrainer) -> torch.Tensor:
@@ -44,8 +41,8 @@ def calling(function: Callable[..., Any]) -> OwnCall:
 
 
 def twice(made: PPOTrainer) -> None:
-    made.train(PROMPTS, reward=length)
-    made.train(PROMPTS, reward=length)
+    made.train(PROMPTS, reward=lengths)
+    made.train(PROMPTS, reward=lengths)
 
 
 def itself_as_reference() -> None:
@@ -72,15 +69,15 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("text as reference", lambda: trainer(reference="a/b"), "the reference must be a model of transformers"),
     ("language model as value", lambda: trainer(value=tiny_language_model()), "score"),
     ("number as value", lambda: trainer(value=3), "value must be a ScalarModel or a sequence classifier, got int"),
-    ("no prompts", lambda: trainer().train([], reward=length), "no prompts to train on"),
-    ("one text as prompts", lambda: trainer().train("hello", reward=length), "got one text: put it in a list"),
-    ("messages", lambda: trainer().train([[{"role": "user"}]], reward=length), "apply_chat_template"),
+    ("no prompts", lambda: trainer().train([], reward=lengths), "no prompts to train on"),
+    ("one text as prompts", lambda: trainer().train("hello", reward=lengths), "got one text: put it in a list"),
+    ("messages", lambda: trainer().train([[{"role": "user"}]], reward=lengths), "apply_chat_template"),
     ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int"),
     ("reward of other arguments", lambda: trainer().train(PROMPTS, reward=lambda texts: texts), "parameter 'texts'"),
     ("reward of a yield", lambda: trainer().train(PROMPTS, reward=scores_later), "it has a yield"),
-    ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=length, on_step=lambda line: None), "on_step"),
-    ("on_step that is none", lambda: trainer().train(PROMPTS, reward=length, on_step=3), "it is a int"),
-    ("async on_step", lambda: trainer().train(PROMPTS, reward=length, on_step=told_later), "on_step.*it is async"),
+    ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=lengths, on_step=lambda line: None), "on_step"),
+    ("on_step that is none", lambda: trainer().train(PROMPTS, reward=lengths, on_step=3), "it is a int"),
+    ("async on_step", lambda: trainer().train(PROMPTS, reward=lengths, on_step=told_later), "on_step.*it is async"),
     (
         "async own call",
         lambda: trainer(own_calls=[calling(told_later)]),
@@ -110,7 +107,7 @@ def test_a_mistake_of_the_caller_is_named(mistake: Callable[[], Any], message: s
 def test_models_of_transformers_serve_as_reference_and_as_value() -> None:
     classifier = scalar_from_language_model(LanguageModel(tiny_language_model(seed=3)), HeadStart.NORMAL).model
     made = trainer(reference=tiny_language_model(seed=2), value=classifier)
-    (line,) = made.train(PROMPTS, reward=length)
+    (line,) = made.train(PROMPTS, reward=lengths)
     assert abs(line["kl/sequence"]) > 1e-3
     assert made.roles.value is not None
     assert made.roles.value.model.model is classifier

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from ppo.test_library_mistakes import PROMPTS, length, trainer
+from ppo.test_library_mistakes import PROMPTS, trainer
 from proximo.algorithms.controllers import AdaptiveKLController
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ProximoError, TrainingError

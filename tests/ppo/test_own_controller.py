@@ -5,13 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import PROMPTS, lengths, ppo_trainer
 from proximo.algorithms.controllers import AdaptiveKLController, KLController
-from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.ppo.trainer import PPOTrainer
-
-PROMPTS = ["ab", "cde", "f", "gh"]
 
 
 class Doubling:
@@ -28,18 +25,7 @@ class Doubling:
 
 
 def trainer(controller: KLController | None, **options) -> PPOTrainer:
-    base = {
-        "num_steps": 3,
-        "prompts_per_step": 4,
-        "rollout": {"max_new_tokens": 4},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    config = PPOConfig(**(base | options))
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config, kl_controller=controller)
-
-
-def lengths(prompts, responses, metadata) -> list[float]:
-    return [float(len(text)) for text in responses]
+    return ppo_trainer(num_steps=3, kl_controller=controller, **options)
 
 
 def test_it_is_asked_after_every_step_and_given_the_kl_of_each_response() -> None:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import PROMPTS, count_a_and_letters
 from proximo.algorithms.objectives import TokenLosses
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.objectives import CISPOConfig, GSPOConfig, M2POConfig, ObjectiveConfig, SAPOConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.trainer import PPOTrainer
-
-PROMPTS = ["ab", "cde", "f", "gh"]
 
 
 def unclipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, scale: float) -> TokenLosses:
@@ -35,16 +34,12 @@ class UnclippedConfig(ObjectiveConfig):
         return unclipped
 
 
-def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
-    return [float(text.count("a")) + len(text) for text in responses]
-
-
 def trained(objective: Any) -> Tensor:
     rates = {"policy_optimizer": {"learning_rate": 1e-2}, "minibatch_responses": 2}
     config = PPOConfig(num_steps=2, prompts_per_step=4, rollout={"max_new_tokens": 5}, **rates)
     config = PPOConfig(**{**dict(config), "policy_loss": {"objective": objective}})
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
-    made.train(PROMPTS, reward=count_a)
+    made.train(PROMPTS, reward=count_a_and_letters)
     return torch.cat([parameter.detach().flatten() for parameter in made.policy.model.parameters()])
 
 
@@ -75,7 +70,7 @@ def test_an_estimator_of_ones_own_trains_without_a_critic_and_compares_groups() 
     config = PPOConfig(responses_per_prompt=4, advantage=AboveMedianConfig(factor=3.0), **options)
     assert config.model_dump()["advantage"]["factor"] == 3.0
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
-    (line,) = made.train(PROMPTS[:2], reward=count_a)
+    (line,) = made.train(PROMPTS[:2], reward=count_a_and_letters)
     assert "group/zero_advantage_fraction" in line
     assert "value/loss" not in line
     assert line["advantage/std"] == pytest.approx(3.0, abs=1.0)

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import LARGE, PROMPTS, count_a, ppo_trainer
 from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.schema.fields import kinds_of, sections_of
@@ -27,25 +29,13 @@ from proximo.rewards.function import FunctionReward
 from proximo.rollout.stopping import ending_ids
 from records_made import prompt
 
-PROMPTS = ["ab", "cde", "f", "gh"]
-
-
-def count_a(prompts, responses, metadata):
-    return [float(text.count("a")) for text in responses]
-
-
-def trainer(*, seed: int = 0, model_seed: int = 0, **options) -> PPOTrainer:
-    base = {
-        "num_steps": 2,
-        "prompts_per_step": 4,
-        "responses_per_prompt": 2,
-        "rollout": {"max_new_tokens": 6, "max_num_seqs": 3},
-        "policy_optimizer": {"learning_rate": 1e-2},
-        "value_optimizer": {"learning_rate": 1e-2},
-    }
-    return PPOTrainer(
-        tiny_language_model(seed=model_seed), tiny_tokenizer(), config=PPOConfig(**(base | options)), seed=seed
-    )
+trainer = partial(
+    ppo_trainer,
+    num_steps=2,
+    responses_per_prompt=2,
+    rollout={"max_new_tokens": 6, "max_num_seqs": 3},
+    value_optimizer=LARGE,
+)
 
 
 def parameters(made: PPOTrainer) -> dict[str, torch.Tensor]:
@@ -122,7 +112,7 @@ def test_every_weight_of_policy_and_critic_moves_and_the_reference_does_not() ->
 
 
 def test_a_sampler_that_is_not_the_policy_stops_the_run() -> None:
-    made, other = trainer(), trainer(model_seed=5)
+    made, other = trainer(), trainer(policy=tiny_language_model(seed=5))
     made.roles.policy.engine.generate = other.roles.policy.engine.generate  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="sampler and learner disagree"):
         made.train(PROMPTS, reward=count_a)

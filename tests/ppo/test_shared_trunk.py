@@ -1,6 +1,7 @@
 """Policy and value head on one trunk: one pass, one loss, one update; each part as if it were alone."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_joint_update import moved, weights
+from ppo_trainers import PROMPTS, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
@@ -20,20 +22,7 @@ from proximo.models.sharing import scalar_on
 from proximo.ppo.step import trace_step
 from proximo.ppo.trainer import PPOTrainer
 
-PROMPTS = ["ab", "cde", "f", "gh"]
-
-
-def trainer(*, policy: LanguageModel | None = None, value: Any = "trunk", **options: Any) -> PPOTrainer:
-    base = {
-        "num_steps": 3,
-        "prompts_per_step": 4,
-        "epochs_per_step": 2,
-        "minibatch_responses": 2,
-        "rollout": {"max_new_tokens": 6},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    policy = policy or LanguageModel(tiny_language_model())
-    return PPOTrainer(policy, tiny_tokenizer(), value=value, config=PPOConfig(**(base | options)))
+trainer = partial(ppo_trainer, value="trunk", num_steps=3, epochs_per_step=2, minibatch_responses=2)
 
 
 def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:

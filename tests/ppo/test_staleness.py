@@ -9,6 +9,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from foreign_engine import ForeignEngine
+from ppo_trainers import count_a, ppo_trainer
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.options import PPOConfig, RolloutConfig
 from proximo.errors import ConfigError
@@ -23,20 +24,9 @@ PROMPTS = ["ab", "cde", "f", "gh", "ijk", "l", "mn"]
 NUM_STEPS = 6
 
 
-def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
-    return [float(text.count("a")) for text in responses]
-
-
 def trainer(staleness: int, **options: Any) -> PPOTrainer:
-    base = {
-        "num_steps": NUM_STEPS,
-        "prompts_per_step": 4,
-        "responses_per_prompt": 2,
-        "rollout": {"max_new_tokens": 6, "staleness": staleness},
-        "policy_optimizer": {"learning_rate": 1e-2},
-    }
-    policy = LanguageModel(tiny_language_model())
-    return PPOTrainer(policy, tiny_tokenizer(), config=PPOConfig(**(base | options)))
+    rollout = {"max_new_tokens": 6, "staleness": staleness}
+    return ppo_trainer(**{"num_steps": NUM_STEPS, "responses_per_prompt": 2, "rollout": rollout} | options)
 
 
 @pytest.mark.parametrize("staleness", [1, 3])

@@ -92,16 +92,6 @@ def worst_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> flo
     return max(float((first[n] - second[n]).norm() / (first[n].norm() + 1e-300)) for n in first if first[n].norm() > 0)
 
 
-@pytest.mark.parametrize(
-    "kl",
-    ["none", {"kind": "loss", "estimator": "k2"}, {"kind": "loss", "estimator": "weighted_k3"}],
-)
-@pytest.mark.parametrize("budget", [1, 17, 30])
-def test_the_policy_gradient_does_not_depend_on_the_micro_batches(budget: int, kl: dict) -> None:
-    whole = gradients("policy", kl=kl)
-    assert worst_difference(whole, gradients("policy", kl=kl, tokens_per_microbatch=budget)) < 1e-10
-
-
 WIDE = {"clip_low": 0.5, "clip_high": 0.5}
 OBJECTIVES = [
     {"objective": "ppo"},
@@ -120,15 +110,21 @@ OBJECTIVES = [
         for denominator in ("kept", "all")
     ),
 ]
+AVERAGES = ("token_mean", "response_mean", "constant")
+KLS = ({"kind": "loss", "estimator": "k2"}, {"kind": "none"}, {"kind": "loss", "estimator": "weighted_k3"})
+CUT = [
+    *(({"aggregation": average}, kl) for average, kl in zip(AVERAGES, KLS, strict=True)),
+    *((loss | {"aggregation": AVERAGES[n % 3]}, KLS[n // 3 % 3]) for n, loss in enumerate(OBJECTIVES)),
+]
+"""Every objective, average and KL."""
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "response_mean", "constant"])
-@pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
-def test_no_objective_and_no_average_depends_on_the_micro_batches(loss: dict, aggregation: str) -> None:
-    options = {"policy_loss": {**loss, "aggregation": aggregation}, "kl": {"kind": "loss", "estimator": "k2"}}
-    whole = gradients("policy", **options)
+@pytest.mark.parametrize(("loss", "kl"), CUT, ids=lambda each: "-".join(map(str, each.values())))
+def test_the_policy_gradient_does_not_depend_on_the_micro_batches(loss: dict, kl: dict) -> None:
+    whole = gradients("policy", policy_loss=loss, kl=kl)
     for budget in (1, 17):
-        assert worst_difference(whole, gradients("policy", tokens_per_microbatch=budget, **options)) < 1e-10
+        cut = gradients("policy", tokens_per_microbatch=budget, policy_loss=loss, kl=kl)
+        assert worst_difference(whole, cut) < 1e-10
 
 
 @pytest.mark.parametrize("loss", OBJECTIVES[1:], ids=lambda loss: "-".join(map(str, loss.values())))
@@ -244,21 +240,11 @@ def test_in_float32_the_micro_batches_change_the_gradient_by_rounding_only(role:
     assert worst_difference(whole, gradients(role, torch.float32, tokens_per_microbatch=9)) < 1e-5
 
 
-@pytest.mark.parametrize("role", ["policy", "value"])
-def test_what_stands_outside_the_mask_reaches_no_gradient(role: str) -> None:
-    assert all(gradient.isfinite().all() for gradient in gradients(role, poison=True).values())
-
-
-@pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
-def test_what_stands_outside_the_mask_reaches_no_gradient_of_any_objective(loss: dict) -> None:
-    found = gradients("policy", poison=True, policy_loss={**loss, "aggregation": "response_mean"})
-    assert all(gradient.isfinite().all() for gradient in found.values())
-
-
-def test_the_kl_in_the_loss_changes_the_gradient() -> None:
-    plain = gradients("policy")
-    for measure in ("k2", "weighted_k3"):
-        assert worst_difference(plain, gradients("policy", kl={"kind": "loss", "estimator": measure})) > 1e-3
+def test_what_stands_outside_the_mask_reaches_no_gradient() -> None:
+    every = [("value", {}), *(("policy", {**loss, "aggregation": "response_mean"}) for loss in ({}, *OBJECTIVES))]
+    for role, loss in every:
+        found = gradients(role, poison=True, policy_loss=loss)
+        assert all(gradient.isfinite().all() for gradient in found.values()), loss
 
 
 def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import PROMPTS, count_a
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
@@ -19,12 +20,7 @@ from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.function import FunctionReward
 
-PROMPTS = ["ab", "cde", "f", "gh"]
 Make = Callable[[list[nn.Parameter]], Any]
-
-
-def count_a(prompts, responses, metadata):
-    return [float(text.count("a")) for text in responses]
 
 
 def trainer(own: dict[str, Any] | None = None, **options: Any) -> PPOTrainer:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import tiny_tokenizer
+from ppo_trainers import ppo_trainer
 from proximo.commands.dry_run import describe
-from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.verifiers import CustomVerifierRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.precision.placement import Precision
@@ -180,8 +180,8 @@ class EagerLengths(Lengths):
 
 
 def trainer(reward: Lengths, **options: Any) -> PPOTrainer:
-    base = {"num_steps": 3, "prompts_per_step": 4, "rollout": {"max_new_tokens": 12, "stop_token_ids": range(6, 16)}}
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), reward=reward, config=PPOConfig(**(base | options)))
+    rollout = {"max_new_tokens": 12, "stop_token_ids": range(6, 16)}
+    return ppo_trainer(reward=reward, num_steps=3, rollout=rollout, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"samples_per_prompt": 3}, {"responses_per_prompt": 2}])

@@ -189,6 +189,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
         PLAIN | {"standardise": "group"},
         lambda rows: in_groups(rows, of_gae(rows), pstdev),
     ),
+    "returns standardised in groups": (
+        {"kind": "return_to_go", "gamma": GAMMA, "standardise": "group"},
+        lambda rows: in_groups(rows, of_returns(rows), pstdev),
+    ),
     "standardised in groups, unbiased": (
         PLAIN | {"standardise": "group", "unbiased_variance": True},
         lambda rows: in_groups(rows, of_gae(rows), stdev),

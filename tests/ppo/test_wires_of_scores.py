@@ -22,7 +22,7 @@ EARLIER = [2.0, -7.0, 4.5]
 """Scores of the steps before, as they entered the moments."""
 ANSWERS: list[tuple[float, int, Finish, dict[str, Any]]] = [
     (3.0, 4, Finish.EOS, {}),
-    (-8.0, 8, Finish.EOS, {}),
+    (-8.0, LIMIT, Finish.EOS, {}),
     (1.5, 2, Finish.STOP, {}),
     (6.0, 9, Finish.LENGTH, {}),
     (-2.0, 7, Finish.LENGTH, {}),
@@ -40,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "divided": {"bias": 0.7, "scale": 1.3, "normalise": "scale"},
     "all that divides": {"bias": 0.7, "scale": 1.3, "normalise": "standardise", "clip": 0.9, "truncation.scale": 0.4},
     "no score where cut": {"bias": 0.7, "normalise": "standardise", "truncation.kind": "unscored"},
+    "penalties but no score where cut": {"bias": 2.0, "truncation.kind": "unscored", "min_tokens_penalty": 7.0}
+    | {"min_tokens": 3, "missing_eos_penalty": 1.7},
     "a cut one": {"truncation.scale": 0.4, "missing_eos_penalty": 1.7},
     "penalties": {
         "missing_eos_penalty": 1.7,
@@ -120,3 +122,6 @@ def test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings(name: s
     assert (found.penalised is None) == ("penalty" not in " ".join(options))
     if options.get("normalise", "none") != "none":
         assert (found.moments.count, found.moments.mean) == (len(seen), pytest.approx(fmean(seen)))
+    else:
+        assert found.moments == moments
+    assert found.counted.tolist() == [any(each is other for other in part_of_moments) for each in records]

@@ -103,9 +103,8 @@ def test_text_that_is_no_review_is_worth_less_than_a_quarter(text):
 
 
 @pytest.mark.parametrize("sentence", [LID, HANDLE, VERDICT, CLOSING])
-@pytest.mark.parametrize("times", range(1, 9))
-def test_the_best_sentence_over_and_over_is_worth_at_most_a_third(sentence, times):
-    assert gold_score(KETTLE, " ".join([sentence] * times)) <= 1 / 3
+def test_the_best_sentence_over_and_over_is_worth_at_most_a_third(sentence):
+    assert max(gold_score(KETTLE, " ".join([sentence] * times)) for times in range(1, 9)) <= 1 / 3
 
 
 def test_more_praise_than_a_review_holds_is_worth_less():

@@ -51,7 +51,7 @@ def test_the_recipe_says_what_it_would_do(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("recipe", ["countdown", "programs-groups"])
+@pytest.mark.parametrize("recipe", ["countdown", pytest.param("programs-groups", marks=pytest.mark.soak)])
 def test_the_recipe_from_nothing_runs_through(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["pipeline", recipe, *SMALL_MADE, "--quiet"]) == 0
@@ -63,7 +63,7 @@ def test_the_recipe_from_nothing_runs_through(recipe: str, tmp_path: Path, monke
     assert {"countdown.well_formed"} <= judged or {"code.tests_passed"} <= judged
 
 
-@pytest.mark.parametrize("recipe", HUB)
+@pytest.mark.parametrize("recipe", ["gsm8k", pytest.param("mbpp", marks=pytest.mark.soak)])
 def test_the_recipe_for_a_hub_model_runs_with_its_tokenizer_and_real_data(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def plan_of(recipe: str, place: Path, *, num_layers: int) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("recipe", SHAPES)
+@pytest.mark.parametrize("recipe", ["gsm8k-vllm", pytest.param("gsm8k-7b-vllm", marks=pytest.mark.soak)])
 def test_the_plan_is_that_of_the_learner_and_says_what_a_server_takes(recipe: str, tmp_path: Path) -> None:
     plan, num_ranks = plan_of(recipe, tmp_path, num_layers=1), 4 if recipe == "gsm8k-7b-vllm" else 1
     assert [phase.name for phase in plan.phases] == ["policy_logprobs", "reference_logprobs", "train_policy"]
@@ -73,6 +73,7 @@ def test_the_recipe_says_that_vllm_samples(
     assert ("4 on this machine" in said) == (recipe == "gsm8k-7b-vllm")
 
 
+@pytest.mark.soak
 def test_the_recipe_runs_with_its_tokenizer_and_real_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights of the same architecture, sampled by a server: its log-probs are weighed against the learner's."""
     train, test = (real_data(f"gsm8k/{name}.jsonl") for name in ("train", "test_dev"))

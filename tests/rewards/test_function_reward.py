@@ -9,30 +9,12 @@ import pytest
 import torch
 
 from proximo.errors import ConfigError, TrainingError
-from proximo.records import Finish, Response, Scored, ScoreState
+from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.function_binding import import_function
 from proximo.rewards.weighted import WeightedReward
-from records_made import prompt, response
+from records_made import response
 from waiting import LATEST_SECONDS
-
-
-def test_the_function_sees_texts_metadata_answer_and_finish() -> None:
-    seen = {}
-
-    def reward(prompts, responses, metadata, *, bonus):
-        seen.update(prompts=prompts, responses=responses, metadata=metadata)
-        return [len(text) + bonus for text in responses]
-
-    asked = prompt(text=None, messages=({"role": "user", "content": "2+2?"},), answer="4", metadata={"level": 1})
-    source = FunctionReward(reward, kwargs={"bonus": 0.5})
-    (result,) = source.score([response(to=asked, text="four", finish=Finish.LENGTH)])
-    assert result.score == 4.5
-    assert seen == {
-        "prompts": [[{"role": "user", "content": "2+2?"}]],
-        "responses": ["four"],
-        "metadata": [{"level": 1, "answer": "4", "finish": "length", "token_ids": (7, 8, 2)}],
-    }
 
 
 def test_a_mapping_gives_the_score_and_named_components() -> None:

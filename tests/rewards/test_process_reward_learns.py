@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -31,6 +32,7 @@ from proximo.supervised.sft_recipe import SFTConfig
 from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import TaskInputs
 
+pytestmark = pytest.mark.soak  # it guards learning, and trains four models
 SUMS = {"num_terms": 3, "largest": 2}
 NUM_STEPS_OF_A_SUM = 2
 

@@ -1,21 +1,15 @@
 """What each verifier says of an answer that it was killed over: no part is missing, and nothing else is worth less."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pool_clock import PoolClock
 from proximo.rewards.json_schema import JSONSchemaVerifier
 from proximo.rewards.text_verifiers import LengthVerifier, PatternVerifier, RepetitionVerifier, ThinkAnswerVerifier
-from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.maths.countdown import CountdownVerifier
 from proximo_verifiers.maths.verifier import MathsVerifier
 from proximo_verifiers.verifier import Answer, ScoreState
-from proximo_verifiers.workers import pool
 from proximo_verifiers.workers.services import verifier_service
-from records_made import response
 
 COUNTDOWN = {
     "answer_from": ["tags", "last_line"],
@@ -80,31 +74,3 @@ def test_a_verifier_that_does_not_apply_leaves_no_score() -> None:
     serve, _, _ = verifier_service("proximo.rewards.text_verifiers:ThinkAnswerVerifier", {"verifier": verifier})
     asked = {"text": "b1", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
     assert serve({"grade": asked})["state"] == "not_applicable"
-
-
-def test_answers_that_make_their_verifier_wait_come_after_all_others(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    source = VerifierReward("example_verifiers:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=60.0)
-    try:
-        found = source.score([response(text=text) for text in ("z1", "a", "z2", "aa", "a1")])
-    finally:
-        source.close()
-    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["z1", "a", "z2", "aa", "a1", "z1", "z2"]
-    assert {each.state for each in found} == {ScoreState.SCORED}
-
-
-def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step ends in the second turn of the first one."""
-    seen = tmp_path / "seen"
-    monkeypatch.setattr(pool, "time", PoolClock((lambda: seen.exists() and seen.read_text().count("\n") == 4, 600.0)))
-    monkeypatch.setattr(pool, "LOG_EVERY_SECONDS", 0.1)  # so often it looks at its clock
-    source = VerifierReward("example_verifiers:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=600.0)
-    try:
-        found = source.score([response(text=text) for text in ("z" * 400, "z" * 401, "a")])
-    finally:
-        source.close()
-    assert [each.state for each in found] == [ScoreState.MODEL_FAULT, ScoreState.MODEL_FAULT, ScoreState.SCORED]
-    reason = "idle for longer than a first turn, and had no second turn before step_seconds were over"
-    assert {each.reason for each in found[:2]} == {reason}

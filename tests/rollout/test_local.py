@@ -16,7 +16,6 @@ from proximo.models.attention.cache import RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import pack_responses
-from proximo.models.precision.placement import Precision
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions, exponential_noise, sample
@@ -123,12 +122,6 @@ def test_samples_do_not_depend_on_the_neighbours() -> None:
     assert tokens_of(swapped[2:4]) != tokens_of(whole[0:2])
 
 
-def test_samples_do_not_depend_on_the_group_size() -> None:
-    few, many = generate(twin(), num_samples=2), generate(twin(), num_samples=5, engine={"max_num_seqs": 4})
-    for place in range(len(PROMPTS)):
-        assert tokens_of(many[5 * place : 5 * place + 2]) == tokens_of(few[2 * place : 2 * place + 2])
-
-
 def race_margin(model: PreTrainedModel, prompt: Prompt, response: Response, prompt_index: int, position: int) -> float:
     """By how much the winner of a draw leads, in logits."""
     logits = naive_logits(model, [*prompt.token_ids, *response.token_ids[:position]])[None]
@@ -159,26 +152,6 @@ def test_equal_prompts_in_a_batch_and_one_prompt_in_two_steps_get_different_samp
     later = generate(twin(), same, num_samples=2, key=RandomKey(seed=11, purpose="rollout", step=5))
     assert len(set(tokens_of([*first, *later]))) == 8
     assert tokens_of(generate(twin(), same, num_samples=2)) == tokens_of(first)
-
-
-def test_responses_come_prompt_by_prompt_with_everything_they_need() -> None:
-    model = LanguageModel(twin())
-    engine = engine_of(model)
-    engine.load_weights(7, dict(model.trainable_parameters()))
-    responses = engine.generate(PROMPTS, num_samples=2, options=SamplingOptions(max_new_tokens=12), key=KEY)
-    assert [(response.prompt, response.sample_index) for response in responses] == [
-        (prompt, index) for prompt in PROMPTS for index in range(2)
-    ]
-    for response in responses:
-        count = len(response.token_ids)
-        assert response.policy_version == 7
-        assert response.logprobs.shape == response.response_mask.shape == (count,)
-        assert (response.logprobs.dtype, response.response_mask.dtype) == (torch.float32, torch.bool)
-        assert response.response_mask.all()
-        assert response.finish is (Finish.EOS if response.token_ids[-1] in ENDS else Finish.LENGTH)
-        assert not set(ENDS) & set(response.token_ids[:-1])
-        assert (response.finish is Finish.LENGTH) <= (count == 12)
-    assert {response.finish for response in responses} == {Finish.EOS, Finish.LENGTH}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -377,15 +350,6 @@ def test_the_model_is_left_in_the_mode_it_was_in() -> None:
     assert broken.training
 
 
-def test_sampled_logprobs_may_enter_a_loss() -> None:
-    """Tensors made in inference mode may not, and neither may what the model keeps between passes."""
-    model = LanguageModel(twin(torch.float32))
-    (response,) = generate(model, PROMPTS[:1])
-    batch = pack_responses([PROMPTS[0].token_ids], [response.token_ids])
-    (model.response_logprobs(batch).logprobs * response.logprobs).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.model.parameters())
-
-
 def test_with_an_adapter_the_adapted_model_is_sampled() -> None:
     plain = generate(twin(torch.float32))
     model = add_adapter(twin(torch.float32), LoRAOptions(rank=2, alpha=8))
@@ -399,16 +363,6 @@ def test_with_an_adapter_the_adapted_model_is_sampled() -> None:
     learner = language_model.response_logprobs(batch).logprobs
     torch.testing.assert_close(torch.cat([r.logprobs for r in responses]), learner, atol=2e-5, rtol=0)
     assert tokens_of(responses) != tokens_of(plain)
-
-
-def test_in_bf16_logprobs_are_near_those_of_the_learner() -> None:
-    model = LanguageModel(tiny_language_model(seed=5, initializer_range=0.2), precision=Precision.BF16)
-    responses = generate(model, num_samples=8)
-    assert all(parameter.dtype == torch.float32 for parameter in model.model.parameters())
-    batch = pack_responses([r.prompt.token_ids for r in responses], tokens_of(responses))
-    learner = model.response_logprobs(batch).logprobs
-    difference = (torch.cat([r.logprobs for r in responses]) - learner).abs()
-    assert difference.mean() < 0.02
 
 
 def test_what_cannot_be_generated_is_refused() -> None:

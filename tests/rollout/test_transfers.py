@@ -55,19 +55,19 @@ def facts(responses: list[Response]) -> list[tuple[Any, ...]]:
     return [(each.token_ids, each.finish, each.text, each.sample_index, each.prompt.id) for each in responses]
 
 
-@pytest.mark.parametrize("count", [2, 5, 64])
 @pytest.mark.parametrize("rule", RULES)
-def test_responses_are_those_of_one_token_at_a_time(rule: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_are_those_of_one_token_at_a_time(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """18 responses in 4 rows, which are given anew and move."""
     model = model_of(torch.float64)
     expected = generate(model, **RULES[rule])
-    monkeypatch.setattr(decoding, "_passes_at_once", lambda _: count)
-    told: list[Response] = []
-    found = generate(model, **RULES[rule], on_finished=told.append)
-    assert facts(found) == facts(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=1e-6, atol=1e-6)
-    assert sorted(map(id, told)) == sorted(map(id, found)), "each is told of once"
+    for count in (2, 5, 64):
+        monkeypatch.setattr(decoding, "_passes_at_once", lambda _, count=count: count)
+        told: list[Response] = []
+        found = generate(model, **RULES[rule], on_finished=told.append)
+        assert facts(found) == facts(expected), count
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=1e-6, atol=1e-6)
+        assert sorted(map(id, told)) == sorted(map(id, found)), "each is told of once"
 
 
 def test_the_rules_end_responses_as_their_names_say() -> None:

@@ -791,14 +791,6 @@ def test_calls_of_an_adapter_end_with_theirs_while_the_next_one_is_loaded() -> N
     assert {each.policy_version for each in drawn(engine)} == {2}
 
 
-def test_ppo_samples_ahead_with_it() -> None:
-    """Steps learn within the bound, while the server samples those that follow."""
-    trainer, _ = trained(staleness=1)
-    lines = run(trainer)
-    assert [line["staleness/max_steps"] for line in lines] == [0, 1, 1]
-    assert all(math.isfinite(line["policy/loss"]) for line in lines)
-
-
 def test_servers_that_sleep_do_not_sample_ahead() -> None:
     with pytest.raises(ConfigError, match="does not say that it is thread_safe"):
         trained(staleness=1, sleeps=True)

@@ -169,7 +169,7 @@ def test_a_server_that_ends_within_a_run_is_told_at_once_with_its_status_and_las
     environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No attempt would find it again. Its log goes with the run, so the error has to say what it said."""
-    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"], attempts=1000)
+    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"])
     assert main(["ppo", str(given), "--quiet"]) != 0
     told = capsys.readouterr().err
     assert "it has ended with status 9" in told
@@ -210,7 +210,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(environment: Path, place:
     (cut / "checkpoints" / "latest").write_text("step-000004")
     resumed = ["ppo", str(given), "--quiet", "--resume"]
     assert main([*resumed, "engine.dtype=bfloat16"]) == 2
-    assert main([*resumed, "engine.attempts=2"]) == 0
+    assert main([*resumed, "engine.request_seconds=300"]) == 0
     timed = re.compile("time|memory|second|bytes")
 
     def lines(folder: Path) -> list[dict[str, Any]]:

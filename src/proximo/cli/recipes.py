@@ -35,13 +35,8 @@ def recipes(context: typer.Context) -> None:
     proximo recipes show ppo
     proximo recipes copy ppo my.yaml
     """
-    if context.invoked_subcommand is None:
-        list_recipes()
-
-
-@recipes_app.command("list")
-def list_recipes() -> None:
-    """List the shipped recipes, each with its purpose."""
+    if context.invoked_subcommand is not None:
+        return
     shipped = shipped_recipes()
     width = max(len(recipe.name) for recipe in shipped)
     for recipe in shipped:

@@ -26,7 +26,8 @@ class VLLMEngineConfig(Section):
     token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token of the servers; null for servers without one."""
     replicas: int = Field(1, ge=1)
-    """Number of servers that the run starts. Prompts are balanced over them."""
+    """Number of servers that the run starts, for a model that fits a machine several times. Prompts are balanced over
+    them."""
     environment: str | None = None
     """Folder of vLLM's own Python environment. Null: the one of `proximo engine install`."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -42,10 +43,11 @@ class VLLMEngineConfig(Section):
     max_concurrent_requests: int = Field(256, ge=1)
     """Responses that are asked of a server at a time."""
     request_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of one response, after which it is asked for again."""
+    """Wall-clock limit of one response, after which it is asked for again. Responses of tens of thousands of tokens
+    need more."""
     start_seconds: float = Field(900.0, gt=0)
     """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached, which may be starting
-    anew."""
+    anew. A large model on a slow disk needs more."""
     sleep: bool = False
     """Servers give up the memory of their GPU while they sample nothing: the weights move to the host, and the cache of
     keys and values is dropped. For servers that share a GPU with the learner."""

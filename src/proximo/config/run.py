@@ -142,8 +142,8 @@ WHOLE_WEIGHTS_TRAIN = (
 )
 
 
-class ModelConfig(Section):
-    """A causal language model: from a folder, from the Hub, or random from a config."""
+class WeightsConfig(Section):
+    """Where the weights of a model come from, and how they are held and trained."""
 
     path: str | None = None
     """A folder or Hub name. In a pipeline, `@sft` and `@reward` are the models of those stages."""
@@ -152,17 +152,30 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = None
     """A Hugging Face config with `model_type`, for random weights. `vocab_size` defaults to that of the tokenizer."""
     lora: LoRAConfig | None = None
-    """Train only an adapter; the base is frozen and serves as the reference."""
+    """Train only an adapter, and the head of a model with scores; the base is frozen. A policy's is its reference."""
     quantisation: Literal["none", "8bit", "4bit"] = "none"
     """Store the matrices of the base in 4 or 8 bits; requires lora where the model trains, and the extra `low-memory`.
-    8bit requires bf16."""
+    8bit requires bf16. For a base that is too large otherwise."""
     frozen_layers: int = Field(0, ge=0)
     """The number of first layers to freeze, with the embeddings below them. For less memory without an adapter."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     balancing_coefficient: float | None = Field(None, ge=0)
     """Of the loss that balances the experts of a mixture (docs/experts.md); 0 is none. null: the one in the model's
-    configuration if that asks for it (`output_router_logits`), otherwise none."""
+    configuration if that asks for it (`output_router_logits`), otherwise none; of a critic that begins as a copy of the
+    policy, the policy's. For mixtures of experts."""
+
+    @model_validator(mode="after")
+    def _base_for_the_adapter(self) -> Self:
+        if self.config is not None and self.lora is not None:
+            raise ValueError(RANDOM_BASE)
+        if self.frozen_layers and self.lora is not None:
+            raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
+        return self
+
+
+class ModelConfig(WeightsConfig):
+    """A causal language model: from a folder, from the Hub, or random from a config."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -170,40 +183,21 @@ class ModelConfig(Section):
             raise ValueError("exactly one of path (trained weights) and config (random weights) is needed")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("config needs model_type, the architecture's name in transformers (for example llama)")
-        if self.config is not None and self.lora is not None:
-            raise ValueError(RANDOM_BASE)
-        if self.frozen_layers and self.lora is not None:
-            raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
         if self.quantisation != "none" and self.config is not None:
             raise ValueError("quantisation stores trained weights (path) in few bits, and config has random ones")
         return self
 
 
-class ScalarModelConfig(Section):
-    """A model with one score per token: the value model, or a reward model in training."""
+class ScalarModelConfig(WeightsConfig):
+    """A model with one score per token: the value model, or a reward model in training. At `path` is a causal LM, which
+    gets a new head, a one-label sequence classifier, or the folder `value` of a checkpoint.
+    """
 
     init_from: Literal["policy", "trunk", "reward", "path"] = "policy"
-    """Initial backbone and head: a copy of the policy (new head), the reward model (with its head), or `path` or
-    `config`, which is implied if one of them is set. `trunk`: no separate backbone, but a head on the policy's (new, or
-    that of the model at `path`), so that one pass and one update serve both."""
-    path: str | None = None
-    """A folder or Hub name with a causal LM (new head) or a one-label sequence classifier; or the folder `value` of a
-    checkpoint."""
-    revision: str | None = None
-    """Branch, tag or commit on the Hub, for who needs the same weights again later."""
-    config: dict[str, Any] | None = None
-    """A Hugging Face config for random weights, instead of a path."""
-    lora: LoRAConfig | None = None
-    """Train only an adapter and the head."""
-    quantisation: Literal["none", "8bit", "4bit"] = "none"
-    """Store the matrices of the base in 4 or 8 bits; requires lora. With init_from: policy the base is the policy's."""
-    frozen_layers: int = Field(0, ge=0)
-    """The number of first layers to freeze, with the embeddings below them. For less memory without an adapter."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
-    balancing_coefficient: float | None = Field(None, ge=0)
-    """Of the loss that balances the experts of a mixture, as in the policy's section. null: with init_from: policy the
-    policy's, otherwise what the model's configuration asks for."""
+    """Initial backbone and head: a copy of the policy (new head; its base is the policy's, quantised or not), the
+    reward model (with its head), or `path` or `config`, which is implied if one of them is set. `trunk`: no separate
+    backbone, but a head on the policy's (new, or that of the model at `path`), so that one pass and one update serve
+    both."""
 
     @model_validator(mode="before")
     @classmethod
@@ -223,10 +217,6 @@ class ScalarModelConfig(Section):
             raise ValueError(f"path and config need init_from: path; init_from is {self.init_from}")
         if self.quantisation != "none" and self.init_from == "policy":
             raise ValueError("the value model uses the policy's base: set model.quantisation and remove this key")
-        if self.config is not None and self.lora is not None:
-            raise ValueError(RANDOM_BASE)
-        if self.frozen_layers and self.lora is not None:
-            raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
         if self.quantisation != "none" and self.lora is None:
             raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self

@@ -1,7 +1,11 @@
 """Starts the ranks of one machine as copies of a command, and waits for them.
 
 This process serves the store in which the ranks find each other, so that the store outlives any rank. It does not
-train.
+train. The store listens on the loopback address only.
+
+Torch's elastic agent is not used. When one rank ends, it sends SIGTERM to the others and kills them after 30 s, while
+rank 0 may still write the report. It also hides with which status a run ends that a signal stops. For restarts,
+start the same command by `torchrun --max-restarts`.
 """
 
 import os

@@ -4,7 +4,8 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,17 +36,11 @@ class PackedModel:
         from proximo.models.backbone import Backbone
 
         self.model = model
-        self.backbone = Backbone(model, precision=precision)
-
-    @property
-    def base(self) -> "PreTrainedModel":
+        self.base: PreTrainedModel = base_of(model)
         """The transformers model, below an adapter if there is one."""
-        return base_of(self.model)
-
-    @property
-    def has_adapter(self) -> bool:
+        self.has_adapter = is_adapted(model)
         """True under LoRA: the base stays as it was loaded."""
-        return is_adapted(self.model)
+        self.backbone = Backbone(model, precision=precision)
 
     @property
     def precision(self) -> Precision:
@@ -84,6 +79,17 @@ class PackedModel:
     def _rounded_anyway(self) -> list[nn.Parameter]:
         """Weights that every pass casts to bf16, and embeddings that the cast would not change."""
         return [*self.backbone.matrices, *filter(_is_bf16_already, self.backbone.embeddings)]
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Put all modules into eval mode inside; restore the mode of each one afterwards."""
+        before = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            yield
+        finally:
+            for module, training in before:
+                module.training = training
 
     def use_activation_checkpointing(self) -> None:
         """Recompute activations in the backward pass; active in train mode only."""

@@ -28,7 +28,7 @@ from proximo.models.pretrained.sources import first_part
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.scalar import ScalarModel
-from proximo.models.transformers_model import decoder_layers, evaluating, position_limit
+from proximo.models.transformers_model import decoder_layers, position_limit
 
 TOLERANCE = 1e-4
 TOLERANCE_OF_8_BITS = 0.02
@@ -55,7 +55,7 @@ def probe_language_model(model: LanguageModel) -> None:
         return
     plain = LanguageModel(model.base)
     _check_positions(plain.base)
-    with _prepared(plain.base), _refusal(plain.base):
+    with _prepared(plain.base), _refusal(plain):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_logits = _own_results(plain.base, packed)
         for hidden in _packed_passes(plain, packed):
@@ -81,7 +81,7 @@ def probe_scalar_model(model: ScalarModel) -> None:
         return
     plain = ScalarModel(model.base)
     _check_positions(plain.base)
-    with _prepared(plain.base), _refusal(plain.base):
+    with _prepared(plain.base), _refusal(plain):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_scores = _own_results(plain.base, packed)
         for hidden in _packed_passes(plain, packed):
@@ -288,15 +288,15 @@ def _compare(base: PreTrainedModel, what: str, ours: Tensor, own: Tensor) -> Non
 
 
 @contextmanager
-def _refusal(base: PreTrainedModel) -> Generator[None]:
+def _refusal(plain: LanguageModel | ScalarModel) -> Generator[None]:
     """Turns any error of a model into a ModelError which says that it cannot be run packed."""
     try:
-        with evaluating(base), quiet_transformers(), without_tf32():
+        with plain.evaluating(), quiet_transformers(), without_tf32():
             yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {first_part(error)}"
         raise ModelError(
-            f"the architecture {base.config.model_type} cannot be run packed, so it is refused: {reason}"
+            f"the architecture {plain.base.config.model_type} cannot be run packed, so it is refused: {reason}"
         ) from error

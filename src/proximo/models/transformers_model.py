@@ -4,8 +4,7 @@ Imports neither transformers nor peft.
 """
 
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -119,18 +118,6 @@ def _zero_probabilities(values: dict, owner: "nn.Module | PreTrainedConfig") -> 
     for name in nonzero:
         setattr(owner, name, 0.0)
     return len(nonzero)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Generator[None]:
-    """Put all submodules into eval mode inside; restore the mode of each one afterwards."""
-    before = [(submodule, submodule.training) for submodule in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for submodule, training in before:
-            submodule.training = training
 
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")

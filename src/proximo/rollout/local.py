@@ -20,7 +20,6 @@ from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
-from proximo.models.transformers_model import evaluating
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, Growing
 from proximo.rollout.engine import Holding, fingerprint
@@ -166,7 +165,7 @@ class LocalEngine:
         ]
         num_stops = self._num_stops
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
-        with self._calls, evaluating(self._model.model):
+        with self._calls, self._model.evaluating():
             call = DecodingCall(
                 self._model,
                 samples,

@@ -103,7 +103,10 @@ def recipe_with(inputs: Path, folder: Path, url: str, **more: Any) -> Any:
     return changed(recipe_of("ppo", inputs), changes)
 
 
-def test_a_run_is_graded_elsewhere_and_says_how_that_went(inputs: Path, tmp_path: Path) -> None:
+def test_a_run_is_graded_elsewhere_and_says_how_that_went_and_no_token(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "s3cret-t0ken")
     refusals = iter([*[False] * 4, True])
 
     def mostly_good(connection: Any, count: int) -> None:
@@ -111,8 +114,13 @@ def test_a_run_is_graded_elsewhere_and_says_how_that_went(inputs: Path, tmp_path
         reply(b"", "500 No")(connection, count) if bad else reply(grades([0.5] * count))(connection, count)
 
     with ScriptedService(mostly_good) as service:
-        recipe = recipe_with(inputs, tmp_path / "run", service.url, **{"ppo.guards.max_unscored_fraction": 1.0})
+        changes = {"ppo.guards.max_unscored_fraction": 1.0, "reward.0.token_env": "REWARD_TOKEN"}
+        recipe = recipe_with(inputs, tmp_path / "run", service.url, **changes)
         assert run_recipe("ppo", recipe, RunOptions(quiet=True)) == 0
+        assert all(b"s3cret-t0ken" in request for request in service.requests)
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or b"s3cret-t0ken" not in path.read_bytes(), path
+    assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["reward"][0]["token_env"]
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     failed = [line["source/remote/failure_fraction"] for line in lines if "source/remote/failure_fraction" in line]
     assert sum(share > 0 for share in failed) == 1
@@ -172,14 +180,3 @@ def test_a_service_that_is_gone_stops_the_run_by_the_rate_of_faults_and_not_by_h
         recipe = recipe_with(inputs, tmp_path / "run", service.url)
         with pytest.raises(TrainingError, match="max_unscored_fraction"):
             run_recipe("ppo", recipe, RunOptions(quiet=True))
-
-
-def test_the_token_is_in_no_file_of_a_run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REWARD_TOKEN", "s3cret-t0ken")
-    with ScriptedService(good) as service:
-        recipe = recipe_with(inputs, tmp_path / "run", service.url, **{"reward.0.token_env": "REWARD_TOKEN"})
-        assert run_recipe("ppo", recipe, RunOptions(quiet=True)) == 0
-        assert all(b"s3cret-t0ken" in request for request in service.requests)
-    for path in (tmp_path / "run").rglob("*"):
-        assert not path.is_file() or b"s3cret-t0ken" not in path.read_bytes(), path
-    assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["reward"][0]["token_env"]

@@ -98,9 +98,9 @@ def test_brackets_in_strings_are_no_nesting() -> None:
         {"uniqueItems": True},
     ],
 )
-@pytest.mark.parametrize("text", ["9" * MAX_INTEGER_DIGITS, "1.7e308", "1e-320", "[1, 1.0, true]", '"\\ud800"'])
-def test_no_number_of_an_answer_makes_the_verifier_fail(schema: Any, text: str) -> None:
-    assert grade(text, schema).state is not ScoreState.INFRASTRUCTURE_FAULT
+def test_no_number_of_an_answer_makes_the_verifier_fail(schema: Any) -> None:
+    for text in ("9" * MAX_INTEGER_DIGITS, "1.7e308", "1e-320", "[1, 1.0, true]", '"\\ud800"'):
+        assert grade(text, schema).state is not ScoreState.INFRASTRUCTURE_FAULT, text
 
 
 def test_a_schema_may_refer_to_its_own_parts_and_to_itself() -> None:
@@ -157,13 +157,11 @@ def test_an_older_draft_is_read_as_it_was_meant() -> None:
         ("3", True),
     ],
 )
-@pytest.mark.parametrize(
-    "draft", ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
-)
-def test_unique_items_are_those_that_no_other_item_equals(items: str, unique: bool, draft: str) -> None:
-    found = grade(items, {"$schema": draft, "uniqueItems": True})
-    assert (found.score, found.reason) == ((1, None) if unique else (0, "$ fails 'uniqueItems'"))
-    assert grade(items, {"$schema": draft, "uniqueItems": False}).score == 1
+def test_unique_items_are_those_that_no_other_item_equals(items: str, unique: bool) -> None:
+    for draft in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
+        found = grade(items, {"$schema": draft, "uniqueItems": True})
+        assert (found.score, found.reason) == ((1, None) if unique else (0, "$ fails 'uniqueItems'"))
+        assert grade(items, {"$schema": draft, "uniqueItems": False}).score == 1
 
 
 def test_unique_items_are_found_without_comparing_every_two() -> None:

@@ -1,11 +1,15 @@
 """Rows that no program could pass are found before there is any answer; and packages that programs may import."""
 
+from functools import partial
+
 import pytest
 
 from graded_programs import graded, open_sandbox
+from proximo_verifiers.code import test_runner
 from proximo_verifiers.code.test_runner import PRELOAD
 from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.errors import DataError, SandboxError
+from proximo_verifiers.sandbox.jobs import Limits
 from proximo_verifiers.sandbox.runner import Sandbox
 
 FOREIGN = {
@@ -48,7 +52,8 @@ def test_a_row_whose_tests_compare_with_what_cannot_cross_is_refused(sandbox, ki
 
 
 @pytest.mark.parametrize("test", FINE, ids=range(len(FINE)))
-def test_what_a_program_might_pass_is_left_isolated(sandbox, test) -> None:
+def test_what_a_program_might_pass_is_left_isolated(sandbox, test, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_runner, "Limits", partial(Limits, cpu_seconds=1.0))  # one test has no end
     check(sandbox, {"test_list": [test]})
 
 

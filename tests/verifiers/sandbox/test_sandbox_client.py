@@ -45,6 +45,7 @@ def test_what_holds_the_pipe_of_a_fork_server_that_was_killed_is_not_waited_for(
 
 def test_a_fork_server_that_does_not_start_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(client, "END_SECONDS", 0.1)
     monkeypatch.setattr(client, "BOOT", "import time; time.sleep(1000)")
     with pytest.raises(SandboxError, match="the sandbox could not be started"), Sandbox():
         pass

@@ -21,7 +21,7 @@ class ModelRewardConfig(Section):
     path: str
     """A folder or Hub name; in a pipeline `@reward` or `@prm`."""
     revision: str | None = None
-    """Branch, tag or commit on the Hub."""
+    """Branch, tag or commit on the Hub, for a run that must stay the same when the model there changes."""
     tokenizer: str | None = None
     """Tokenizer of the reward model if none lies beside it, or one with another chat template. Prompts and responses
     are rendered again with it."""
@@ -31,7 +31,7 @@ class ModelRewardConfig(Section):
     and the sum is the score, which grows with the length. docs/rewards.md, "Rewards of single tokens"."""
     share_base: bool = False
     """`path` is a folder with an adapter that was trained on the policy's base model, and runs on the policy's copy of
-    those weights. Otherwise the reward model has its own weights."""
+    those weights, which saves the memory of a second model. Otherwise the reward model has its own weights."""
     device: Device | None = None
     """Device of this model; null means `run.device`."""
     weight: float = 1.0
@@ -52,7 +52,8 @@ class PRMRewardConfig(ModelRewardConfig):
     name: str = Field("prm", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     step_separator: str | None = Field(None, min_length=1)
-    """Text that separates the steps of a response; null for the one that the model was trained with."""
+    """Text that separates the steps of a response; null for the one that the model was trained with, which models from
+    elsewhere may not name."""
     aggregate: Literal["min", "product", "last", "mean"] = "min"
     """How the probabilities of the steps become the score of the response: their smallest, their product, that of the
     last step, or their mean."""
@@ -75,7 +76,8 @@ class FunctionRewardConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     timeout_seconds: float = Field(600.0, gt=0)
-    """Time limit of the function for one batch; the run stops when it is exceeded."""
+    """Time limit of the function for one batch; the run stops when it is exceeded. A function that asks a slow service
+    may need more."""
     process: bool = False
     """Run the function in its own process. A call that hangs, raises or crashes there is tried again; if it keeps
     failing, the batch has no scores (`ppo.guards.max_unscored_fraction`)."""
@@ -101,11 +103,11 @@ class RemoteRewardConfig(Section):
     token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token of the service; null for a service without one."""
     responses_per_request: int = Field(16, ge=1)
-    """Responses in one request."""
+    """Responses in one request. More suit a quick verifier, fewer a slow one."""
     max_concurrent_requests: int = Field(4, ge=1)
-    """Largest number of requests in flight."""
+    """Largest number of requests in flight; more keep a service with many workers busy."""
     request_seconds: float = Field(120.0, gt=0)
-    """Wall-clock limit of one request, after which it is sent again."""
+    """Wall-clock limit of one request, after which it is sent again. Slow verifiers need more."""
     step_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of all responses of a step. A response without a result by then has no score."""
     weight: float = 1.0

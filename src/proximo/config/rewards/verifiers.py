@@ -131,8 +131,8 @@ class MathsRewardConfig(AnswerRewardConfig):
     """Which of several answers in one place is used. `first`: for a base model that goes on to further questions.
     `agree`: all must be equal, else the response has no answer."""
     pattern: str | None = None
-    """Regular expression for `answer_from: [pattern]`; the answer is its first group, or the whole match without
-    groups. A match that takes longer than `answer_seconds` scores as an incorrect one."""
+    """Regular expression for `answer_from: [pattern]`, for answers in a form of your own; the answer is its first
+    group, or the whole match without groups. A match that takes longer than `answer_seconds` is incorrect."""
     relative_tolerance: float | None = Field(None, gt=0, lt=1)
     """Largest relative difference between a real number and the reference, for references that are measured or
     rounded; null demands the exact value."""

@@ -1,4 +1,8 @@
-"""Rows of JSON files: an array of objects, or one object per line. Other text is an error that names the row."""
+"""Rows of JSON files: an array of objects, or one object per line. Other text is an error that names the row.
+
+Every row is decoded by itself, and its values are those of the file. Readers with one type for each column, such as
+that of Arrow, turn texts that look like dates into times, whole numbers into floats, and missing keys into nulls.
+"""
 
 import json
 from collections.abc import Iterable, Iterator

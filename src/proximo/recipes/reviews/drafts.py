@@ -3,11 +3,9 @@
 All randomness comes from the caller's `Random`, so a review is a function of its seed.
 """
 
-from bisect import bisect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from random import Random
 
 from proximo.recipes.reviews.grammar import (
@@ -91,93 +89,43 @@ def _draw_opinion(rng: Random, praise: float) -> int:
     return 1 if rng.random() < praise else -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Slot:
-    """An open slot of a frame and the words that fit it: those of the kind of thing, and those for all kinds."""
-
-    name: str
-    words: tuple[str, ...]
-    own: tuple[str, ...]
-    general: tuple[str, ...]
-    said_once: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Choice:
-    """The frames that can express an opinion, each with its slots. Computed once for all reviews of a thing."""
-
-    frames: tuple[tuple[Frame, tuple[_Slot, ...]], ...]
-    cumulative_weights: tuple[float, ...]
-    word_sets: frozenset[frozenset[str]]
-    """The words of each slot that is filled once per review."""
-
-
 def _new_clause(
     rng: Random, thing: Thing, used: set[str], *, role: SentenceRole, opinion: int
 ) -> tuple[str, Collection[str]]:
     """The clause, and the words in its slots."""
-    choice = _choice(thing, role, opinion)
-    frames, weights = choice.frames, choice.cumulative_weights
-    if any(map(used.issuperset, choice.word_sets)):
-        fresh = [each for each in frames if not any(slot.said_once and used.issuperset(slot.words) for slot in each[1])]
-        if fresh:
-            frames, weights = tuple(fresh), _cumulative_weights(frame for frame, _ in fresh)
-    frame, slots = frames[bisect(weights, rng.random() * weights[-1], 0, len(frames) - 1)]
-    words = {slot.name: _fill(rng, slot, used) for slot in slots}
+    possible = _frames(role, opinion)
+    fresh = [frame for frame in possible if not _is_used_up(frame, thing, opinion, used)] or possible
+    # Negation is rarer than other frames.
+    frame = rng.choices(fresh, [0.4 if frame.sign < 0 else 1.0 for frame in fresh])[0]
+    words = {slot: _fill(rng, thing, slot, opinion * frame.sign, used) for slot in slots_of(frame)}
     return frame.text.format_map(words), words.values()
 
 
 @cache
-def _choice(thing: Thing, role: SentenceRole, opinion: int) -> _Choice:
-    possible = [frame for frame in FRAMES if frame.role is role and frame.states in (0, opinion)]
-    frames = tuple((frame, _slots(frame, thing, opinion * frame.sign)) for frame in possible)
-    once = (frozenset(slot.words) for _, slots in frames for slot in slots if slot.said_once)
-    return _Choice(frames=frames, cumulative_weights=_cumulative_weights(possible), word_sets=frozenset(once))
+def _frames(role: SentenceRole, opinion: int) -> list[Frame]:
+    """The frames that can express an opinion."""
+    return [frame for frame in FRAMES if frame.role is role and frame.states in (0, opinion)]
 
 
-def _cumulative_weights(frames: Iterable[Frame]) -> tuple[float, ...]:
-    """Cumulative weights of the frames; negation is rarer than other frames."""
-    return tuple(accumulate(0.4 if frame.sign < 0 else 1.0 for frame in frames))
-
-
-def _slots(frame: Frame, thing: Thing, opinion: int) -> tuple[_Slot, ...]:
-    own = {*thing.kind.good, *thing.kind.bad}
-    filled = [(name, _fitting_words(thing, name, opinion)) for name in slots_of(frame)]
-    return tuple(
-        _Slot(
-            name=name,
-            words=words,
-            own=tuple(word for word in words if word in own),
-            general=tuple(word for word in words if word not in own),
-            said_once=name in CONTENT_SLOTS,
-        )
-        for name, words in filled
+def _is_used_up(frame: Frame, thing: Thing, opinion: int, used: set[str]) -> bool:
+    return any(
+        used.issuperset(_fitting_words(thing, slot, opinion * frame.sign))
+        for slot in slots_of(frame)
+        if slot in CONTENT_SLOTS
     )
 
 
-def _fill(rng: Random, slot: _Slot, used: set[str]) -> str:
-    if not slot.said_once:
-        return _pick(rng, slot.words)
-    own: Sequence[str] = slot.own
-    general: Sequence[str] = slot.general
-    if not used.isdisjoint(slot.words):
-        fresh_own = [word for word in own if word not in used]
-        fresh_general = [word for word in general if word not in used]
-        if fresh_own or fresh_general:
-            own, general = fresh_own, fresh_general
-    return _pick(rng, own if own and (not general or rng.random() < OWN_WORD_SHARE) else general)
+def _fill(rng: Random, thing: Thing, slot: str, opinion: int, used: set[str]) -> str:
+    words = _fitting_words(thing, slot, opinion)
+    if slot not in CONTENT_SLOTS:
+        return rng.choice(words)
+    words = tuple(word for word in words if word not in used) or words
+    own = [word for word in words if word in thing.kind.good or word in thing.kind.bad]
+    general = [word for word in words if word not in own]
+    return rng.choice(own if own and (not general or rng.random() < OWN_WORD_SHARE) else general)
 
 
-def _pick(rng: Random, words: Sequence[str]) -> str:
-    """`rng.choice(words)` with the same draws in a third of the time; most of the generator's time is spent here."""
-    number = len(words)
-    bits = number.bit_length()
-    index = rng.getrandbits(bits)
-    while index >= number:
-        index = rng.getrandbits(bits)
-    return words[index]
-
-
+@cache
 def _fitting_words(thing: Thing, slot: str, opinion: int) -> tuple[str, ...]:
     """The words that fit the slot of a clause about the thing with this opinion."""
     kind = thing.kind
