@@ -117,7 +117,12 @@ def _listening(options: ServeOptions) -> socket.socket:
 def _run(server: uvicorn.Server, listener: socket.socket) -> int:
     """Run until a signal. A second Ctrl-C does not wait for running requests."""
     received: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
+
+    def hear(number: int, _: object) -> None:
+        received.append(number)
+        server.should_exit = True  # for a signal that comes before the server hears them itself
+
+    before = {number: signal.signal(number, hear) for number in SIGNALS}
     try:
         server.run(sockets=[listener])  # raises the signals that it got again, the first one last
     finally:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +12,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from proximo.commands import serve_reward
 from proximo.commands.serve_options import ServeOptions, check_options
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored
@@ -113,3 +116,16 @@ def test_a_token_that_could_be_guessed_is_refused_where_others_can_try(
         return
     with pytest.raises(ConfigError, match="REWARD_TOKEN has 15 characters: it needs 16 or more"):
         check_options(options)
+
+
+def test_a_signal_that_comes_before_the_server_hears_signals_ends_it_too() -> None:
+    class Starting:
+        should_exit = False
+
+        def run(self, sockets: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    server: Any = Starting()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert serve_reward._run(server, listener) == 128 + signal.SIGTERM
+    assert server.should_exit
