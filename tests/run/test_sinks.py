@@ -265,8 +265,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
     return calls
 
 
-def test_weights_and_biases_is_told_the_id_of_the_run(recipe: dict[str, Any], stand_in: dict[str, list]) -> None:
+def test_weights_and_biases_is_told_the_id_of_the_run(
+    recipe: dict[str, Any], stand_in: dict[str, list], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = {"kind": "wandb", "project": "p", "name": "mine"}
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr("wandb.login", lambda **_: False)
+    with pytest.raises(ConfigError, match="run.sinks.0: nobody is logged in: .* or set WANDB_MODE=offline"):
+        run("sft", changed(recipe, {"run.sinks": [sink]}), START)
+    monkeypatch.setenv("WANDB_MODE", "offline")
     assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
     (given,) = stand_in["init"]
     folder = Path(recipe["run"]["folder"], "trackers")
