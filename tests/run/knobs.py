@@ -383,7 +383,7 @@ KNOBS = [
     Knob(kl.RewardKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
     Knob(kl.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
     Knob(kl.KLConfig, "adaptive", "ppo", {"ppo.kl.adaptive": None}),
-    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 5.0}),
+    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 1e-4}, {"ppo.num_steps": 3}),
     Knob(kl.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
     Knob(kl.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
     Knob(kl.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),

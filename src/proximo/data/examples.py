@@ -110,7 +110,6 @@ def _portion(
     merges, checked = encoder.count_merges(rendered, encoded)
     return examples, counts + LoadReport(
         num_rows=len(portion),
-        num_kept_rows=0,
         num_ties=len(portion) - len(paired),
         num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
         num_merged_boundaries=merges,
@@ -149,7 +148,6 @@ def _one_per_row(
             num_truncated += is_long
             num_characters += _num_characters(encoder, segments, example, options, is_long=is_long)
     return examples, LoadReport(
-        num_rows=0,
         num_kept_rows=len(examples),
         num_characters=num_characters,
         num_too_long=num_too_long,
@@ -200,12 +198,12 @@ class _Blocks:
         blocks = [self._block(stream[start : start + self._length]) for start in starts]
         self._stream = stream[len(blocks) * (self._length - 1) :]
         num_characters = sum(len(str(exchange.responses[0])) for exchange in exchanges)
-        return blocks, LoadReport(num_rows=0, num_kept_rows=len(exchanges), num_characters=num_characters)
+        return blocks, LoadReport(num_kept_rows=len(exchanges), num_characters=num_characters)
 
     def rest(self) -> Converted[TextExample]:
         """The last block, which is shorter; none if only the overlapping token is left."""
         blocks = [self._block(self._stream)] if len(self._stream) > 1 else []
-        return blocks, LoadReport(num_rows=0, num_kept_rows=0, num_tokens=_num_tokens(blocks))
+        return blocks, LoadReport(num_tokens=_num_tokens(blocks))
 
     def _block(self, ids: Sequence[int]) -> TextExample:
         self._number += 1

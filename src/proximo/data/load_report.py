@@ -39,9 +39,9 @@ def _counted(names: Iterable[tuple[str, int]]) -> str:
 class LoadReport:
     """Counts of one load. `num_rows` is the sum of `num_kept_rows` and all dropped rows."""
 
-    num_rows: int
+    num_rows: int = 0
     """Rows before anything was dropped."""
-    num_kept_rows: int
+    num_kept_rows: int = 0
     num_too_long: int = 0
     """Dropped: more tokens than allowed, and truncation was off or not enough."""
     num_truncated: int = 0

@@ -29,7 +29,7 @@ def load_in_portions(
     """
     check_row_ids(rows)
     remarks: Counter[Remark] = Counter()
-    report = LoadReport(num_rows=0, num_kept_rows=0)
+    report = LoadReport()
 
     def records() -> Iterator[Record]:
         nonlocal report
@@ -43,4 +43,4 @@ def load_in_portions(
             yield from found
 
     kept = collected(records())
-    return kept, report + LoadReport(num_rows=0, num_kept_rows=0, remarks=remarks)
+    return kept, report + LoadReport(remarks=remarks)
