@@ -22,7 +22,7 @@ from proximo.models.pretrained.vocabulary import vocabulary_size
 from proximo.models.scalar import ScalarModel, no_classifier
 from proximo.models.sharing import base_alone
 from proximo.models.transformers_model import disable_dropout, freeze_layers, own_randomness, quiet_transformers
-from proximo.run.checkpoint_lookup import stage_result
+from proximo.run.checkpointing import stage_result
 from proximo.run.make.models import build_tokenizer, lora_options
 
 Model = LanguageModel | ScalarModel

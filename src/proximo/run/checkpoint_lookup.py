@@ -12,8 +12,7 @@ from proximo.checkpoint.run_folder import CHECKPOINTS, RESOLVED_CONFIG, is_run_f
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.loader import read_saved
 from proximo.config.recipe import TrainerRecipe
-from proximo.config.stages import MARK
-from proximo.errors import ConfigError, RunFolderError
+from proximo.errors import RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
 from proximo.trainer_kinds import TrainerKind, recognise, trainer_kinds
 
@@ -185,19 +184,3 @@ def _with_moved_paths(content: Any, run: Path) -> Any:
         return str(found) if found.exists() else value
 
     return content if before == now else moved(content)
-
-
-def stage_result(folder: Path, reference: str) -> Path:
-    """The model folder of a stage: from its best checkpoint if one was measured, otherwise from its latest.
-
-    Raises ConfigError where that stage has no checkpoint.
-    """
-    stage = reference.removeprefix(MARK)
-    store = CheckpointStore(folder / stage / "checkpoints")
-    checkpoint = store.best() or store.latest()
-    if checkpoint is None:
-        raise ConfigError(
-            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
-            f"give the recipe a section {stage}, or name a model by its path"
-        )
-    return checkpoint.path(checkpoint.roles[0])

@@ -1,4 +1,4 @@
-"""Writes models and optimizers into a checkpoint, and restores them; `checkpoint/` makes the writing atomic."""
+"""Writes models and optimizers into a checkpoint, restores and finds them; `checkpoint/` makes the writing atomic."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,7 +9,9 @@ from proximo.checkpoint.ranks import Captured, RankWriter, Writer, replace_shard
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.store import CheckpointStore
 from proximo.checkpoint.tensors import capture_optimizer, read_optimizer, write_optimizer
+from proximo.config.stages import MARK
 from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
+from proximo.errors import ConfigError
 from proximo.learner.optimizers import page_state
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
@@ -161,3 +163,19 @@ def consolidate(store: CheckpointStore) -> None:
 def _make_whole(checkpoint: Path, folder: Path) -> None:
     model = assemble(folder)
     replace_shards(checkpoint, folder.name, SHARDS, lambda path: save_pretrained(model, path))
+
+
+def stage_result(folder: Path, reference: str) -> Path:
+    """The model folder of a stage: from its best checkpoint if one was measured, otherwise from its latest.
+
+    Raises ConfigError where that stage has no checkpoint.
+    """
+    stage = reference.removeprefix(MARK)
+    store = CheckpointStore(folder / stage / "checkpoints")
+    checkpoint = store.best() or store.latest()
+    if checkpoint is None:
+        raise ConfigError(
+            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
+            f"give the recipe a section {stage}, or name a model by its path"
+        )
+    return checkpoint.path(checkpoint.roles[0])

@@ -17,7 +17,8 @@ from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
-from proximo.run.checkpoint_lookup import stage_result, verify_model
+from proximo.run.checkpoint_lookup import verify_model
+from proximo.run.checkpointing import stage_result
 from proximo.run.loop import run_trainer
 from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
