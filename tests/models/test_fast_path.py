@@ -16,19 +16,13 @@ from proximo_cpu.library import library
 
 
 def test_every_precision_has_an_entry_for_every_device_that_offers_it() -> None:
-    assert {key for key in paths() if key[1] is not Precision.TF32} == {
-        (device, precision)
-        for device in ("cpu", "cuda", "mps")
-        for precision in Precision
-        if precision is not Precision.TF32
-    }
-    assert [device for device, precision in paths() if precision is Precision.TF32] == ["cuda"]
-
-
-@pytest.mark.parametrize("precision", Precision)
-def test_the_head_multiplies_bf16_operands_in_plain_bf16_alone(precision: Precision) -> None:
-    entries = [path for (_, each), path in paths().items() if each is precision]
-    assert {path.bf16_head for path in entries} == {precision is Precision.BF16}
+    everywhere = [each for each in Precision if each is not Precision.TF32]
+    wanted = {(device, each) for device in ("cpu", "cuda", "mps") for each in everywhere}
+    assert set(paths()) == wanted | {("cuda", Precision.TF32)}
+    assert {each for (_, each), path in paths().items() if path.bf16_head} == {Precision.BF16}
+    assert all(path.bf16_head for (_, each), path in paths().items() if each is Precision.BF16)
+    path = fast_path("xpu", Precision.BF16_FLOAT32_HEAD)  # of a device that is not in the table
+    assert (path.attention, path.layers, path.decoder) == (None, None, None)
 
 
 def test_only_a_cpu_leaves_the_modules() -> None:
@@ -59,11 +53,6 @@ def test_only_a_cpu_leaves_the_modules() -> None:
 )
 def test_attention(device: str, precision: Precision, expected: type | None) -> None:
     assert fast_path(device, precision).attention is expected
-
-
-def test_a_device_that_is_not_in_the_table_goes_the_plain_path() -> None:
-    path = fast_path("xpu", Precision.BF16_FLOAT32_HEAD)
-    assert (path.attention, path.layers, path.decoder) == (None, None, None)
 
 
 def test_the_path_follows_the_weights() -> None:

@@ -236,17 +236,14 @@ def test_one_of_the_hub_is_read_as_one_in_a_folder(with_config: bool, monkeypatc
         built("someone/adapter", lora={"rank": 2})
 
 
-def test_one_of_the_hub_without_a_tokenizer_goes_with_that_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_the_hub_goes_with_the_tokenizer_of_its_base_and_an_unknown_name_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make_adapter()
     for file in Path("adapter").glob("token*"):
         file.unlink()
     put_on_hub("someone/adapter", "adapter", monkeypatch)
     check_tokenizer(ModelSource(path="someone/adapter"), tiny_tokenizer(), role="policy")
-
-
-def test_a_name_that_the_hub_does_not_know_is_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_adapter()
-    put_on_hub("someone/adapter", "adapter", monkeypatch)
     assert adapter_base(ModelSource(path="someone/other")) is None
     with pytest.raises(ModelError, match="the configuration of someone/other cannot be read"):
         logits("someone/other")

@@ -10,19 +10,14 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.run.resumption import model_digest, tokenizer_digest
 
 
-def test_copies_have_one_digest_and_other_weights_another() -> None:
+def test_copies_have_one_digest_however_they_lie_and_other_weights_another() -> None:
     model = tiny_language_model()
     assert model_digest(copy.deepcopy(model)) == model_digest(model)
     assert model_digest(tiny_language_model(seed=1)) != model_digest(model)
-
-
-def test_one_step_of_training_changes_the_digest() -> None:
-    model = tiny_language_model()
-    before = model_digest(model)
-    loss = model(input_ids=torch.tensor([[3, 4, 5]])).logits.square().sum()
-    loss.backward()
-    torch.optim.SGD(model.parameters(), lr=1e-3).step()
-    assert model_digest(model) != before
+    plain, transposed = nn.Linear(3, 4), nn.Linear(3, 4)
+    transposed.weight.data = plain.weight.data.T.contiguous().T
+    transposed.bias.data = plain.bias.data
+    assert model_digest(plain) == model_digest(transposed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
@@ -34,13 +29,6 @@ def test_every_bit_of_every_value_enters(dtype: torch.dtype) -> None:
             parameter.flatten().view(torch.uint8)[index] ^= 1 << bit
             seen.add(model_digest(module))
     assert len(seen) == 7
-
-
-def test_strides_do_not_enter() -> None:
-    plain, transposed = nn.Linear(3, 4), nn.Linear(3, 4)
-    transposed.weight.data = plain.weight.data.T.contiguous().T
-    transposed.bias.data = plain.bias.data
-    assert model_digest(plain) == model_digest(transposed)
 
 
 @pytest.mark.parametrize("other", [nn.Linear(4, 3), nn.Linear(3, 4).double(), nn.Sequential(nn.Linear(3, 4))])

@@ -39,12 +39,14 @@ def test_weights_come_back_in_place_bit_for_bit(architecture: str, tmp_path: Pat
     assert capfd.readouterr() == ("", "")
 
 
-def test_tied_weights_stay_tied(tmp_path: Path):
+def test_tied_weights_stay_tied_and_the_saved_configuration_does_not_name_our_attention(tmp_path: Path):
     model = LanguageModel(build_architecture("qwen2")).model
     save_pretrained(model, tmp_path)
     shake(model)
     load_weights(model, tmp_path)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert "proximo" not in (tmp_path / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
     assert AutoModelForCausalLM.from_pretrained(tmp_path).lm_head.weight.equal(model.lm_head.weight)
 
 
@@ -106,13 +108,6 @@ def test_the_saved_configuration_says_whether_there_are_two_matrices(says_tied: 
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config.tie_word_embeddings is is_tied
     assert again.lm_head.weight[:64].equal(wanted)
-
-
-def test_the_saved_configuration_does_not_name_our_attention(tmp_path: Path):
-    model = LanguageModel(build_architecture("llama")).model
-    save_pretrained(model, tmp_path)
-    assert "proximo" not in (tmp_path / "config.json").read_text()
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
 def test_the_weights_of_another_model_are_refused_and_nothing_is_changed(tmp_path: Path):
