@@ -17,50 +17,26 @@ reward:
 ppo:
   num_steps: 10
 """
-SFT = """\
+
+
+def _supervised(data: str, section: str, setting: str) -> str:
+    return f"""\
 run:
   folder: runs/x
 model:
   path: owner/model
 data:
   sources:
-  - path: owner/texts
-sft:
-  num_epochs: 2
+  - path: owner/{data}
+{section}:
+  {setting}
 """
-REWARD = """\
-run:
-  folder: runs/x
-model:
-  path: owner/model
-data:
-  sources:
-  - path: owner/pairs
-reward:
-  num_epochs: 1
-"""
-DPO = """\
-run:
-  folder: runs/x
-model:
-  path: owner/model
-data:
-  sources:
-  - path: owner/pairs
-dpo:
-  pairs_per_step: 8
-"""
-KTO = """\
-run:
-  folder: runs/x
-model:
-  path: owner/model
-data:
-  sources:
-  - path: owner/labelled
-kto:
-  examples_per_step: 8
-"""
+
+
+SFT = _supervised("texts", "sft", "num_epochs: 2")
+REWARD = _supervised("pairs", "reward", "num_epochs: 1")
+DPO = _supervised("pairs", "dpo", "pairs_per_step: 8")
+KTO = _supervised("labelled", "kto", "examples_per_step: 8")
 PIPELINE = """\
 run:
   folder: runs/x

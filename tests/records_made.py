@@ -34,3 +34,13 @@ def response(
 
 def scored(score: float = 1.0, *, of: Response | None = None, state: ScoreState = ScoreState.SCORED) -> Scored:
     return Scored(response=of or response(), score=score, state=state)
+
+
+def drawn(lengths: Sequence[tuple[int, int]], seed: int = 0) -> list[Scored]:
+    """Random responses with the scores 0, 1, 2, 0, ..., each to its own prompt; `lengths`: of prompt and response."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [[torch.randint(3, 60, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
+    return [
+        scored(float(i % 3), of=response(written, to=prompt(str(i), token_ids=asked)))
+        for i, (asked, written) in enumerate(ids)
+    ]

@@ -1,5 +1,6 @@
 """Workers of the roles for tests, without a trainer around them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from builders import tiny_tokenizer
@@ -9,6 +10,7 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import is_on_trunk
+from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.reward import RewardWorker
@@ -16,6 +18,7 @@ from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import ReferenceWorker
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
+from proximo.records import Experience, Passes, Scored
 
 
 def roles_of(
@@ -59,3 +62,14 @@ def learner_of(model: LanguageModel | ScalarModel) -> Learner:
 
 def state(kl_coefficient: float = 0.0, *, steps_done: int = 0) -> TrainState:
     return TrainState(kl_coefficient=kl_coefficient, steps_done=steps_done)
+
+
+def experience_of(roles: Roles, batch: Sequence[Scored], *, kl_coefficient: float) -> Experience:
+    """What a step would learn from these responses, by what the models of the roles say of them."""
+    responses, (reference, value) = [each.response for each in batch], (roles.reference, roles.value)
+    passes = Passes(
+        old_logprobs=roles.policy.logprobs(responses),
+        reference_logprobs=None if reference is None else reference.logprobs(responses)[0],
+        values=None if value is None else value.values(responses),
+    )
+    return make_experience(batch, passes, config=roles.policy.config, kl_coefficient=kl_coefficient)[0]

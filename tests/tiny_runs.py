@@ -122,47 +122,26 @@ def recipe_of(kind: Kind, place: Path) -> dict[str, Any]:
         "samples_per_step": 1,
         "tensorboard": False,
     }
-    sections = {"sft": _sft, "reward": _reward, "prm": _prm, "dpo": _dpo, "kto": _kto, "ppo": _ppo}[kind](place)
+    sections = _ppo(place) if kind == "ppo" else _supervised(kind, place)
     return {"run": run, "tokenizer": {"path": str(place / "tokenizer")}, **sections}
 
 
-def _sft(place: Path) -> dict[str, Any]:
+SUPERVISED = {
+    "sft": ("texts", "examples_per_step", 40),
+    "reward": ("pairs", "pairs_per_step", 60),
+    "prm": ("steps", "solutions_per_step", 40),
+    "dpo": ("pairs", "pairs_per_step", 60),
+    "kto": ("labelled", "examples_per_step", 40),
+}
+"""File of the data, name of the size of a step, tokens of a micro-batch."""
+
+
+def _supervised(kind: Kind, place: Path) -> dict[str, Any]:
+    file, size, tokens = SUPERVISED[kind]
     return {
         "model": {"config": LLAMA},
-        "data": {"sources": [{"path": str(place / "texts.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
-        "sft": {"num_epochs": 2, "examples_per_step": 4, "tokens_per_microbatch": 40, "optimizer": _optimizer()},
-    }
-
-
-def _reward(place: Path) -> dict[str, Any]:
-    return {
-        "model": {"config": LLAMA},
-        "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
-        "reward": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
-    }
-
-
-def _prm(place: Path) -> dict[str, Any]:
-    return {
-        "model": {"config": LLAMA},
-        "data": {"sources": [{"path": str(place / "steps.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
-        "prm": {"num_epochs": 2, "solutions_per_step": 4, "tokens_per_microbatch": 40, "optimizer": _optimizer()},
-    }
-
-
-def _dpo(place: Path) -> dict[str, Any]:
-    return {
-        "model": {"config": LLAMA},
-        "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
-        "dpo": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
-    }
-
-
-def _kto(place: Path) -> dict[str, Any]:
-    return {
-        "model": {"config": LLAMA},
-        "data": {"sources": [{"path": str(place / "labelled.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
-        "kto": {"num_epochs": 2, "examples_per_step": 4, "tokens_per_microbatch": 40, "optimizer": _optimizer()},
+        "data": {"sources": [{"path": str(place / f"{file}.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        kind: {"num_epochs": 2, size: 4, "tokens_per_microbatch": tokens, "optimizer": _optimizer()},
     }
 
 

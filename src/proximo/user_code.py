@@ -1,4 +1,4 @@
-"""User code: the form of its import paths, where it raised, and the working directory that it is imported from."""
+"""User code: the form of its import paths, its errors, and the working directory that it is imported from."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from proximo.errors import ProximoError, TrainingError, disk_refused, memory_ran_out
 from proximo_verifiers.callables import innermost
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -28,6 +29,20 @@ def where_raised(error: BaseException, function: Any = None) -> str:
     own = getattr(code, "co_filename", None)
     at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
     return f"{at.filename}, line {at.lineno}"
+
+
+@contextmanager
+def user_errors_named(what: str, function: Any) -> Generator[None]:
+    """Inside, an exception of user-defined code becomes a TrainingError that names the code and the line.
+
+    Proximo's own errors, out-of-memory errors and disk errors pass through unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ProximoError) or memory_ran_out(error) or disk_refused(error):
+            raise
+        raise TrainingError(f"{what} raised {error_text(error)} ({where_raised(error, function)})") from error
 
 
 @contextmanager

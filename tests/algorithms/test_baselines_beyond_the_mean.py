@@ -4,7 +4,6 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from torch import Tensor
 
 from proximo.algorithms.group_baselines import group_centred, length_weighted, pass_at_k
 
@@ -55,20 +54,6 @@ def test_its_mean_gradient_is_that_of_the_expected_best_of_k(n: int, k: int) -> 
 def test_equal_scores_add_nothing() -> None:
     found = pass_at_k(torch.full((3,), 0.1), torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.bool), k=2)
     assert found.tolist() == [0.0] * 3
-
-
-def weighted(scores: Tensor, tokens: Tensor) -> float:
-    return float((scores * tokens).sum() / tokens.sum())
-
-
-def test_the_length_weighted_baseline_is_the_mean_over_tokens_of_the_valid_responses() -> None:
-    tokens = torch.tensor([3, 1, 5, 2, 9, 100, 4])
-    valid = torch.arange(7) != 5
-    found = length_weighted(SCORES, GROUPS, valid, num_tokens=tokens)
-    for members in ([0, 2, 3], [1, 4], [6]):
-        wanted = SCORES[members] - weighted(SCORES[members], tokens[members])
-        torch.testing.assert_close(found[members], wanted)
-    assert found[5] == 0
 
 
 def test_no_other_baseline_has_a_smaller_second_moment_weighted_by_length() -> None:

@@ -44,14 +44,9 @@ def test_weights_beyond_either_bound_are_cut_to_it_or_dropped():
     ("estimator", "over", "limit", "kept"),
     [
         ("k1", "token", 0.45, [1, 4, 5]),  # |log-ratio| of 0.5, 0.2, 1.0, 0.4, 0.1
-        ("k2", "token", 0.1, [1, 4, 5]),  # half their squares: 0.125, 0.02, 0.5, 0.08, 0.005
-        ("k3", "token", 0.12, [1, 4, 5]),  # 0.149, 0.019, 0.368, 0.092, 0.005
         ("k1", "mean", 0.2, [0, 1, 5]),  # 0.15, -0.3, 0.1
         ("k1", "sum", 0.35, [0, 1, 5]),  # 0.3, -0.6, 0.1
-        ("k1", "sum", 0.7, [0, 1, 3, 4, 5]),
-        ("k1", "max", 0.6, [0, 1, 5]),
         ("k2", "mean", 0.1, [0, 1, 5]),  # 0.0725, 0.29, 0.005
-        ("k3", "sum", 0.2, [0, 1, 5]),  # 0.168, 0.46, 0.005
         ("k3", "max", 0.15, [0, 1, 5]),
         ("k3_reverse", "token", 0.12, [0, 1, 4, 5]),  # 0.107, 0.021, 0.718, 0.070, 0.005
         ("k3_reverse", "mean", 0.2, [0, 1, 5]),  # 0.064, 0.394, 0.005
@@ -68,13 +63,9 @@ def test_what_is_further_than_the_limit_is_left_out_alone_or_with_its_response(e
     ("over", "lower", "upper", "kept"),
     [
         ("token", 0, 1.5, [1, 3, 4, 5]),  # 1.649, 0.819, 0.368, 1.492, 1.105
-        ("token", 0.5, 1.5, [1, 4, 5]),
-        ("token", 0.5, 1.7, [0, 1, 4, 5]),
         ("geometric_mean", 0, 1.15, [3, 4, 5]),  # 1.162, 0.741, 1.105
-        ("geometric_mean", 0.8, 5, [0, 1, 5]),
         ("geometric_mean", 0.8, 1.15, [5]),
         ("product", 0.5, 1.2, [3, 4, 5]),  # 1.350, 0.549, 1.105
-        ("product", 0.6, 1.4, [0, 1, 5]),
         ("max", 0, 1.5, [3, 4, 5]),  # 1.649, 1.492, 1.105
         ("max", 1.2, 2, [0, 1, 3, 4]),
     ],
@@ -136,7 +127,6 @@ def drift(
         ratios = behaviour_ratios(logprobs, sampled, every, (1, 1), of="token")
         loss = loss * bounded_weights(ratios, **bounds)
     (-sampled.exp() * loss).sum().backward()
-    assert logit.grad is not None
     return logit.grad.item()
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proximo.algorithms.advantages import gae, length_adaptive_lam
+from proximo.algorithms.advantages import gae
 from proximo.algorithms.masking import value_positions
 
 LENGTHS = (4, 1, 6, 3)
@@ -57,23 +57,6 @@ def test_matches_the_definition_as_a_double_sum(gamma, lam, with_holes):
     wanted = expected(rewards, values, mask, lengths=LENGTHS, bootstrap=bootstrap.tolist(), gamma=gamma, lam=lam)
     torch.testing.assert_close(found[0], torch.tensor(wanted[0], dtype=torch.float64), rtol=0, atol=1e-12)
     torch.testing.assert_close(found[1], torch.tensor(wanted[1], dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-def test_each_response_may_have_its_own_lambda():
-    rewards, values, mask = batch()
-    lams, cut = [0.3, 1.0, 0.95, 0.0], torch.tensor([True, False, True, False])
-    options = {"bootstrap": cut, "gamma": 0.9}
-    found = gae(rewards, values, mask, LENGTHS, lam=torch.tensor(lams, dtype=torch.float64), **options)
-    for which in (0, 1):
-        alone = [gae(rewards, values, mask, LENGTHS, lam=lam, **options)[which].split(LENGTHS) for lam in lams]
-        wanted = torch.cat([alone[row][row] for row in range(len(LENGTHS))])
-        torch.testing.assert_close(found[which], wanted, rtol=0, atol=1e-12)
-
-
-def test_a_lambda_that_adapts_to_the_length_by_hand():
-    # alpha * tokens = 5, 20, 1, 0.5, 0
-    lams = length_adaptive_lam(torch.tensor([100.0, 400.0, 20.0, 10.0, 0.0]), alpha=0.05)
-    torch.testing.assert_close(lams, torch.tensor([0.8, 0.95, 0.0, 0.0, 0.0]))
 
 
 def test_a_response_gets_the_same_bits_alone_and_in_any_company():

@@ -59,11 +59,6 @@ def test_value_loss_and_its_slope_in_every_branch(value, target, loss, slope):
     assert torch.autograd.grad(found.sum(), values)[0].item() == pytest.approx(slope)
 
 
-def test_value_loss_without_a_clip_is_half_the_squared_error():
-    values, old_values, returns = torch.tensor([[1.0, 5.0], [0.0, 0.0], [3.0, 4.0]])
-    assert clipped_value_loss(values, old_values, returns, clip=None).tolist() == [2.0, 0.5]
-
-
 def test_sft_loss_is_the_negative_log_likelihood():
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([0, 3, 6, 3])

@@ -58,7 +58,6 @@ def test_quantiles_of_a_geometric_distribution_are_those_of_its_definition():
 
 def test_every_response_to_a_prompt_of_a_group_has_its_length():
     lengths = Job(models="", size="S", regime="eos", num_prompts=3, group=2).response_lengths()
-    assert lengths is not None
     assert lengths[::2] == lengths[1::2]
     assert len(lengths) == 6
 

@@ -20,7 +20,7 @@ from proximo.commands.pipeline import run as pipeline
 from proximo.config.loader import resolved_yaml
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError, UserError
-from proximo.metrics.formatting import format_number
+from proximo.message_text import format_number
 from proximo.plan.record import to_json
 from proximo.run import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels

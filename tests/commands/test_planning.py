@@ -13,8 +13,8 @@ from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError, ModelError
 from proximo.learner.optimizers import OptimizerOptions, make_optimizer
 from proximo.plan.profiling import make_plans
+from proximo.plan.rank_memory import optimizer_bytes
 from proximo.plan.record import advice, describe
-from proximo.plan.static_memory import optimizer_bytes
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised import dpo_trainer as dpo
@@ -26,6 +26,7 @@ from proximo.supervised.sft_recipe import SFTRecipe
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}
+LONG = {"ppo.rollout.max_new_tokens": 40}
 SLOW = {"learning_rate": 1e-5}
 EARLY = {"learning_rate": 1e-3, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
 
@@ -46,7 +47,7 @@ def phase_of(plan, name):
 
 @pytest.fixture(scope="module")
 def plain(place):
-    return {kind: plan_of(kind, place) for kind in SCHEMAS}
+    return {kind: plan_of(kind, place) for kind in SCHEMAS} | {"long": plan_of("ppo", place, LONG)}
 
 
 SHARED_BASE = {"model.lora": LORA, "reward.0.share_base": True}
@@ -202,17 +203,18 @@ def test_what_cannot_be_planned_is_refused_and_what_is_left_out_is_said(place):
     assert "note: run.compile aot_eager is left out" in describe(plan, memory=None)
 
 
+AGAIN = ("model.activation_checkpointing", "value.activation_checkpointing")
 MORE = [
     ("ppo", {"ppo.tokens_per_microbatch": 64}, "train_policy"),
-    ("ppo", {"ppo.rollout.max_new_tokens": 40}, "train_policy"),
+    ("ppo", LONG, "train_policy"),
     ("ppo", {"data.max_prompt_tokens": 24}, "generate"),
     ("ppo", {"ppo.prompts_per_step": 8, "ppo.rollout.max_num_seqs": 8}, "generate"),
     ("ppo", {"ppo.average_decay": 0.9}, "score"),
     ("ppo", {"tokenizer.added_tokens": ["<a>", "<b>"]}, "generate"),
     ("ppo", {"model.config.hidden_size": 32}, "generate"),
-    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"estimator": "full"}}, "reference_logprobs"),
+    ("ppo", LONG | {"ppo.kl": {"estimator": "full"}}, "reference_logprobs"),
     ("ppo", {"ppo.kl": {"kind": "loss", "estimator": "full"}}, "train_policy"),
-    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
+    ("ppo", LONG | {"ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
     ("sft", {"data.max_tokens": 60}, "train"),
     ("sft", {"sft.tokens_per_microbatch": 200}, "train"),
     ("reward", {"reward.tokens_per_microbatch": 400}, "train"),
@@ -224,13 +226,6 @@ LESS = [
     ("ppo", {"model.lora": {"rank": 2}}, "train_value"),
     ("ppo", {"ppo.kl": "none"}, "generate"),
     ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
-    ("ppo", {"model.config.num_hidden_layers": 2, "model.frozen_layers": 1}, "train_policy"),
-    ("ppo", {"model.config.num_hidden_layers": 4, "model.activation_checkpointing": True}, "train_policy"),
-    (
-        "ppo",
-        {"model.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.init_from": "policy"},
-        "train_value",
-    ),
     ("ppo", {"ppo.rollout.max_num_seqs": 2}, "generate"),
     ("ppo", {"ppo.minibatch_responses": 1}, "train_policy"),
     ("reward", {"reward.pairs_per_step": 1}, "train"),
@@ -240,18 +235,23 @@ LESS = [
 
 @pytest.mark.parametrize(("kind", "changes", "phase"), MORE)
 def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
-    longer = {"ppo.rollout.max_new_tokens": 40}
-    base = plan_of(kind, place, longer) if changes.keys() > longer.keys() else plain[kind]
-    assert phase_of(plan_of(kind, place, changes), phase).peak > phase_of(base, phase).peak
+    base = plain["long"] if changes.keys() > LONG.keys() else plain[kind]
+    plan = plain["long"] if changes == LONG else plan_of(kind, place, changes)
+    assert phase_of(plan, phase).peak > phase_of(base, phase).peak
 
 
 @pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
 def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
-    base = plain[kind]
-    models = {key: changes[key] for key in ("model.config.num_hidden_layers", "value.init_from") if key in changes}
-    if models:
-        base = plan_of(kind, place, models)
-    assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(base, phase).peak
+    assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(plain[kind], phase).peak
+
+
+def test_layers_that_are_frozen_or_computed_again_save_memory_of_their_own_model(place):
+    deep = {"model.config.num_hidden_layers": 3, "value.init_from": "policy"}
+    base, frozen = plan_of("ppo", place, deep), plan_of("ppo", place, deep | {"model.frozen_layers": 1})
+    again = plan_of("ppo", place, deep | dict.fromkeys(AGAIN, True))
+    assert phase_of(frozen, "train_policy").peak < phase_of(base, "train_policy").peak
+    for phase in ("train_policy", "train_value"):
+        assert phase_of(again, phase).peak < phase_of(base, phase).peak
 
 
 def test_dropout_is_kept_where_it_is_asked_for(place):

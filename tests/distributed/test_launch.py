@@ -100,13 +100,14 @@ def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_all_ranks_at_once_is_
     run = tmp_path / "run"
     wait_for_lines(run, 2)
     ranks = children(process.pid)
-    assert listening([process.pid, *ranks.values()]) == {"0100007F"}, "nobody else can reach the store and the ranks"
+    addresses = listening([process.pid, *ranks.values()])
     os.kill(ranks[1], signal.SIGTERM)
     wait_for_lines(run, (run / "metrics.jsonl").read_bytes().count(b"\n") + 2)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the other end
         for rank in ranks.values():
             os.kill(rank, number)
     ended = end(process, recipe)
+    assert addresses == {"0100007F"}, "nobody else can reach the store and the ranks"
     assert ended.status == 137, ended.output
     assert ended.outcome["state"] == "failed"
     assert ended.outcome["total_steps"] == 20_000

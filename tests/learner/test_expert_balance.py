@@ -102,7 +102,6 @@ def test_of_one_micro_batch_loss_and_gradients_are_those_of_transformers(name: s
     result, found = update(model, [batch])
     assert result.balancing_loss == pytest.approx(output.aux_loss.item(), rel=1e-5)
     options = model.backbone.balancing
-    assert options is not None
     assert result.loss + options.coefficient * result.balancing_loss == pytest.approx(output.loss.item(), rel=1e-5)
     check_same(found, wanted, 1e-4)
 
@@ -246,7 +245,6 @@ def test_who_is_balanced() -> None:
         (config("mixtral"), 0.5, 0.5),
     ):
         options = balancing_of(given, coefficient)
-        assert options is not None
         assert (options.coefficient, options.experts_per_token) == (found, 2)
     dense = AutoConfig.for_model(**ARCHITECTURES["llama"])
     assert balancing_of(dense) is None

@@ -1,6 +1,7 @@
 """AdamW with 8-bit moments: near the one with float32, in a quarter of its memory, and resumed exactly."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +68,28 @@ def test_matrices_alone_decay() -> None:
     assert torch.equal(named["bias"].detach(), before["bias"])
 
 
-@installed
-def test_training_after_a_round_trip_gives_the_bits_of_uninterrupted_training(tmp_path: Path) -> None:
-    whole = parameters()
-    train(whole, make_optimizer(whole, options("adamw_8bit")), range(7))
-    first = parameters()
-    optimizer = make_optimizer(first, options("adamw_8bit"))
-    train(first, optimizer, range(4))
-    write_optimizer(tmp_path / "file", optimizer, first)
-    second = parameters()
+def check_round_trip(
+    make: Callable[[], dict[str, nn.Parameter]], kind: str, file: Path, *, at: int, steps: int
+) -> torch.optim.Optimizer:
+    """Saved after `at` steps, read again and trained on, against all steps without a break; the restored optimizer."""
+    whole, first, second = make(), make(), make()
+    train(whole, make_optimizer(whole, options(kind)), range(steps))
+    optimizer = make_optimizer(first, options(kind))
+    train(first, optimizer, range(at))
+    write_optimizer(file, optimizer, first)
     for name, parameter in second.items():
         parameter.data.copy_(first[name].data)
-    restored = make_optimizer(second, options("adamw_8bit"))
-    read_optimizer(tmp_path / "file", restored, second)
+    restored = make_optimizer(second, options(kind))
+    read_optimizer(file, restored, second)
     page_state(restored)
-    train(second, restored, range(4, 7))
+    train(second, restored, range(at, steps))
     assert all(torch.equal(whole[name], second[name]) for name in whole)
+    return restored
+
+
+@installed
+def test_training_after_a_round_trip_gives_the_bits_of_uninterrupted_training(tmp_path: Path) -> None:
+    check_round_trip(parameters, "adamw_8bit", tmp_path / "file", at=4, steps=7)
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,16 +121,5 @@ def test_paged_moments_are_paged_again_after_a_round_trip(tmp_path: Path) -> Non
         generator = torch.Generator().manual_seed(3)
         return {"matrix": nn.Parameter(torch.randn(512, 512, generator=generator).cuda())}
 
-    whole = large()
-    train(whole, make_optimizer(whole, options("adamw_paged_8bit")), range(5))
-    first = large()
-    optimizer = make_optimizer(first, options("adamw_paged_8bit"))
-    train(first, optimizer, range(3))
-    write_optimizer(tmp_path / "file", optimizer, first)
-    second = {"matrix": nn.Parameter(first["matrix"].detach().clone())}
-    restored = make_optimizer(second, options("adamw_paged_8bit"))
-    read_optimizer(tmp_path / "file", restored, second)
-    page_state(restored)
-    assert restored.state[second["matrix"]]["state1"].is_paged
-    train(second, restored, range(3, 5))
-    assert torch.equal(whole["matrix"], second["matrix"])
+    restored = check_round_trip(large, "adamw_paged_8bit", tmp_path / "file", at=3, steps=5)
+    assert all(state["state1"].is_paged for state in restored.state.values())

@@ -76,27 +76,6 @@ def test_three_updates_are_those_of_torch_with_its_own_clipping(limit: float | N
         torch.testing.assert_close(tensor, expected.detach(), rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_every_update_is_clipped_and_the_norm_is_reported_as_it_was_before() -> None:
-    made = learner(max_gradient_norm=0.1)
-    for _ in range(3):
-        before = [state["exp_avg"].clone() for state in made.optimizer.state.values()] or [
-            torch.zeros_like(parameter) for parameter in made.parameters.values()
-        ]
-        result = made.update(WHOLE, squared_error(made.module))
-        assert result.gradient_norm > 1
-        # first moment = 0.9 * before + 0.1 * gradient: what is left of the gradient has the norm of the limit
-        after = [state["exp_avg"] for state in made.optimizer.state.values()]
-        used = [(new - 0.9 * old) / 0.1 for new, old in zip(after, before, strict=True)]
-        assert float(torch.nn.utils.get_total_norm(used)) == pytest.approx(0.1, rel=1e-4)
-
-
-def test_a_gradient_below_the_limit_is_left_as_it_is() -> None:
-    free, limited = learner(), learner(max_gradient_norm=1e6)
-    for made in (free, limited):
-        made.update(WHOLE, squared_error(made.module))
-    assert all(torch.equal(weights(free)[name], tensor) for name, tensor in weights(limited).items())
-
-
 def non_finite_loss(made: Learner) -> dict:
     return {"loss": lambda rows: (squared_error(made.module)(rows)[0] * torch.nan, None)}
 
@@ -129,7 +108,6 @@ def test_a_skipped_update_leaves_weights_momentum_and_count_untouched(case, reas
         made.update(WHOLE, squared_error(made.module))
     before, state, count = weights(made), moments(made), made.updates_done
     result = made.update(WHOLE, **case(made))
-    assert result.refusal is not None
     assert result.refusal.startswith(reason)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(made).items())
     assert len(state) == len(moments(made))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from made_up_runs import write_lines
 
-from proximo.metrics import alarm_watch
-from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import find_alarms
 from proximo.metrics.console import ProgressInfo
 from proximo.ppo.kind import PPO
+from proximo.run import sinks
+from proximo.run.sinks import AlarmWatch
 
 
 def watch(said: list[str], *, total_steps: int = 40, metrics_file: Path = Path("nowhere")) -> AlarmWatch:
@@ -60,7 +60,7 @@ def test_what_no_run_repeats_raises_no_alarm():
 def test_a_long_run_is_judged_at_a_fiftieth_more_of_its_length_and_at_its_end(monkeypatch):
     judged: list[int] = []
     monkeypatch.setattr(
-        alarm_watch, "find_alarms", lambda run, rules: judged.append(len(run.lines)) or find_alarms(run, rules)
+        sinks, "find_alarms", lambda run, rules: judged.append(len(run.lines)) or find_alarms(run, rules)
     )
     said: list[str] = []
     lines = steps(range(8, 1001))

@@ -30,15 +30,12 @@ def test_held_out_figures_come_before_those_of_training():
     assert "Gold score" not in rows
 
 
-def test_a_single_measurement_has_no_before():
-    row = before_after(Run(name="run", lines=({"step": 1, "score/mean": 5.0},)))[0]
-    assert (row.before, row.after, row.improved) == (None, 5.0, None)
-
-
-def test_training_figures_stand_in_for_a_single_evaluation():
+def test_training_figures_stand_in_for_a_single_evaluation_and_a_single_one_has_no_before():
     lines = ({"step": 1, "score/mean": 5.0, "evaluation/score": 1.0}, {"step": 2, "score/mean": 4.0})
     row = before_after(Run(name="run", lines=lines))[0]
     assert (row.name, row.improved) == ("score/mean", False)
+    row = before_after(Run(name="run", lines=({"step": 1, "score/mean": 5.0},)))[0]
+    assert (row.before, row.after, row.improved) == (None, 5.0, None)
 
 
 def test_the_table_has_a_row_for_each_figure(tmp_path: Path):
@@ -62,30 +59,15 @@ def test_the_table_says_where_it_compares_other_prompts(tmp_path: Path):
     assert "training step" not in printed_of(f'"step": 0, {held_out}', f'"step": 2, "score/mean": 4, {held_out}')
 
 
-def test_a_run_without_figures_prints_nothing(tmp_path: Path):
-    assert printed(print_before_after, tmp_path) == ""
-    assert printed(print_samples, tmp_path) == ""
-
-
-def test_samples_are_printed_as_they_are_and_not_as_markup(tmp_path: Path):
+def test_samples_are_printed_as_they_are_and_no_answer_steers_the_terminal(tmp_path: Path):
+    assert printed(print_before_after, tmp_path) == printed(print_samples, tmp_path) == ""
     records = [sample(0, 0, response="[red]old[/red]"), sample(7, 0, response="[/nonsense] new")]
     write_lines(tmp_path / "samples.jsonl", records)
     text = printed(print_samples, tmp_path, width=140)
-    assert "[red]old[/red]" in text
-    assert "[/nonsense] new" in text
-    assert "gold 0.85" in text
-
-
-def test_an_answer_cannot_steer_the_terminal(tmp_path: Path):
-    write_lines(tmp_path / "samples.jsonl", [sample(0, 0, response="\x1b[2Jgone\r\nnext")])
-    text = printed(print_samples, tmp_path, width=140)
-    assert "\x1b" not in text
-    assert "[2Jgone" in text
-    assert "next" in text
-
-
-def test_samples_are_limited(tmp_path: Path):
-    write_lines(tmp_path / "samples.jsonl", [sample(0, index) for index in range(9)])
+    assert [word for word in ("[red]old[/red]", "[/nonsense] new", "gold 0.85") if word not in text] == []
+    steering = sample(0, 0, response="\x1b[2Jgone\r\nnext")
+    write_lines(tmp_path / "samples.jsonl", [steering, *(sample(0, index) for index in range(1, 9))])
     text = printed(print_samples, tmp_path, width=140, limit=2)
-    assert "item 1" in text
+    assert "\x1b" not in text
+    assert [word for word in ("[2Jgone", "next", "item 1") if word not in text] == []
     assert "item 2" not in text

@@ -31,19 +31,10 @@ def test_a_model_whose_odds_are_true_has_nearly_no_error():
     assert calibration([3 * margin for margin in margins]).error > 0.1
 
 
-def test_a_tie_is_half_right_at_even_odds():
-    assert calibration([0.0, 0.0]).error == 0.0
-
-
-def test_certainty_and_huge_margins_fall_in_the_last_bin():
+def test_calibration_of_ties_of_huge_margins_of_no_numbers_and_of_nothing():
+    assert calibration([0.0, 0.0]).error == 0.0, "half right at even odds"
     assert calibration([1e9, -1e9]).bins[-1].accuracy == 0.5
-
-
-def test_no_pairs_have_no_error():
     assert calibration([]).error is None
-
-
-def test_a_score_that_is_not_a_number_is_in_no_bin():
     assert calibration([math.nan, logit(0.88)]).num_pairs == 1
     assert calibration([math.nan]).error is None
     assert math.isnan(probability_error([0.3, math.nan], [0, 1]) or 0.0)
@@ -53,9 +44,6 @@ def test_distinct_two_counts_pairs_across_responses():
     assert distinct_fraction([[1, 2, 3], [1, 2], [5]]) == pytest.approx(2 / 3)
     assert distinct_fraction([[7, 7, 7, 7]]) == pytest.approx(1 / 3)
     assert distinct_fraction([[1, 2, 3], [1, 2]], n=3) == 1.0
-
-
-def test_no_pairs_at_all_have_no_distinct_fraction():
     assert distinct_fraction([[1], []]) is None
 
 

@@ -124,7 +124,6 @@ def test_figures_stand_beside_each_other_where_they_are_of_the_same_metric(tmp_p
     found = compared(named(ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", change=untested)), key="k")
     figures = {row.name: row.cells for row in found.figures}
     (held_out, none), (no_training, training) = figures["Score"], figures["Score, training"]
-    assert held_out is not None
     assert (held_out.before, held_out.change, held_out.verdict) == ("-0.40", "+2.21", "better")
     assert training is not None
     assert (none, no_training) == (None, None)

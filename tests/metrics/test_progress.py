@@ -3,10 +3,12 @@
 import errno
 import io
 import sys
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from proximo.message_text import format_change, format_duration, format_number
 from proximo.metrics.console import (
     LoggedProgress,
     NotebookProgress,
@@ -16,7 +18,6 @@ from proximo.metrics.console import (
     TerminalProgress,
     open_progress,
 )
-from proximo.metrics.formatting import format_change, format_duration, format_number
 from proximo.ppo.kind import PPO
 from proximo.supervised.kinds import SFT
 
@@ -49,15 +50,15 @@ def info(clock: FakeClock | None = None, *, total_steps: int = 10, first_step: i
     return ProgressInfo(trainer=PPO, total_steps=total_steps, first_step=first_step, clock=clock or FakeClock())
 
 
-def file_console() -> tuple[Console, io.StringIO]:
+def opened(of: ProgressInfo | None = None, **options: Any) -> tuple[Any, io.StringIO]:
+    """A view that writes to a file, and the file."""
     stream = io.StringIO()
-    return Console(file=stream, width=60), stream
+    return open_progress(of or info(), console=Console(file=stream, width=60), **options), stream
 
 
 def test_without_a_terminal_each_step_is_one_plain_line():
-    console, stream = file_console()
     clock = FakeClock()
-    view = open_progress(info(clock), console=console)
+    view, stream = opened(info(clock))
     assert isinstance(view, PlainProgress)
     clock.now += 20
     view.write(1, LINE)
@@ -73,8 +74,7 @@ def test_without_a_terminal_each_step_is_one_plain_line():
 
 @pytest.mark.parametrize("trainer", [SFT, PPO])
 def test_updates_that_were_skipped_are_said_in_the_line_of_their_step(trainer) -> None:
-    console, stream = file_console()
-    view = open_progress(ProgressInfo(trainer=trainer, total_steps=10), console=console)
+    view, stream = opened(ProgressInfo(trainer=trainer, total_steps=10))
     group = "sft" if trainer is SFT else "policy"
     for step, skipped in ((1, 0), (2, 3)):
         view.write(step, {f"{group}/skipped_updates": skipped, "sft/learning_rate": 1e-3})
@@ -84,16 +84,14 @@ def test_updates_that_were_skipped_are_said_in_the_line_of_their_step(trainer) -
 
 
 def test_a_line_before_the_first_step_says_something_or_is_left_out() -> None:
-    console, stream = file_console()
-    view = open_progress(info(), console=console)
+    view, stream = opened()
     view.write(0, {"value/loss": 1.0})
     view.phase("training")
     assert stream.getvalue() == "step 1/10: training\n"
 
 
 def test_plain_lines_hold_no_control_characters():
-    console, stream = file_console()
-    view = open_progress(info(), console=console)
+    view, stream = opened()
     view.write(1, LINE)
     view.note("saved [bold]step 1[/bold]")
     view.warn("the ratio is odd")
@@ -103,9 +101,8 @@ def test_plain_lines_hold_no_control_characters():
 
 
 def test_plain_lines_come_at_most_every_n_seconds_but_first_and_last_always():
-    console, stream = file_console()
     clock = FakeClock()
-    view = open_progress(info(clock), console=console, every_seconds=25)
+    view, stream = opened(info(clock), every_seconds=25)
     for step in range(1, 11):
         clock.now += 10
         view.write(step, LINE)
@@ -123,8 +120,7 @@ def test_the_time_left_counts_the_steps_of_this_process_only():
 
 
 def test_quiet_shows_warnings_only_and_each_once():
-    console, stream = file_console()
-    view = open_progress(info(), console=console, quiet=True)
+    view, stream = opened(quiet=True)
     assert isinstance(view, QuietProgress)
     view.write(1, LINE)
     view.note("saved")
@@ -168,8 +164,7 @@ def test_a_terminal_gets_a_live_view_with_the_numbers_that_matter():
 )
 def test_plain_lines_say_what_the_first_step_is_doing_and_what_follows_the_last_one(first_step, phases, wanted):
     """Else a pipe shows nothing for as long as it takes."""
-    console, stream = file_console()
-    view = PlainProgress(ProgressInfo(trainer=PPO, total_steps=9, first_step=first_step), console)
+    view, stream = opened(ProgressInfo(trainer=PPO, total_steps=9, first_step=first_step))
     for step in range(first_step, 10) if first_step == 0 else range(first_step + 1, 10):
         for name in phases.get(step, ("training", "something new", "evaluation again")):
             view.phase(name)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import Rule, find_alarms
 from proximo.metrics.console import ProgressInfo
 from proximo.metrics.run_files import Run
 from proximo.ppo.kind import PPO
+from proximo.run.sinks import AlarmWatch
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 RECORDS = [json.loads(line) for line in (Path(__file__).parent / "recorded_runs.jsonl").read_text().splitlines()]

@@ -42,7 +42,6 @@ def test_only_a_cpu_leaves_the_modules() -> None:
             assert model.decoder() == model.backbone.decode
     half = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
     fused = half.backbone._fused_layers()
-    assert fused is not None
     assert fused.parts.layers[0].rest.dtype is torch.bfloat16
     assert (half.decoder() != half.backbone.decode) is kernels
 

@@ -2,10 +2,11 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture, random_sequences
 from proximo.errors import ModelError
@@ -97,18 +98,18 @@ def test_a_saved_adapter_loads_in_transformers_and_here(tmp_path: Path):
     assert [name for name, _ in again.trainable_parameters()] == [name for name, _ in model.trainable_parameters()]
 
 
-def test_only_the_named_layers_get_an_adapter():
-    model = add_adapter(build_architecture("llama"), LoRAOptions(rank=2, target_modules=("q_proj", "down_proj")))
-    adapters = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
-    assert adapters == {"q_proj", "down_proj"}
+def with_adapters(model: PreTrainedModel, **options: Any) -> set[str]:
+    """The names of the layers that get one."""
+    made = add_adapter(model, LoRAOptions(rank=2, **options))
+    return {name.split(".lora_")[0].rpartition(".")[2] for name, p in made.named_parameters() if p.requires_grad}
 
 
-def test_in_a_mixture_of_experts_only_attention_gets_an_adapter():
+def test_only_the_named_layers_get_an_adapter_and_in_a_mixture_of_experts_only_attention():
     """peft would take the shared expert's layers for those of the stacked ones, which are no linear layers."""
+    named = ("q_proj", "down_proj")
+    assert with_adapters(build_architecture("llama"), target_modules=named) == set(named)
     config = AutoConfig.for_model("qwen2_moe", **LLAMA_LIKE, num_experts=4, moe_intermediate_size=24)
-    model = add_adapter(AutoModelForCausalLM.from_config(config), LoRAOptions(rank=2))
-    adapters = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
-    assert adapters == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert with_adapters(AutoModelForCausalLM.from_config(config)) == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,5 @@ def test_in_a_mixture_of_experts_only_attention_gets_an_adapter():
 def test_a_target_that_cannot_be_adapted_is_refused(architecture: str, target: str, message: str):
     with pytest.raises(ModelError, match=message):
         add_adapter(build_architecture(architecture), LoRAOptions(target_modules=(target,)))
-
-
-def test_a_folder_without_adapter_is_refused(tmp_path: Path):
     with pytest.raises(ModelError, match=r"no adapter_config\.json"):
-        load_adapter(build_architecture("llama"), tmp_path)
+        load_adapter(build_architecture(architecture), Path("nowhere"))

@@ -18,12 +18,15 @@ from proximo.models.pretrained.sources import new_config
 from proximo.models.transformers_model import check_lengths, position_limit
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("float32", Precision.FLOAT32), ("bf16", Precision.BF16), ("bfloat16", Precision.BF16)],
-)
-def test_precisions_by_name(name: str, expected: Precision):
-    assert resolve_precision(name) is expected
+def test_precisions_by_name():
+    names = {"float32": Precision.FLOAT32, "bf16": Precision.BF16, "bfloat16": Precision.BF16}
+    assert {name: resolve_precision(name) for name in names} == names
+    assert resolve_precision("bf16", float32_head=True) is Precision.BF16_FLOAT32_HEAD
+    assert resolve_precision("float32", float32_head=True) is Precision.FLOAT32
+    with pytest.raises(ConfigError, match="fp16 is not offered: its largest number is 65504"):
+        resolve_precision("fp16")
+    with pytest.raises(ConfigError, match="must be auto, float32, tf32 or bf16, not 'int8'"):
+        resolve_precision("int8")
 
 
 def test_auto_is_bf16_where_cuda_has_it(monkeypatch: pytest.MonkeyPatch):
@@ -54,33 +57,17 @@ def test_tf32_is_a_mode_of_cuda():
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_the_output_layer_may_stay_in_float32():
-    assert resolve_precision("bf16", float32_head=True) is Precision.BF16_FLOAT32_HEAD
-    assert resolve_precision("float32", float32_head=True) is Precision.FLOAT32
-
-
-def test_fp16_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match="fp16 is not offered: its largest number is 65504"):
-        resolve_precision("fp16")
-    with pytest.raises(ConfigError, match="must be auto, float32, tf32 or bf16, not 'int8'"):
-        resolve_precision("int8")
-
-
 def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: int = 0, mps: bool = False) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
 
-@pytest.mark.parametrize(("cuda", "mps", "expected"), [(0, False, "cpu"), (0, True, "mps"), (2, True, "cuda")])
-def test_auto_takes_the_fastest_that_is_there(monkeypatch: pytest.MonkeyPatch, cuda: int, mps: bool, expected: str):
-    pretend(monkeypatch, cuda=cuda, mps=mps)
-    assert resolve_device("auto") == torch.device(expected)
-    assert resolve_device("cpu") == torch.device("cpu")
-
-
-def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch):
-    pretend(monkeypatch)
+def test_auto_takes_the_fastest_device_and_one_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch):
+    for cuda, mps, expected in ((0, True, "mps"), (2, True, "cuda"), (0, False, "cpu")):
+        pretend(monkeypatch, cuda=cuda, mps=mps)
+        assert resolve_device("auto") == torch.device(expected)
+        assert resolve_device("cpu") == torch.device("cpu")
     for name in ("cuda", "mps"):
         with pytest.raises(ConfigError, match=f"device {name} was asked for, but this machine has none"):
             resolve_device(name)

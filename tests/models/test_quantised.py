@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo.options import PPOConfig
+from ppo_trainers import LARGE, ppo_trainer
 from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.errors import ConfigError, MissingExtraError, ModelError
 from proximo.models import loading
@@ -27,7 +27,6 @@ from proximo.models.quantised import Quantisation, loading_options, quantisation
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.run.make.models import DeviceSpec, build_language_model, build_scalar_model
 from proximo.supervised.sft_recipe import SFTRecipe
@@ -48,6 +47,19 @@ third_party = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::
 def folder(tmp_path: Path) -> Path:
     tiny_language_model().save_pretrained(tmp_path / "base")
     return tmp_path / "base"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Quantisation]:
+    """How bases were asked to be stored; none of them is loaded."""
+    kinds: list[Quantisation] = []
+
+    def options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
+        kinds.append(kind)
+        raise MissingExtraError("asked")
+
+    monkeypatch.setattr(loading, "loading_options", options)
+    return kinds
 
 
 def load(folder: Path, kind: Quantisation, precision: Precision) -> LanguageModel:
@@ -77,15 +89,8 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("role", ["policy", "reward"])
-def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, asked: list[Quantisation]) -> None:
     """What the section names reaches the loading of its base."""
-    asked: list[Quantisation] = []
-
-    def options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
-        asked.append(kind)
-        raise MissingExtraError("asked")
-
-    monkeypatch.setattr(loading, "loading_options", options)
     device_spec = DeviceSpec(device=CPU, precision=Precision.FLOAT32, seed=0)
     for stored in ("4bit", "8bit", "none"):
         lora = {"path": str(folder), "lora": LORA, "quantisation": stored}
@@ -114,15 +119,8 @@ def test_a_quantised_base_that_trains_needs_an_adapter() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
-def test_a_reference_may_be_quantised(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_reference_may_be_quantised(kind: str, folder: Path, asked: list[Quantisation], tmp_path: Path) -> None:
     """Its section reaches the loading; where the model trains the same section is refused."""
-    asked: list[Quantisation] = []
-
-    def options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
-        asked.append(kind)
-        raise MissingExtraError("asked")
-
-    monkeypatch.setattr(loading, "loading_options", options)
     tree = recipe_of(kind, make_inputs(tmp_path / "inputs"))
     section = {"path": str(folder), "quantisation": "4bit"}
     with pytest.raises(MissingExtraError):
@@ -180,16 +178,8 @@ def test_a_ppo_step_on_a_quantised_base_moves_the_adapters_alone(
     reward = scalar_from_adapter(policy, tmp_path / "reward", role="reward")
     policy.use_activation_checkpointing()
     value.use_activation_checkpointing()
-    config = PPOConfig(
-        num_steps=2,
-        prompts_per_step=4,
-        epochs_per_step=1,
-        minibatch_responses=2,
-        rollout={"max_new_tokens": 6, "max_num_seqs": 3},
-        policy_optimizer={"learning_rate": 1e-2},
-        value_optimizer={"learning_rate": 1e-2},
-    )
-    trainer = PPOTrainer(policy, tiny_tokenizer(), value=value, reward=ModelReward(reward), config=config)
+    options = {"num_steps": 2, "epochs_per_step": 1, "minibatch_responses": 2, "value_optimizer": LARGE}
+    trainer = ppo_trainer(policy, value=value, reward=ModelReward(reward), **options)
     reference = trainer.roles.reference.model
     assert all(is_shared(model, policy) for model in (reference, value, reward))
     held = {id(p): p for model in (policy, value, reward, reference) for p in model.model.parameters()}

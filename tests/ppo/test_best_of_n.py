@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,13 +11,17 @@ from ppo_trainers import lengths, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, TrainingError
 from proximo.ppo.selection import best_of, keep_best
+from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Scored, ScoreState
+from proximo.rewards.function import FunctionReward
 from records_made import response, scored
 
 PROMPTS = ["ab", "cde", "f"]
 
 
-trainer = partial(ppo_trainer, prompts_per_step=3, responses_per_prompt=2, samples_per_prompt=5)
+def trainer(reward: Any = lengths, **options: Any) -> PPOTrainer:
+    base = {"prompts_per_step": 3, "responses_per_prompt": 2, "samples_per_prompt": 5, "rollout": {"max_new_tokens": 5}}
+    return ppo_trainer(reward=FunctionReward(reward), **(base | options))
 
 
 def keep(candidates: list[Scored], **options: Any) -> list[int]:

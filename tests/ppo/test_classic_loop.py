@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ppo_trainers import LARGE, ppo_trainer
+from ppo_trainers import LARGE, all_weights, ppo_trainer
 from proximo.errors import DataError
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Scored
@@ -19,10 +19,6 @@ IDS = [[7, 8, 9], [10, 11], [12, 13, 14, 15], [6]]
 trainer = partial(ppo_trainer, value_optimizer=LARGE)
 
 
-def weights(made: PPOTrainer) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in made.policy.model.parameters()])
-
-
 def test_tensors_do_what_lists_do() -> None:
     lists, tensors = trainer(), trainer()
     from_lists = lists.step(IDS, [[20, 21, 2], [22], [23, 24], [25, 2]], [1.0, None, 0.5, -1.0])
@@ -30,7 +26,7 @@ def test_tensors_do_what_lists_do() -> None:
     answers = [torch.tensor(ids) for ids in ([20, 21, 2], [22], [23, 24], [25, 2])]
     scores = [torch.tensor(1.0), torch.tensor([math.nan]), torch.tensor(0.5), torch.tensor(-1.0)]
     from_tensors = tensors.step(queries, answers, scores)
-    assert torch.equal(weights(lists), weights(tensors))
+    assert torch.equal(all_weights(lists.policy.model), all_weights(tensors.policy.model))
     assert from_lists["score/mean"] == from_tensors["score/mean"] == pytest.approx(0.5 / 3)
     assert trainer().step(queries, answers, torch.tensor([1.0, math.nan, 0.5, -1.0]))["response/unscored"] == 1
 
@@ -96,20 +92,7 @@ def test_masked_tokens_have_no_part_in_mask_rewards_advantages_or_returns() -> N
     assert experience.rewards.tolist() == [0, 0, 0, 1, 0, 2, 0, 0, 3, 0]
     assert not experience.advantages[~kept].any()
     assert experience.advantages[kept].mean().item() == pytest.approx(0, abs=1e-6)
-    assert experience.returns is not None
     assert not experience.returns[~kept].any()
-
-
-def test_the_estimator_steps_over_masked_tokens() -> None:
-    """By hand, with lambda and gamma below 1: of three tokens the middle one is the tool's."""
-    made = trainer(advantage={"gamma": 0.9, "gae_lambda": 0.8, "standardise": False}, kl="none", prompts_per_step=1)
-    (record,) = made._adopt([IDS[0]], [[20, 21, 2]], [[1, 0, 1]])
-    experience = made.run_step(scored=[Scored(response=record, score=2.0)]).experience
-    assert experience.values is not None
-    first, _, last, _ = experience.values.tolist()
-    of_last = 2.0 - last
-    of_first = 0.9 * last - first + 0.9 * 0.8 * of_last
-    assert experience.advantages.tolist() == pytest.approx([of_first, 0.0, of_last], abs=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo"])
@@ -124,12 +107,12 @@ def test_the_loss_and_the_kl_do_not_see_what_was_masked(objective: str) -> None:
     second = masked.step(
         IDS, [[20, 21, 30], [22, 31], [23, 24], [25, 32, 33]], [1.0, 0.0, 0.5, -1.0], response_masks=masks
     )
-    assert torch.allclose(weights(shorter), weights(masked), atol=1e-6)
+    assert torch.allclose(all_weights(shorter.policy.model), all_weights(masked.policy.model), atol=1e-6)
     for name in ("kl/sequence", "policy/loss", "value/loss", "policy/entropy"):
         assert second[name] == pytest.approx(first[name], abs=1e-6)
     unmasked = trainer(**options)
     unmasked.step(IDS, [[20, 21, 30], [22, 31], [23, 24], [25, 32, 33]], [1.0, 0.0, 0.5, -1.0])
-    assert not torch.allclose(weights(shorter), weights(unmasked), atol=1e-4)
+    assert not torch.allclose(all_weights(shorter.policy.model), all_weights(unmasked.policy.model), atol=1e-4)
 
 
 def test_an_answer_without_a_token_of_the_policy_is_in_no_baseline() -> None:

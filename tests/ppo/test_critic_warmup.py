@@ -8,7 +8,6 @@ import torch
 
 from ppo_trainers import LARGE, PROMPTS, count_a_and_letters, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.step import trace_step
 
 WARMUP, STEPS = 2, 4
 FALLING = LARGE | {"schedule": "linear"}
@@ -60,13 +59,6 @@ def test_a_policy_that_stands_still_does_not_lower_the_kl_coefficient() -> None:
     lines = trainer().train(PROMPTS, reward=count_a_and_letters)
     assert [line["kl/coefficient"] for line in lines[: WARMUP + 1]] == [0.1] * (WARMUP + 1)
     assert lines[-1]["kl/coefficient"] != 0.1
-
-
-def test_a_step_of_the_warmup_has_no_call_that_trains_the_policy() -> None:
-    config = PPOConfig(critic_warmup_steps=1)
-    names = [call.name for call in trace_step(config, reuses_sampled_logprobs=True, steps_done=0)]
-    assert "train_value" in names
-    assert "train_policy" not in names
 
 
 def test_a_warmup_without_a_critic_or_without_an_end_is_refused() -> None:

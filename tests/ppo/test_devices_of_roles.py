@@ -56,8 +56,6 @@ def test_batches_go_to_the_device_of_their_role(trainer: PPOTrainer, monkeypatch
     monkeypatch.setattr(epochs, "pack_responses", pack)
     monkeypatch.setattr(epochs, "send", lambda tensor, device: (asked.append(str(device)), tensor)[1])
     policy, reference, value = trainer.roles.policy, trainer.roles.reference, trainer.roles.value
-    assert reference is not None
-    assert value is not None
     calls = [(policy.old_logprobs, "cuda:0"), (reference.logprobs, "cuda:1"), (value.values, "cuda:2")]
     for call, device in calls:
         asked.clear()
@@ -73,8 +71,6 @@ def test_batches_go_to_the_device_of_their_role(trainer: PPOTrainer, monkeypatch
 def experience_of(trainer: PPOTrainer, responses: list[Response]) -> Experience:
     scored = [Scored(response=r, score=float(n), state=ScoreState.SCORED) for n, r in enumerate(responses)]
     roles = trainer.roles
-    assert roles.value is not None
-    assert roles.reference is not None
     passes = Passes(
         old_logprobs=sampled_logprobs(responses),
         reference_logprobs=roles.reference.logprobs(responses).logprobs,
@@ -89,7 +85,6 @@ def test_what_all_batches_found_is_fetched_at_once(trainer: PPOTrainer, monkeypa
     fetched: list[int] = []
     plain = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (fetched.append(1), plain(tensor))[1])
-    assert trainer.roles.value is not None
     for call in (trainer.roles.policy.logprobs, trainer.roles.value.values):
         fetched.clear()
         call(responses)

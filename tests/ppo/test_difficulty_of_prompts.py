@@ -55,7 +55,6 @@ def test_the_recipe_says_who_may_leave_and_a_step_how_many_stay() -> None:
     }
     prompts = [prompt(str(row), base_score=row / 10) for row in range(6)]
     found = make_difficulty_filter(PPORecipe.model_validate(recipe), prompts)
-    assert found is not None
     assert (found.state.too_hard, found.num_active) == ((0, 1, 2), 3)
     with pytest.raises(DataError, match="a step takes 3"):
         make_difficulty_filter(PPORecipe.model_validate(recipe), prompts[:3])

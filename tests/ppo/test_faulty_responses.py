@@ -66,8 +66,6 @@ def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple
     frozen = LanguageModel(tiny_language_model(seed=9, dtype=torch.float64))
     learners = {"policy": Gathered(policy.model), "value": Gathered(value.model)}
     roles = roles_of(config, policy, reference=frozen, value=value, learners=dict(learners))
-    assert roles.reference is not None
-    assert roles.value is not None
     responses = [each.response for each in scored]
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     reference, _ = roles.reference.logprobs(responses)

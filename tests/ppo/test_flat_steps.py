@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
+from ppo_trainers import LARGE, ppo_trainer
 from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.experience import make_experience
@@ -93,16 +94,10 @@ def test_a_step_is_flat_where_its_returns_hardly_differ_beside_those_of_the_run(
 
 def solved(**options: Any) -> PPOTrainer:
     """Every response scores 1, and the critic has yet to learn it."""
-    config = PPOConfig(
-        num_steps=8,
-        prompts_per_step=8,
-        rollout={"max_new_tokens": 4},
-        policy_optimizer={"learning_rate": 1e-2, "weight_decay": 0.1},
-        value_optimizer={"learning_rate": 1e-2},
-        policy_loss={"entropy_coefficient": 0.01},
-        **options,
-    )
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(chat=False), config=config)
+    optimizer = LARGE | {"weight_decay": 0.1}
+    base = {"num_steps": 3, "prompts_per_step": 8, "rollout": {"max_new_tokens": 4}, "value_optimizer": LARGE}
+    loss = {"policy_loss": {"entropy_coefficient": 0.01}, "policy_optimizer": optimizer}
+    return ppo_trainer(**(base | loss | options))
 
 
 def moved(made: PPOTrainer, role: str) -> bool:

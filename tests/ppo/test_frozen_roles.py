@@ -29,8 +29,6 @@ def types(model: nn.Module) -> set[torch.dtype]:
 def models_of(place: Path, changes: dict[str, Any]) -> dict[str, nn.Module]:
     task = from_recipe.build_task(PPORecipe.model_validate(changed(recipe_of("ppo", place), changes)))
     roles = task.ppo.roles
-    assert roles.reference is not None
-    assert roles.value is not None
     (reward,) = (source for _, source in task.reward.sources if isinstance(source, ModelReward))
     return {
         "policy": roles.policy.model.model,
@@ -40,19 +38,18 @@ def models_of(place: Path, changes: dict[str, Any]) -> dict[str, nn.Module]:
     }
 
 
-def test_frozen_roles_are_bf16_and_trained_ones_float32(place: Path) -> None:
-    models = models_of(place, BF16)
-    assert types(models["policy"]) == types(models["value"]) == {torch.float32}
-    assert torch.bfloat16 in types(models["reference"]) & types(models["reward"])
+MOVES = {"ppo.kl.reference_every_steps": 2, "ppo.kl.reference_decay": 0.9}
 
 
-def test_in_float32_all_are_float32(place: Path) -> None:
-    assert {kind for model in models_of(place, {}).values() for kind in types(model)} == {torch.float32}
-
-
-def test_a_reference_that_moves_stays_float32(place: Path) -> None:
-    models = models_of(place, BF16 | {"ppo.kl.reference_every_steps": 2, "ppo.kl.reference_decay": 0.9})
-    assert types(models["reference"]) == {torch.float32}
+@pytest.mark.parametrize(
+    ("changes", "narrow"), [(BF16, {"reference", "reward"}), ({}, set()), (BF16 | MOVES, {"reward"})]
+)
+def test_frozen_roles_are_bf16_and_those_that_train_or_move_float32(
+    changes: dict[str, Any], narrow: set[str], place: Path
+) -> None:
+    found = {role: types(model) for role, model in models_of(place, changes).items()}
+    assert {role for role, kinds in found.items() if torch.bfloat16 in kinds} == narrow
+    assert all(kinds == {torch.float32} for role, kinds in found.items() if role not in narrow)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])

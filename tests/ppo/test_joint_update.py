@@ -19,7 +19,7 @@ from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.build import Roles, make_learners
 from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Passes
-from records_made import prompt, response, scored
+from records_made import drawn
 from roles_made import roles_of, state
 
 
@@ -45,11 +45,7 @@ def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tup
     module, head = make_learners(policy, value, config, shares_trunk=shares_trunk)
     learners = {"policy": Gathered(module.module)} | ({} if head is None else {"value": head})
     roles, draw = roles_of(config, policy, value=value, learners=learners), torch.Generator().manual_seed(0)
-    assert roles.value is not None
-    batch = []
-    for index, (asked, written) in enumerate(LENGTHS):
-        ids = torch.randint(3, 60, (asked + written,), generator=draw).tolist()
-        batch.append(scored(float(index % 3), of=response(ids[asked:], to=prompt(str(index), token_ids=ids[:asked]))))
+    batch = drawn(LENGTHS)
     responses = [each.response for each in batch]
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=draw, dtype=old.dtype)
@@ -77,7 +73,6 @@ def separate(role: str, **options: Any) -> tuple[dict[str, Tensor], Report]:
         report = roles.policy.train(experience, state(0.1))
         (gathered,) = roles.policy.learner.gradients  # type: ignore[attr-defined]
         return gathered, report
-    assert roles.value is not None
     roles.value.learner = learner = Gathered(value.model)
     report = roles.value.train(experience, state())
     (gathered,) = learner.gradients

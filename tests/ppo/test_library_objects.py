@@ -10,6 +10,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_library_mistakes import PROMPTS, trainer
+from ppo_trainers import lengths
 from proximo.algorithms.controllers import AdaptiveKLController
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ProximoError, TrainingError
@@ -119,27 +120,27 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("text as norm", lambda: own(max_gradient_norm="a"), "max_gradient_norm must be a number above 0"),
     (
         "schedule without a number",
-        lambda: own(schedule=lambda update, of: None).train(PROMPTS, reward=length),
+        lambda: own(schedule=lambda update, of: None).train(PROMPTS, reward=lengths),
         "must return the number.*None",
     ),
     (
         "schedule that raises",
-        lambda: own(schedule=lambda update, of: 1 / 0).train(PROMPTS, reward=length),
+        lambda: own(schedule=lambda update, of: 1 / 0).train(PROMPTS, reward=lengths),
         r"schedule\(0, 4\) raised ZeroDivisionError.*test_library_objects.py, line",
     ),
-    ("None as prompts", lambda: trainer().train(None, reward=length), "prompts must be a list of texts.*got NoneType"),
-    ("mapping as prompts", lambda: trainer().train({"a": 1}, reward=length), "got dict: put its values in a list"),
-    ("generator as prompts", lambda: trainer().train(iter(PROMPTS), reward=length), r"write list\(prompts\)"),
-    ("set as prompts", lambda: trainer().train(set(PROMPTS), reward=length), r"got set: write list\(prompts\)"),
-    ("rows as prompts", lambda: trainer().train([{"text": "a"}], reward=length), "got dict: take the text out"),
+    ("None as prompts", lambda: trainer().train(None, reward=lengths), "prompts must be a list of texts.*got NoneType"),
+    ("mapping as prompts", lambda: trainer().train({"a": 1}, reward=lengths), "got dict: put its values in a list"),
+    ("generator as prompts", lambda: trainer().train(iter(PROMPTS), reward=lengths), r"write list\(prompts\)"),
+    ("set as prompts", lambda: trainer().train(set(PROMPTS), reward=lengths), r"got set: write list\(prompts\)"),
+    ("rows as prompts", lambda: trainer().train([{"text": "a"}], reward=lengths), "got dict: take the text out"),
     (
         "ids beyond in a record",
-        lambda: trainer().train([prompt(token_ids=(999,))], reward=length),
+        lambda: trainer().train([prompt(token_ids=(999,))], reward=lengths),
         "999, but.*64 tokens",
     ),
     (
         "text as ids of a record",
-        lambda: trainer().train([prompt(token_ids="ab")], reward=length),
+        lambda: trainer().train([prompt(token_ids="ab")], reward=lengths),
         "whole numbers, got 'ab'",
     ),
     ("no reward", lambda: trainer().train(PROMPTS), "no reward: pass reward="),
@@ -180,18 +181,18 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("number as masks", stepped(response_masks=3), "response_masks must be a list.*int"),
     ("no prompts", stepped(prompts=None), "prompts must be a list"),
     ("digits as scores", stepped(scores=["1", "2"]), "a score is one number.*'1'"),
-    ("function as own call", lambda: trainer(own_calls=[length]), "list of OwnCall, it holds a function"),
-    ("one own call", lambda: trainer(own_calls=OwnCall(at="score", function=length)), "got OwnCall: put it in a list"),
+    ("function as own call", lambda: trainer(own_calls=[lengths]), "list of OwnCall, it holds a function"),
+    ("one own call", lambda: trainer(own_calls=OwnCall(at="score", function=lengths)), "got OwnCall: put it in a list"),
     ("classifier as policy", lambda: trainer(policy=classifier()), "no output layer.*AutoModelForCausalLM"),
     ("policy without numbers", lambda: trainer(policy=tiny_language_model().to("meta")), "embed_tokens.*meta device"),
     ("policy with NaN", lambda: trainer(policy=spoilt(float("nan"))), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),
     ("policy with infinity", lambda: trainer(policy=spoilt(float("inf"))), "layers.1.mlp.up_proj.weight .*not finite"),
     ("number as function", lambda: FunctionReward(3), "is a int, which cannot be called"),
-    ("text as time-out", lambda: FunctionReward(length, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
-    ("number as arguments", lambda: FunctionReward(length, kwargs=3), "must be a mapping from their names"),
-    ("number as name", lambda: FunctionReward(length, name=3), "is part of metric names: use letters.*got 3"),
+    ("text as time-out", lambda: FunctionReward(lengths, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
+    ("number as arguments", lambda: FunctionReward(lengths, kwargs=3), "must be a mapping from their names"),
+    ("number as name", lambda: FunctionReward(lengths, name=3), "is part of metric names: use letters.*got 3"),
     ("classifier in a ModelReward", lambda: ModelReward(classifier()), r"write ModelReward\(ScalarModel\(model\)\)"),
-    ("weight on the wrong side", lambda: WeightedReward([(FunctionReward(length), 1.0)]), r"pairs \(weight, source\)"),
+    ("weight on the wrong side", lambda: WeightedReward([(FunctionReward(lengths), 1.0)]), r"pairs \(weight, source\)"),
     ("number as weighted", lambda: WeightedReward(3), r"at least one pair \(weight, source\), got int"),
     ("no engine's model", lambda: LocalEngine(3, tiny_tokenizer(), eos_token_ids=[1]), "from a LanguageModel, got int"),
     (
@@ -247,7 +248,7 @@ def test_ids_may_be_numbers_of_any_library() -> None:
 
 
 def test_a_function_may_be_the_trainers_own_reward() -> None:
-    (line,) = trainer(reward=length).train(PROMPTS)
+    (line,) = trainer(reward=lengths).train(PROMPTS)
     assert line["score/mean"] >= 0
 
 
@@ -260,7 +261,7 @@ def test_what_on_step_raises_passes_with_a_note_and_the_step_is_done() -> None:
 
     made = trainer()
     with pytest.raises(EnoughError) as caught:
-        made.train(PROMPTS, reward=length, on_step=enough)
+        made.train(PROMPTS, reward=lengths, on_step=enough)
     assert "on_step after step 1, which is done" in caught.value.__notes__[0]
     assert made.state.steps_done == 1
 

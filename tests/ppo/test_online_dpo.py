@@ -1,6 +1,5 @@
 """Online DPO: which responses are a pair, the loss of whole pairs in any cut, and that a policy learns from them."""
 
-import math
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -16,12 +15,11 @@ from ppo.test_updates import Gathered, worst_difference
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError
 from proximo.models.language import LanguageModel
-from proximo.ppo.experience import make_experience
 from proximo.ppo.selection import keep_best
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
+from proximo.records import Finish, Scored, ScoreState
 from records_made import prompt, response, scored
-from roles_made import roles_of, state
+from roles_made import experience_of, roles_of, state
 
 BETA = 0.4
 LENGTHS = [(3, 5, 2), (2, 1, 7), (6, 9, 4), (1, 4, 4), (4, 7, 1)]
@@ -51,29 +49,18 @@ def pairs() -> list[Scored]:
     return batch
 
 
-def experience_of(policy: LanguageModel, reference: LanguageModel, options: PPOConfig) -> Experience:
-    batch = pairs()
-    roles = roles_of(options, policy, reference=reference)
-    assert roles.reference is not None
-    responses = [each.response for each in batch]
-    passes = Passes(
-        old_logprobs=roles.policy.logprobs(responses), reference_logprobs=roles.reference.logprobs(responses)[0]
-    )
-    return make_experience(batch, passes, config=options, kl_coefficient=BETA)[0]
-
-
 def update(
     objective: str = "online_dpo", *, poisoned: bool = False, **options: Any
 ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
     """Gradients and metrics of the updates of a step."""
     policy, reference = (LanguageModel(model) for model in two_models())
     chosen = config(objective, **options)
-    experience = experience_of(policy, reference, chosen)
+    roles = roles_of(chosen, policy, reference=reference)
+    experience = experience_of(roles, pairs(), kl_coefficient=BETA)
     if poisoned:
         assert experience.reference_logprobs is not None
         tied = torch.where(experience.advantages == 0, torch.nan, 0.0)
         experience = replace(experience, reference_logprobs=experience.reference_logprobs + tied)
-    roles = roles_of(chosen, policy, reference=reference)
     roles.policy.learner = learner = Gathered(policy.model)
     report = roles.policy.train(experience, state(BETA))
     return learner.gradients, {name: value.value for name, value in report.metrics.items()}
@@ -129,18 +116,6 @@ def test_loss_metrics_and_gradient_are_those_of_one_response_at_a_time_in_any_cu
         assert worst_difference(whole, found) < 1e-10
 
 
-def test_numbers_of_the_loss_by_hand() -> None:
-    """Where policy and reference are the same: ln 2 for each pair, and 1 / (4 beta^2) for IPO."""
-    model = LanguageModel(two_models()[0])
-    for objective, expected in (("online_dpo", math.log(2)), ("online_ipo", 1 / (4 * BETA**2))):
-        chosen = config(objective)
-        roles = roles_of(chosen, model, reference=model)
-        roles.policy.learner = Gathered(model.model)
-        report = roles.policy.train(experience_of(model, model, chosen), state(BETA))
-        assert report.metrics["policy/loss"].value == pytest.approx(expected, rel=1e-12)
-        assert report.metrics["pairs/margin"].value == pytest.approx(0, abs=1e-12)
-
-
 def test_a_pair_of_equal_scores_has_no_part_in_the_update() -> None:
     (plain,), _ = update()
     (poisoned,), _ = update(poisoned=True)
@@ -149,8 +124,8 @@ def test_a_pair_of_equal_scores_has_no_part_in_the_update() -> None:
 
 def test_a_step_of_equal_scores_alone_makes_no_update() -> None:
     policy, reference = (LanguageModel(model) for model in two_models())
-    experience = experience_of(policy, reference, config())
     roles = roles_of(config(), policy, reference=reference)
+    experience = experience_of(roles, pairs(), kl_coefficient=BETA)
     before = [weight.clone() for weight in policy.model.parameters()]
     equal = replace(experience, advantages=torch.zeros_like(experience.advantages))
     report = roles.policy.train(equal, state(BETA))
@@ -203,6 +178,7 @@ def test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it() -
     assert PPOConfig.model_validate(made.model_dump()) == made
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("objective", "beta", "least"), [("online_dpo", 0.1, 0.478), ("online_ipo", 0.05, 0.305)])
 def test_a_policy_learns_what_its_best_samples_have(objective: str, beta: float, least: float) -> None:
     """Thresholds three standard deviations (0.136 and 0.131) below the means over 20 seeds (0.887 and 0.698)."""

@@ -87,6 +87,10 @@ def test_a_step_without_any_group_that_differs_changes_no_weight() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, made.policy.model.parameters(), strict=True))
     assert line["group/rollouts"] == 3
     assert line["group/effective_fraction"] == 0
+    assert line["response/sampled"] == 3 * SIZE * SAMPLES
+    assert line["progress/prompts"] == 3 * SIZE
+    assert line["time/rollout_seconds"] > 0
+    assert line["time/score_seconds"] > 0
 
 
 def test_where_all_groups_differ_the_run_is_that_of_exclude() -> None:
@@ -99,15 +103,6 @@ def test_where_all_groups_differ_the_run_is_that_of_exclude() -> None:
         assert {name: other[name] for name in names} == {name: one[name] for name in names}
         assert other["group/rollouts"] == 1
         assert other["response/sampled"] == SIZE * SAMPLES
-
-
-def test_what_was_sampled_and_the_time_that_it_took_are_those_of_all_rounds() -> None:
-    made = trainer(num_steps=1)
-    (line,) = made.train(TEXTS, reward=Grader())
-    assert line["response/sampled"] == 3 * SIZE * SAMPLES
-    assert line["progress/prompts"] == 3 * SIZE
-    assert line["time/rollout_seconds"] > 0
-    assert line["time/score_seconds"] > 0
 
 
 def test_each_round_has_a_key_of_its_own() -> None:

@@ -64,11 +64,6 @@ def test_a_single_first_score_is_neither_nan_nor_blown_up() -> None:
     assert shape([ended(0.5)], normalise="standardise").values.tolist() == [0.0]
 
 
-def test_scores_that_were_brought_have_no_answer_to_be_compared_with() -> None:
-    with pytest.raises(ValueError, match="remove the option"):
-        shape([ended(1.0)], minus_reference_answer=True)
-
-
 @pytest.mark.parametrize("mode", ["zero_mean", "keep_mean"])
 def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing(mode: str) -> None:
     plain = [ended(1.0), ended(-0.5, num_tokens=2)]

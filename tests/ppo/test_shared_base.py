@@ -10,9 +10,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import tiny_language_model
+from ppo_trainers import LARGE, PROMPTS, ppo_trainer
 from proximo.commands.export import ExportOptions, run_export
-from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ModelError
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
@@ -33,7 +33,6 @@ from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
-PROMPTS = ["ab", "cde", "f", "gh"]
 OPTIONS = LoRAOptions(rank=2)
 
 
@@ -68,24 +67,13 @@ def four_roles(base: Path, *, shared: bool, checkpointing: bool) -> PPOTrainer:
     if checkpointing:
         policy.use_activation_checkpointing()
         value.use_activation_checkpointing()
-    config = PPOConfig(
-        num_steps=2,
-        prompts_per_step=4,
-        epochs_per_step=1,
-        minibatch_responses=2,
-        kl={
-            "kind": "loss",
-            "estimator": "full",
-        },  # the reference runs between the policy's forward and its backward
-        rollout={"max_new_tokens": 6, "max_num_seqs": 3},
-        policy_optimizer={"learning_rate": 1e-2},
-        value_optimizer={"learning_rate": 1e-2},
-    )
-    return PPOTrainer(policy, tiny_tokenizer(), value=value, reward=ModelReward(reward), config=config)
+    options = {"num_steps": 2, "epochs_per_step": 1, "minibatch_responses": 2, "value_optimizer": LARGE}
+    # the reference runs between the policy's forward and its backward
+    kl = {"kind": "loss", "estimator": "full"}
+    return ppo_trainer(policy, value=value, reward=ModelReward(reward), kl=kl, **options)
 
 
 def learned(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
-    assert trainer.roles.value is not None
     models = {"policy": trainer.policy, "value": trainer.roles.value.model}
     return {f"{role} {name}": p.detach().clone() for role, m in models.items() for name, p in m.trainable_parameters()}
 
@@ -146,9 +134,7 @@ def test_a_step_moves_every_tensor_of_its_role_and_none_of_another(base: Path) -
 
 
 def test_with_a_policy_that_trains_in_full_nothing_is_shared() -> None:
-    config = PPOConfig(num_steps=1, prompts_per_step=4, rollout={"max_new_tokens": 4})
-    trainer = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
-    assert trainer.roles.reference is not None
+    trainer = ppo_trainer(num_steps=1)
     assert not is_shared(trainer.roles.reference.model, trainer.policy)
     assert not is_shared(trainer.roles.value.model, trainer.policy)
 

@@ -101,8 +101,6 @@ def test_a_step_gives_what_it_gives_without_sharing(case: str, unshared: Callabl
 
 def test_every_pass_of_a_step_computes_each_prompt_once() -> None:
     trainer = made_trainer(minibatch_responses=12, epochs_per_step=1)
-    assert trainer.roles.value is not None
-    assert trainer.roles.reference is not None
     counted = Passes(
         policy=trainer.policy.base,
         reference=trainer.roles.reference.model.base,

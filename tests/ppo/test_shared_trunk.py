@@ -11,7 +11,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_joint_update import moved, weights
-from ppo_trainers import PROMPTS, ppo_trainer
+from ppo_trainers import PROMPTS, count_a_and_letters, ppo_trainer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
@@ -25,12 +25,7 @@ from proximo.ppo.trainer import PPOTrainer
 trainer = partial(ppo_trainer, value="trunk", num_steps=3, epochs_per_step=2, minibatch_responses=2)
 
 
-def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
-    return [float(text.count("a")) + len(text) % 3 for text in responses]
-
-
 def head_of(made: PPOTrainer) -> torch.nn.Module:
-    assert made.roles.value is not None
     return made.roles.value.model.base.get_submodule("score")
 
 
@@ -60,9 +55,8 @@ def test_one_pass_serves_both(options: dict, shared: int, alone: int) -> None:
 
 def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     made = trainer(value_loss={"normalise": "cumulative"})
-    made.train(PROMPTS, reward=count_a)
+    made.train(PROMPTS, reward=count_a_and_letters)
     roles = made.roles
-    assert roles.value is not None
     nothing = {"token_ids": (), "logprobs": torch.empty(0), "response_mask": torch.empty(0, dtype=torch.bool)}
     responses = [replace(made.generate(["a"])[0], **nothing), *made.generate(PROMPTS)]
     logprobs, values = roles.policy.logprobs_and_values(responses, roles.value)
@@ -93,7 +87,7 @@ def test_every_trainable_tensor_of_both_moves_and_the_base_of_an_adapter_does_no
     policy = policy.with_adapter(LoRAOptions(rank=2)) if adapter else policy
     made = trainer(policy=policy)
     before, head = weights(policy.model), weights(head_of(made))
-    (first, *_) = made.train(PROMPTS, reward=count_a)
+    (first, *_) = made.train(PROMPTS, reward=count_a_and_letters)
     assert moved(before, policy.model) == [p.requires_grad for p in policy.model.parameters()]
     assert moved(head, head_of(made)) == [True]
     assert first["throughput/train_tokens_per_second"] > 0
@@ -105,7 +99,7 @@ def test_the_reference_of_an_adapter_is_its_base_whatever_the_value_head_learned
     made = trainer(policy=policy)
     responses = made.generate(PROMPTS)
     (before, _), logprobs = made.roles.reference.logprobs(responses), made.roles.policy.logprobs(responses)
-    made.train(PROMPTS, reward=count_a)
+    made.train(PROMPTS, reward=count_a_and_letters)
     assert made.roles.reference.logprobs(responses)[0].equal(before)
     assert not made.roles.policy.logprobs(responses).equal(logprobs)
 
@@ -113,7 +107,7 @@ def test_the_reference_of_an_adapter_is_its_base_whatever_the_value_head_learned
 @pytest.mark.parametrize("precision", list(Precision))
 def test_before_anything_is_learned_of_a_step_the_ratio_is_one(precision: Precision) -> None:
     policy = LanguageModel(tiny_language_model(), precision=precision)
-    lines = trainer(policy=policy).train(PROMPTS, reward=count_a)
+    lines = trainer(policy=policy).train(PROMPTS, reward=count_a_and_letters)
     limit = 1e-2 if precision.is_half else 1e-5
     assert all(line["first_minibatch/max_abs_log_ratio"] < limit for line in lines)
     assert all(line["first_minibatch/limit_exceeded"] == 0 for line in lines)
@@ -127,7 +121,7 @@ def test_in_the_warmup_the_head_learns_at_its_own_rate_and_the_trunk_waits() -> 
         seen.append((weights(made.policy.model), weights(head_of(made))))
         gradients.append([p.grad for p in made.policy.model.parameters() if p.grad is not None])
 
-    lines = made.train(PROMPTS, reward=count_a, on_step=look)
+    lines = made.train(PROMPTS, reward=count_a_and_letters, on_step=look)
     assert gradients == [[]] * 4
     for step, ((trunk, head), (trunk_after, head_after)) in enumerate(pairwise(seen)):
         assert any(not a.equal(b) for a, b in zip(trunk, trunk_after, strict=True)) == (step >= 2)
@@ -152,13 +146,13 @@ def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
     ended = {"max_new_tokens": 6, "stop_token_ids": list(range(6, 30))}
     cut = {"truncation": "bootstrap"}
     made = trainer(average_decay=0.5, kl={"estimator": "full"}, rollout=ended, **cut)
-    lines = made.train(PROMPTS, reward=count_a)
+    lines = made.train(PROMPTS, reward=count_a_and_letters)
     names = {name for name, _ in made.policy.model.named_parameters()}
-    assert made.roles.average is not None
     assert names == {name for name, _ in made.roles.average.model.model.named_parameters()}
     assert lines[-1]["kl/sequence"] != 0
 
 
+@pytest.mark.soak
 def test_the_values_come_to_explain_the_returns() -> None:
     """Each prompt has a level of its own, which the head can learn; what is left is what the policy does. The threshold
     stands three standard deviations below the mean over 20 seeds."""
@@ -179,7 +173,7 @@ def test_the_values_come_to_explain_the_returns() -> None:
 def test_a_critic_that_is_not_needed_is_not_made() -> None:
     made = trainer(advantage="group_centred", responses_per_prompt=2)
     assert made.roles.value is None
-    assert "value/loss" not in made.train(PROMPTS, reward=count_a)[0]
+    assert "value/loss" not in made.train(PROMPTS, reward=count_a_and_letters)[0]
 
 
 def test_options_of_another_kind_of_critic_are_refused() -> None:

@@ -35,9 +35,7 @@ def test_each_step_learns_from_its_own_prompts_within_the_bound(staleness: int) 
     in_order, asked = made.in_order(made._prompts(PROMPTS)), list[list[str]]()
 
     def look(step: int, line: Any) -> None:
-        assert made.roles.policy.ahead is not None
         taken = made.roles.policy.ahead.taken
-        assert taken is not None
         assert [each.prompt for each in taken.responses[::2]] == in_order(step - 1)
         assert line["staleness/max_steps"] <= staleness
         asked.append([each.prompt.id for each in taken.responses])
@@ -64,9 +62,7 @@ def test_a_bound_of_0_gives_the_bits_of_a_synchronous_run() -> None:
     weighted = {"policy_loss": {"behaviour_weight": "truncated"}}
     plain, ahead = trainer(0, **weighted), trainer(1, **weighted)
     worker = ahead.roles.policy
-    assert worker.ahead is not None
     rollouts = worker.ahead._rollouts
-    assert rollouts is not None
     rollouts._plan = replace(rollouts._plan, staleness=0)
     lines = [made.train(PROMPTS, reward=count_a) for made in (plain, ahead)]
     for one, other in zip(*lines, strict=True):
@@ -155,7 +151,6 @@ def test_an_error_in_a_step_ends_the_threads_and_the_training_can_go_on() -> Non
 
 def test_a_version_that_only_steps_of_the_callers_own_trained_counts_as_the_one_before() -> None:
     ahead = trainer(3).roles.policy.ahead
-    assert ahead is not None
     ahead._step_of = {0: 0, 8: 1, 24: 3}
     drawn = replace(response(token_ids=(5, 6, 7, 8)), token_versions=(0, 8, 16, 24))
     assert ahead.steps_behind([drawn], step=3).tolist() == [3, 2, 2, 0]

@@ -6,6 +6,7 @@ the expected score minus the KL. The definition is computed by transformers' own
 pure functions are held alone in algorithms/test_exact_gradients.py; this holds their wiring.
 """
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -22,7 +23,6 @@ from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import scalar_on
 from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Finish, Response
 
 EOS, MAX_TOKENS, BETA = 2, 3, 0.7
 PREFIXES = [prefix for n in range(MAX_TOKENS) for prefix in product((0, 1), repeat=n)]
@@ -44,7 +44,7 @@ def model(seed: int) -> PreTrainedModel:
 
 
 def made_trainer(*, value: Any = None, **options: Any) -> PPOTrainer:
-    alone = {"prompts_per_step": 1, "minibatch_responses": 1, "epochs_per_step": 1, "num_steps": 1}
+    alone = {"prompts_per_step": 1, "minibatch_responses": 1, "epochs_per_step": 1, "num_steps": len(RESPONSES)}
     plain = {"advantage": {"gamma": 1.0, "gae_lambda": 1.0, "standardise": False}}
     optimizer = {"learning_rate": 1e-9, "max_gradient_norm": None}
     policy = LanguageModel(model(1))
@@ -57,27 +57,21 @@ def made_trainer(*, value: Any = None, **options: Any) -> PPOTrainer:
     )
 
 
-def gradient_of_step(token_ids: tuple[int, ...], score: float, **options: Any) -> Tensor:
-    """What the optimizer of the policy gets for one response: of the mean over its tokens."""
+def gradients_of_steps(**options: Any) -> list[Tensor]:
+    """What the optimizer of the policy gets for each response alone: of the mean over its tokens, at one policy."""
     trainer = made_trainer(**options)
     (prompt,) = as_prompts(trainer.tokenizer, [PROMPT])
-    response = Response(
-        prompt=prompt,
-        sample_index=0,
-        token_ids=token_ids,
-        logprobs=torch.empty(0),
-        response_mask=torch.ones(len(token_ids), dtype=torch.bool),
-        finish=Finish.EOS if token_ids[-1] == EOS else Finish.LENGTH,
-        text="",
-        policy_version=0,
-    )
-    caught: list[Tensor] = []
-    optimizer = trainer.learners["policy"].optimizer
-    learner = trainer.learners["policy"]
-    optimizer.register_step_pre_hook(lambda *_: caught.append(gradients(learner.module)))
-    trainer.step([prompt], [response], [score])
-    (gradient,) = caught
-    return gradient
+    learner, start, caught = trainer.learners["policy"], trainer.state, list[Tensor]()
+    modules = [each.module for each in trainer.learners.values()]
+    weights = [copy.deepcopy(module.state_dict()) for module in modules]
+    learner.optimizer.register_step_pre_hook(lambda *_: caught.append(gradients(learner.module)))
+    for token_ids, score in zip(RESPONSES, SCORES.tolist(), strict=True):
+        trainer.step([prompt], [list(token_ids)], [score])
+        for module, kept in zip(modules, weights, strict=True):
+            module.load_state_dict(kept)
+        trainer.state = start
+    assert len(caught) == len(RESPONSES)
+    return caught
 
 
 def gradients(of: torch.nn.Module) -> Tensor:
@@ -114,10 +108,9 @@ def expected_gradient(*, temperature: float, **options: Any) -> Tensor:
     with torch.no_grad():
         tables = {p: (z / temperature).log_softmax(-1) for p, z in state_logits(model(1)).items()}
     total = torch.zeros((), dtype=torch.float64)
-    rollout = {"max_new_tokens": MAX_TOKENS, "temperature": temperature}
-    for response, score in zip(RESPONSES, SCORES, strict=True):
+    steps = gradients_of_steps(rollout={"max_new_tokens": MAX_TOKENS, "temperature": temperature}, **options)
+    for response, step in zip(RESPONSES, steps, strict=True):
         logprob = sum(float(tables[response[:t]][token]) for t, token in enumerate(response))
-        step = gradient_of_step(response, float(score), rollout=rollout, **options)
         total = total + torch.tensor(logprob, dtype=torch.float64).exp() * len(response) * step
     return total
 

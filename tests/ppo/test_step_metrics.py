@@ -1,7 +1,7 @@
 """The numbers of a step, worked by hand: three responses, of which the last could not be scored."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.shaping import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
 from proximo.metrics.catalogue import Recorder
-from proximo.metrics.values import Mean, MetricValue
+from proximo.metrics.values import MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.experience import RawAdvantages, sequence_kl
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
@@ -152,40 +152,36 @@ def test_a_token_that_the_policy_did_not_write_counts_nowhere() -> None:
     assert found["kl/per_token"] == pytest.approx(-0.5 / 4)
 
 
-def test_without_a_critic_the_prompts_that_teach_nothing_are_counted() -> None:
-    """Three prompts with two responses each: one teaches, though not by all of its responses; a fourth was lost."""
-    asked = [prompt(name) for name in ("p0", "p1", "p2", "p0", "p1", "p2")]
-    lost = scored(NAN, of=response((7,), to=prompt("p3")), state=ScoreState.INFRASTRUCTURE_FAULT)
+def one_token_each(names: Sequence[str], advantages: list[float], **changes) -> Experience:
+    """One response of one token to each of these prompts, without critic and reference."""
+    answers = [scored(1.0, of=response((7,), to=prompt(name))) for name in names]
     made = experience(
-        scored=(*(scored(1.0, of=response((7,), to=each)) for each in asked), lost),
-        lengths=(1,) * 7,
-        mask=torch.tensor([True] * 6 + [False]),
-        old_logprobs=torch.zeros(7),
+        scored=tuple(answers),
+        lengths=(1,) * len(names),
+        mask=torch.tensor([True] * len(names)),
+        old_logprobs=torch.zeros(len(names)),
         reference_logprobs=None,
         values=None,
-        rewards=torch.ones(7),
-        advantages=torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        rewards=torch.ones(len(names)),
+        advantages=torch.tensor(advantages),
         returns=None,
     )
-    found = line(experience_metrics(outcome(made)))
+    return replace(made, **changes)
+
+
+def test_without_a_critic_the_prompts_that_teach_nothing_are_counted() -> None:
+    """Three prompts with two responses each: one teaches, though not by all of its responses; a fourth was lost."""
+    names = ("p0", "p1", "p2", "p0", "p1", "p2", "p3")
+    made = one_token_each(names, [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], mask=torch.tensor([True] * 6 + [False]))
+    lost = scored(NAN, of=response((7,), to=prompt("p3")), state=ScoreState.INFRASTRUCTURE_FAULT)
+    found = line(experience_metrics(outcome(replace(made, scored=(*made.scored[:6], lost)))))
     assert found["group/zero_advantage_fraction"] == pytest.approx(2 / 3)
     assert "value/explained_variance" not in found
 
 
 def test_a_group_of_equals_counts_as_teaching_nothing_after_standardising_too() -> None:
     """Standardising moved all advantages by the same: those of a group of equals are equal still, but not 0."""
-    asked = [prompt(name) for name in ("p0", "p0", "p1", "p1")]
-    made = experience(
-        scored=tuple(scored(1.0, of=response((7,), to=each)) for each in asked),
-        lengths=(1,) * 4,
-        mask=torch.tensor([True] * 4),
-        old_logprobs=torch.zeros(4),
-        reference_logprobs=None,
-        values=None,
-        rewards=torch.ones(4),
-        advantages=torch.tensor([-0.2, 0.5, -0.2, -0.2]),
-        returns=None,
-    )
+    made = one_token_each(("p0", "p0", "p1", "p1"), [-0.2, 0.5, -0.2, -0.2])
     assert line(experience_metrics(outcome(made)))["group/zero_advantage_fraction"] == 0.5
     assert "group/zero_advantage_fraction" not in experience_metrics(outcome(made, compares_groups=False))
 
@@ -264,19 +260,6 @@ def test_every_precision_has_limits(precision: Precision) -> None:
     same, other = (policy_statistics(torch.full((4,), x), torch.zeros(4), ~everything, everything) for x in (0.0, 0.1))
     assert broken_limits(same, precision=precision, objective=PPO) == []
     assert broken_limits(other, precision=precision, objective=PPO)
-
-
-def updates_line(policy: Report, value: Report | None = None) -> dict[str, float]:
-    metrics = update_metrics(outcome(experience(), policy=policy, value=value), precision="float32", objective=PPO)
-    return line(metrics)
-
-
-def test_both_training_calls_report() -> None:
-    policy = Report(metrics={"policy/loss": Mean(1.0, 4)}, refusals=())
-    value = Report(metrics={"value/loss": Mean(3.0, 4)}, refusals=())
-    assert updates_line(policy) == {"policy/loss": 0.25}
-    found = updates_line(policy, value)
-    assert found == {"policy/loss": 0.25, "value/loss": 0.75}
 
 
 @pytest.mark.parametrize(("difference", "refused"), [(0.0, 0.0), (5e-6, 0.0), (2e-5, 1.0), (2e-3, 1.0)])

@@ -66,7 +66,6 @@ def test_a_checkpoint_holds_the_layers_once(place: Path) -> None:
 def test_the_value_head_is_exported_as_a_classifier_and_the_policy_as_a_language_model(place: Path) -> None:
     task, run_folder = restored(place), str(place / "run")
     value = task.ppo.roles.value.model
-    assert value is not None
     assert not value.head_is_zero
     assert main(["export", run_folder, str(place / "critic"), "--role", "value"]) == 0
     exported = ScalarModel(AutoModelForSequenceClassification.from_pretrained(place / "critic"))
@@ -83,15 +82,12 @@ def test_the_value_head_is_exported_as_a_classifier_and_the_policy_as_a_language
 def test_another_run_starts_from_the_head_or_from_the_whole_of_it(place: Path) -> None:
     folder = find_checkpoint(place / "run").folder
     value = restored(place).ppo.roles.value.model
-    assert value is not None
     head = value.trained_head()[0]
     whole = task_of(place, {"value": {"path": str(folder / "value")}}).ppo
-    assert whole.roles.value is not None
     assert not whole.roles.shares_trunk
     torch.testing.assert_close(scores(whole.roles.value.model), scores(value), rtol=0, atol=1e-5)
     on_trunk = task_of(place, {"value": {"init_from": "trunk", "path": str(folder / "value")}}).ppo
     assert on_trunk.roles.shares_trunk
-    assert on_trunk.roles.value is not None
     assert on_trunk.roles.value.model.trained_head()[0].equal(head)
 
 

@@ -56,7 +56,6 @@ def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple
         for i, (p, n) in enumerate(LENGTHS)
     ]
     roles = roles_of(options, policy, value=value, reference=policy)
-    assert roles.value is not None
     responses = [s.response for s in batch]
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=generator, dtype=old.dtype)
@@ -80,7 +79,6 @@ def gradients(role: str, dtype: torch.dtype = torch.float64, poison: bool = Fals
             returns=experience.returns + bad,
         )
     worker = roles.policy if role == "policy" else roles.value
-    assert worker is not None
     worker.learner = learner = Gathered(worker.model.model)
     worker.train(experience, state(0.1))
     (gathered,) = learner.gradients
@@ -125,11 +123,6 @@ def test_the_policy_gradient_does_not_depend_on_the_micro_batches(loss: dict, kl
     for budget in (1, 17):
         cut = gradients("policy", tokens_per_microbatch=budget, policy_loss=loss, kl=kl)
         assert worst_difference(whole, cut) < 1e-10
-
-
-@pytest.mark.parametrize("loss", OBJECTIVES[1:], ids=lambda loss: "-".join(map(str, loss.values())))
-def test_every_objective_has_a_gradient_of_its_own(loss: dict) -> None:
-    assert worst_difference(gradients("policy"), gradients("policy", policy_loss=loss)) > 1e-3
 
 
 @pytest.mark.parametrize("budget", [1, 8192])
@@ -245,29 +238,6 @@ def test_what_stands_outside_the_mask_reaches_no_gradient() -> None:
     for role, loss in every:
         found = gradients(role, poison=True, policy_loss=loss)
         assert all(gradient.isfinite().all() for gradient in found.values()), loss
-
-
-def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:
-    for role in ("policy", "value"):
-        policy, value = models(torch.float64)
-        names = {name for name, _ in (policy if role == "policy" else value).trainable_parameters()}
-        found = gradients(role)
-        assert names == {name for name, gradient in found.items() if gradient.abs().sum() > 0}
-
-
-@pytest.mark.parametrize(("guard", "limit"), [("max_ratio", 1.0001), ("max_kl", 1e-4)])
-def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it(guard: str, limit: float) -> None:
-    policy, value = models(torch.float64)
-    roles, experience = make(policy, value, config(guards={guard: limit, "max_skipped_fraction": 1.0}))
-    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
-    roles.policy.learner = learner
-    report = roles.policy.train(experience, state())
-    assert guard in report.refusals[0]
-    assert report.metrics["policy/skipped_updates"].value == 1
-    assert learner.updates_done == 0
-    assert not learner.optimizer.state
-    assert all(torch.equal(before[name], p) for name, p in policy.model.named_parameters())
 
 
 @pytest.mark.parametrize(("target", "ends"), [(0.0498, True), (0.0499, False)])

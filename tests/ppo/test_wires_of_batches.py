@@ -19,7 +19,7 @@ from proximo.ppo.update.epochs import plan_updates
 from roles_made import state
 from supervised.test_dpo import task as dpo_task
 from supervised.test_dpo import two_models
-from supervised.test_supervised import examples, reward_task, sft_task
+from supervised.test_supervised import reward_task, sft_task
 
 TASKS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sft": (13, sft_task),
@@ -85,22 +85,7 @@ def test_the_texts_of_an_update_have_their_number_their_weight_and_the_tokens_of
     config = PPOConfig(ptx=ptx, prompts_per_step=4, tokens_per_microbatch=14)
     texts = ["ab" * (number + 1) for number in range(6)]
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), ptx=texts, config=config).roles.policy.texts
-    assert made is not None
     batches, _ = made.batches(0)
     assert sum(len(each.response_lengths) for each in batches) == 5
     assert made.coefficient == 0.7
     check([each.packed.num_tokens for each in batches], budget=14, num_rows=5)
-
-
-def test_the_loss_of_an_update_of_texts_is_the_mean_over_all_their_counted_tokens() -> None:
-    """In several micro-batches, of which none has its own mean."""
-    nats = []
-    for each in examples():
-        logits = tiny_language_model()(torch.tensor([each.token_ids])).logits[0].detach()
-        logprobs = logits.log_softmax(-1)
-        places = [t for t, counts in enumerate(each.loss_mask) if counts]
-        nats += [-float(logprobs[t - 1, each.token_ids[t]]) for t in places]
-    made = sft_task(tokens_per_microbatch=13)
-    found = {name: metric.value for name, metric in made.step(1).metrics.items()}
-    assert found["sft/loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-5)
-    assert found["sft/tokens"] == len(nats)

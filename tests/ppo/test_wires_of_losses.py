@@ -92,122 +92,87 @@ def k3(token: Token) -> float:
 
 BOUNDS = {"clip_low": 0.15, "clip_high": 0.35}
 KL = {"kind": "loss", "estimator": "k2", "coefficient": 0.5}
-FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
-    "ppo": (
-        {"policy_loss": {"objective": BOUNDS | {"dual_clip": 1.6}}},
-        lambda t: clipped(t.ratio, t.advantage, 0.15, 0.35, 1.6),
-    ),
-    "its default clips": ({}, plain),
+OBJECTIVES: dict[str, tuple[Any, Callable[[Token], float]]] = {
+    "ppo": (BOUNDS | {"dual_clip": 1.6}, lambda t: clipped(t.ratio, t.advantage, 0.15, 0.35, 1.6)),
     "gspo": (
-        {"policy_loss": {"objective": BOUNDS | {"kind": "gspo"}}},
+        BOUNDS | {"kind": "gspo"},
         lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35),
     ),
-    "gmpo": ({"policy_loss": {"objective": BOUNDS | {"kind": "gmpo"}}}, lambda t: gmpo(t, 0.15, 0.35)),
-    "gmpo's default clips": (
-        {"policy_loss": {"objective": "gmpo"}},
-        lambda t: gmpo(t, 1 - math.exp(-0.4), math.exp(0.4) - 1),
+    "gmpo": (BOUNDS | {"kind": "gmpo"}, lambda t: gmpo(t, 0.15, 0.35)),
+    "gmpo's default clips": ("gmpo", lambda t: gmpo(t, 1 - math.exp(-0.4), math.exp(0.4) - 1)),
+    "cispo": (BOUNDS | {"kind": "cispo"}, lambda t: -min(max(t.ratio, 0.85), 1.35) * t.advantage * t.now),
+    "sapo": ({"kind": "sapo", "gate_positive": 0.7, "gate_negative": 2.5}, lambda t: sapo(t, 0.7, 2.5)),
+}
+UNBOUNDED = {"kind": "truncated", "cap": None}
+WEIGHTS: dict[str, tuple[dict[str, Any], Callable[[Token], float]]] = {
+    "truncated": ({"kind": "truncated", "cap": 1.3, "floor": 0.8}, lambda t: cut(t.weight, 0.8, 1.3)),
+    "masked": ({"kind": "masked", "cap": 1.3, "floor": 0.8}, lambda t: kept(t.weight, 0.8, 1.3)),
+    "truncated, of responses": (
+        {"kind": "truncated", "of": "response", "cap": 1.9, "floor": 0.55},
+        lambda t: cut(product(t), 0.55, 1.9),
     ),
-    "cispo": (
-        {"policy_loss": {"objective": BOUNDS | {"kind": "cispo"}}},
-        lambda t: -min(max(t.ratio, 0.85), 1.35) * t.advantage * t.now,
+    "masked, of responses": (
+        {"kind": "masked", "of": "response", "cap": 1.9, "floor": 0.55},
+        lambda t: kept(product(t), 0.55, 1.9),
     ),
-    "sapo": (
-        {"policy_loss": {"objective": {"kind": "sapo", "gate_positive": 0.7, "gate_negative": 2.5}}},
-        lambda t: sapo(t, 0.7, 2.5),
-    ),
-    "truncated weights": (
-        {"policy_loss": {"behaviour_weight": {"kind": "truncated", "cap": 1.3, "floor": 0.8}}},
-        lambda t: cut(t.weight, 0.8, 1.3) * plain(t),
-    ),
-    "masked weights": (
-        {"policy_loss": {"behaviour_weight": {"kind": "masked", "cap": 1.3, "floor": 0.8}}},
-        lambda t: kept(t.weight, 0.8, 1.3) * plain(t),
-    ),
-    "truncated weights of responses": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "truncated", "of": "response", "cap": 1.9, "floor": 0.55},
-            }
-        },
-        lambda t: cut(product(t), 0.55, 1.9) * plain(t),
-    ),
-    "masked weights of responses": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "masked", "of": "response", "cap": 1.9, "floor": 0.55},
-            }
-        },
-        lambda t: kept(product(t), 0.55, 1.9) * plain(t),
-    ),
-    "geometric means as weights": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "truncated", "of": "geometric_mean", "cap": 1.1, "floor": 0.95},
-            }
-        },
-        lambda t: cut(geometric_mean(t), 0.95, 1.1) * plain(t),
-    ),
-    "weights without a cap": (
-        {"policy_loss": {"behaviour_weight": {"kind": "truncated", "cap": None}}},
-        lambda t: t.weight * plain(t),
-    ),
-    "OpenRLHF's seq-mask-tis": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "truncated", "cap": None},
-                "rejection": {"kind": "ratio", "lower": 0.95, "upper": 1.1, "denominator": "all"},
-            }
-        },
-        lambda t: (0.95 <= geometric_mean(t) <= 1.1) * t.weight * plain(t),
+    "geometric means": (
+        {"kind": "truncated", "of": "geometric_mean", "cap": 1.1, "floor": 0.95},
+        lambda t: cut(geometric_mean(t), 0.95, 1.1),
     ),
     "AReaL's mask of sequences": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "masked", "of": "geometric_mean", "cap": 1.1, "floor": 0.95},
-            }
-        },
-        lambda t: kept(geometric_mean(t), 0.95, 1.1) * plain(t),
+        {"kind": "masked", "of": "geometric_mean", "cap": 1.1, "floor": 0.95},
+        lambda t: kept(geometric_mean(t), 0.95, 1.1),
+    ),
+    "without a cap": (UNBOUNDED, lambda t: t.weight),
+}
+ALL = {"denominator": "all"}
+K3 = {"kind": "divergence", "estimator": "k3_reverse", "over": "mean", "limit": 0.04}
+MASKS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Token], float]]] = {
+    "OpenRLHF's seq-mask-tis": (
+        UNBOUNDED,
+        {"kind": "ratio", "lower": 0.95, "upper": 1.1},
+        lambda t: (0.95 <= geometric_mean(t) <= 1.1) * t.weight,
     ),
     "AReaL's mask of sequences by the product": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "truncated", "of": "geometric_mean", "cap": None},
-                "rejection": {"kind": "ratio", "over": "product", "lower": 0.7, "upper": 1.4, "denominator": "all"},
-            }
-        },
-        lambda t: (0.7 <= product(t) <= 1.4) * geometric_mean(t) * plain(t),
+        UNBOUNDED | {"of": "geometric_mean"},
+        {"kind": "ratio", "over": "product", "lower": 0.7, "upper": 1.4},
+        lambda t: (0.7 <= product(t) <= 1.4) * geometric_mean(t),
     ),
     "AReaL's mask of sequences by kl_k3": (
-        {
-            "policy_loss": {
-                "behaviour_weight": {"kind": "truncated", "cap": None},
-                "rejection": {
-                    "kind": "divergence",
-                    "estimator": "k3_reverse",
-                    "over": "mean",
-                    "limit": 0.04,
-                    "denominator": "all",
-                },
-            }
-        },
-        lambda t: (mean([1 / x.weight - 1 + math.log(x.weight) for x in t.whole]) <= 0.04) * t.weight * plain(t),
+        UNBOUNDED,
+        K3,
+        lambda t: (mean([1 / x.weight - 1 + math.log(x.weight) for x in t.whole]) <= 0.04) * t.weight,
     ),
+}
+KLS: dict[str, tuple[dict[str, Any], Callable[[Token], float]]] = {
+    "k2": (KL, lambda t: (t.now - t.reference) ** 2 / 2),
+    "weighted k3": (KL | {"estimator": "weighted_k3"}, lambda t: t.ratio * k3(t)),
+    "clamped": (KL | {"clamp": 0.02}, lambda t: min((t.now - t.reference) ** 2 / 2, 0.02)),
+}
+UP_TO = {"kind": "ratio", "over": "token", "upper": 1.2}
+
+
+def times_plain(factor: Callable[[Token], float]) -> Callable[[Token], float]:
+    return lambda t: factor(t) * plain(t)
+
+
+def plain_and(kl: Callable[[Token], float]) -> Callable[[Token], float]:
+    return lambda t: plain(t) + COEFFICIENT * kl(t)
+
+
+FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Token], float]]] = {
+    "its default clips": ({}, plain),
     "rejected tokens keep their KL": (
-        {
-            "policy_loss": {"rejection": {"kind": "ratio", "over": "token", "upper": 1.2, "denominator": "all"}},
-            "kl": KL,
-        },
+        {"policy_loss": {"rejection": UP_TO | ALL}, "kl": KL},
         lambda t: (t.weight <= 1.2) * plain(t) + COEFFICIENT * (t.now - t.reference) ** 2 / 2,
     ),
-    "k2 in the loss": ({"kl": KL}, lambda t: plain(t) + COEFFICIENT * (t.now - t.reference) ** 2 / 2),
-    "weighted k3 in the loss": (
-        {"kl": KL | {"estimator": "weighted_k3"}},
-        lambda t: plain(t) + COEFFICIENT * t.ratio * k3(t),
-    ),
-    "a clamped KL": (
-        {"kl": KL | {"clamp": 0.02}},
-        lambda t: plain(t) + COEFFICIENT * min((t.now - t.reference) ** 2 / 2, 0.02),
-    ),
+    **{name: ({"policy_loss": {"objective": each}}, of) for name, (each, of) in OBJECTIVES.items()},
+    **{f"weights: {n}": ({"policy_loss": {"behaviour_weight": w}}, times_plain(of)) for n, (w, of) in WEIGHTS.items()},
+    **{
+        name: ({"policy_loss": {"behaviour_weight": weight, "rejection": rejection | ALL}}, times_plain(of))
+        for name, (weight, rejection, of) in MASKS.items()
+    },
+    **{f"KL: {name}": ({"kl": kl}, plain_and(of)) for name, (kl, of) in KLS.items()},
 }
 
 
@@ -255,7 +220,6 @@ def batch(**options: Any) -> tuple[Roles, Experience, list[list[Token]]]:
         for each in zip(*(x.split(lengths) for x in columns), strict=True)
     ]
     responses = [[replace(token, whole=row) for token in row] for row in rows]
-    assert roles.value is not None
     roles.policy.learner, roles.value.learner = Gathered(policy.model), Gathered(value.model)
     return roles, made, responses
 
@@ -380,7 +344,6 @@ VALUES: dict[str, tuple[Mapping[str, Any], Callable[[float], float], float]] = {
 def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> None:
     options, loss, clip = VALUES[name]
     roles, experience, _ = batch(value_loss=options)
-    assert roles.value is not None
     now = roles.value.values([each.response for each in experience.scored])
     ends = segment_sum(torch.ones(sum(experience.lengths), dtype=torch.long), experience.lengths).add(1).cumsum(0) - 1
     before_tokens = torch.ones(len(now), dtype=torch.bool)

@@ -40,8 +40,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "divided": {"bias": 0.7, "scale": 1.3, "normalise": "scale"},
     "all that divides": {"bias": 0.7, "scale": 1.3, "normalise": "standardise", "clip": 0.9, "truncation.scale": 0.4},
     "no score where cut": {"bias": 0.7, "normalise": "standardise", "truncation.kind": "unscored"},
-    "penalties but no score where cut": {"bias": 2.0, "truncation.kind": "unscored", "min_tokens_penalty": 7.0}
-    | {"min_tokens": 3, "missing_eos_penalty": 1.7},
+    "short, but no score where cut": {
+        "bias": 2.0,
+        "truncation.kind": "unscored",
+        "min_tokens": 3,
+        "min_tokens_penalty": 7.0,
+    },
     "a cut one": {"truncation.scale": 0.4, "missing_eos_penalty": 1.7},
     "penalties": {
         "missing_eos_penalty": 1.7,
@@ -114,7 +118,6 @@ def test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings(name: s
     seen = EARLIER + [first_part(each, options) for each in part_of_moments]
     wanted = [worth(each, options, seen) for each in records]
     assert found.values.tolist() == pytest.approx([value for value, _, _ in wanted], rel=1e-5, abs=1e-6)
-    assert found.token_rewards is not None
     assert found.token_rewards.tolist() == pytest.approx([x for _, each, _ in wanted for x in each], rel=1e-5, abs=1e-6)
     if found.penalised is not None:
         lost = [of[2] and has for of, has in zip(wanted, counts.tolist(), strict=True)]

@@ -53,8 +53,6 @@ def role_models(trainer: CountedTrainer) -> dict[str, nn.Module]:
     source = trainer.roles.reward.source
     assert isinstance(source, ModelReward)
     reference, value = trainer.roles.reference, trainer.roles.value
-    assert reference is not None
-    assert value is not None
     return {
         "policy": trainer.policy.base,
         "reference": reference.model.base,

@@ -6,7 +6,7 @@ from typing import Any
 
 from builders import CHARACTERS
 from proximo.config import data, devices, engine, run, sinks
-from proximo.config.ppo import advantage, kl, losses, objectives, truncation
+from proximo.config.ppo import advantage, kl, losses, objectives, score
 from proximo.config.ppo import options as ppo
 from proximo.config.rewards import sources as rewards
 from proximo.config.rewards import texts as rewards_texts
@@ -383,7 +383,7 @@ KNOBS = [
     Knob(kl.RewardKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
     Knob(kl.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
     Knob(kl.KLConfig, "adaptive", "ppo", {"ppo.kl.adaptive": None}),
-    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 5.0}),
+    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 1e-4}, {"ppo.num_steps": 3}),
     Knob(kl.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
     Knob(kl.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
     Knob(kl.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),
@@ -471,7 +471,7 @@ KNOBS = [
     ),
     Knob(ppo.PPOConfig, "truncation", "ppo", {"ppo.truncation": "unscored"}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
-    Knob(truncation.ScoredTruncationConfig, "scale", "ppo", {"ppo.truncation.scale": 0.5}, CUT),
+    Knob(score.ScoredTruncationConfig, "scale", "ppo", {"ppo.truncation.scale": 0.5}, CUT),
     Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
     Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
     Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
@@ -812,13 +812,13 @@ SHOWN_ELSEWHERE = {
             "ppo/test_experience.py",
             "test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps",
         )
-        for section in (truncation.ScoredTruncationConfig, truncation.BootstrapTruncationConfig)
+        for section in (score.ScoredTruncationConfig, score.BootstrapTruncationConfig)
     },
     **{
         (section, "kind"): ("ppo/test_experience.py", test)
         for section, test in {
-            truncation.UnscoredTruncationConfig: "test_scores_are_clipped_and_cut_responses_can_go_without_one",
-            truncation.MaskTruncationConfig: "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
+            score.UnscoredTruncationConfig: "test_scores_are_clipped_and_cut_responses_can_go_without_one",
+            score.MaskTruncationConfig: "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
         }.items()
     },
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.

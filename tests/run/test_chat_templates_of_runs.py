@@ -74,7 +74,10 @@ def test_a_reward_model_whose_template_rewrites_earlier_turns_scores_a_whole_run
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize(
     ("template", "error", "message"),
-    [(WITHOUT_SYSTEM, DataError, r"prompts-\d.*refuses the messages.*no system here"), (LOOPING, ModelError, "1 s of")],
+    [
+        (WITHOUT_SYSTEM, DataError, r"prompts-\d.*refuses the messages.*no system here"),
+        (LOOPING, ModelError, "end of turn: .* 1 s of"),
+    ],
 )
 def test_a_template_that_a_reward_model_cannot_use_is_refused_before_weights_are_read(
     template: str, error: type[ProximoError], message: str, place: Path, monkeypatch: pytest.MonkeyPatch

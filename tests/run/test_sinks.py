@@ -157,12 +157,6 @@ def test_a_tracker_that_cannot_be_opened_does_not_end_the_run(recipe: dict[str, 
     assert "failed 7 times" in said
 
 
-def test_a_sink_of_ones_own_is_told_its_name_and_arguments(recipe: dict[str, Any]) -> None:
-    own = BOOK | {"name": "mine", "kwargs": {"refuses": False}}
-    assert run("sft", changed(recipe, {"run.sinks": [own]}), START) == 0
-    assert Book.opened[0].name == "mine"
-
-
 def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: dict[str, Any]) -> None:
     wrong = [{"kind": "function", "function": "test_sinks:open_nothing"}]
     with pytest.raises(ConfigError, match=r"has write\(step, metrics\).*it \(SimpleNamespace\) has no method close"):
@@ -174,19 +168,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_lo
     kind: str, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=rf"run.sinks.0 is of kind {kind}.*pip install 'proximo\[{kind}\]'"):
-        run("sft", changed(recipe, {"run.sinks": [{"kind": kind}]}), START)
+    named = rf"run.sinks.0 is of kind {kind}.*pip install 'proximo\[{kind}\]'"
+    without = changed(recipe, {"run.sinks": [{"kind": kind}]})
+    with pytest.raises(MissingExtraError, match=named):
+        check_extras_of(recipe_kind("sft").schema.model_validate(without))
+    with pytest.raises(MissingExtraError, match=named):
+        run("sft", without, START)
     assert not Path(recipe["run"]["folder"]).exists()
-
-
-@pytest.mark.parametrize("kind", ["reward", "dpo"])
-def test_every_trainer_misses_a_package_before_anything_is_loaded(
-    kind: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
-    given = changed(recipe_of(kind, inputs), {"run.sinks": [{"kind": "wandb"}]})
-    with pytest.raises(MissingExtraError, match="run.sinks.0 is of kind wandb"):
-        check_extras_of(recipe_kind(kind).schema.model_validate(given))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""An evaluation gives each held-out row its own scores, however its rows are cut into micro-batches."""
+"""An evaluation gives each held-out row its own scores, however its rows are cut; a skipped update leaves no loss."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,3 +38,13 @@ def test_every_row_has_its_own_scores_whatever_the_micro_batches_are(kind: str) 
         assert {name: mine[name] for name in numbers} == pytest.approx({name: theirs[name] for name in numbers})
         assert all(mine[name] == theirs[name] for name in mine.keys() - numbers - {"probabilities"})
     assert len({sample.get("score", sample.get("score_chosen")) for sample in whole.samples}) > 1
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_an_update_that_is_skipped_leaves_no_loss(kind: str) -> None:
+    task = MADE[kind](8192)
+    with torch.no_grad():
+        next(task.model.model.parameters()).fill_(math.nan)
+    metrics = task.step(1).metrics
+    assert metrics[f"{task.metric_group}/skipped_updates"].value == 1
+    assert metrics[f"{task.metric_group}/loss"].count == 0

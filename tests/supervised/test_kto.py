@@ -16,7 +16,6 @@ from counting import Passes
 from ppo.test_updates import Gathered, worst_difference
 from proximo.data.labelled import LabelledResponse
 from proximo.errors import ConfigError, DataError
-from proximo.metrics.values import Mean
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.models.sharing import is_shared
@@ -190,7 +189,6 @@ def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pyt
     made = task(*two_models(), held_out=labelled(5), **WEIGHTS)
     expected = plain_step(*plain_models(), labelled(5))
     record = made.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx(expected["loss"].item(), rel=1e-9)
     assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
     rewards = {True: [], False: []}
@@ -219,7 +217,6 @@ def test_held_out_pairs_have_the_reference_point_of_answers_to_other_prompts(mon
     rows = labelled(6)
     pairs = [replace(row, prompt_token_ids=rows[i - i % 2].prompt_token_ids) for i, row in enumerate(rows)]
     record = task(*two_models(), held_out=pairs, **WEIGHTS).evaluate()
-    assert record is not None
     expected = plain_step(*plain_models(), pairs, shift=2)
     assert expected["point"] > 0.1
     assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
@@ -266,7 +263,6 @@ def test_auc_counts_pairs_in_the_right_order_and_ties_half(
 
 def test_a_single_held_out_answer_has_no_other_one_to_be_compared_with() -> None:
     record = task(*two_models()).evaluate(1)
-    assert record is not None
     assert record.metrics["evaluation/reference_point"].value == 0
     assert record.metrics["evaluation/auc"].value is None
     assert record.metrics["evaluation/reward_desirable"].value is None
@@ -278,7 +274,6 @@ def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> N
     changes = {"kto.desirable_weight": 3.0, "data.held_out_rows": 0, "data.evaluation_sources": evaluated}
     made = build_task(recipe(place, **changes))
     record = made.evaluate()
-    assert record is not None
     share = sum(row.desirable for row in made.held_out) / 5
     assert 0 < share < 1
     values = {name: metric.value for name, metric in record.metrics.items()}
@@ -303,7 +298,6 @@ def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float,
     for step in range(1, steps + 1):
         made.step(step)
     record = made.evaluate()
-    assert record is not None
     prompts = [row.prompt_token_ids for row in data[32:]]
     with torch.no_grad():
         good, bad = (
@@ -313,6 +307,7 @@ def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float,
     return {name: metric.value for name, metric in record.metrics.items()}, good, bad
 
 
+@pytest.mark.soak
 def test_it_learns_to_give_good_answers_to_prompts_that_it_has_not_seen() -> None:
     """Over 20 seeds the good token has 0.32 with a deviation of 0.04, the AUC is 0.99 with one of 0.04, and the
     reference point 1.8 nats with one of 0.4."""
@@ -323,17 +318,6 @@ def test_it_learns_to_give_good_answers_to_prompts_that_it_has_not_seen() -> Non
     assert good > 0.18
     assert metrics["evaluation/auc"] > 0.8
     assert metrics["evaluation/reference_point"] > 0.4
-
-
-def test_an_update_that_is_skipped_leaves_no_loss() -> None:
-    policy, reference = two_models()
-    with torch.no_grad():
-        next(policy.model.parameters()).fill_(math.nan)
-    metrics = task(policy, reference).step(1).metrics
-    assert metrics["kto/skipped_updates"].value == 1
-    loss = metrics["kto/loss"]
-    assert isinstance(loss, Mean)
-    assert loss.count == 0
 
 
 def recipe(place: Path, **changes: Any) -> KTORecipe:

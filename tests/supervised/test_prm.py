@@ -67,7 +67,6 @@ def test_loss_and_gradient_are_those_of_one_step_at_a_time() -> None:
     (total / count).backward()
     expected = {name: p.grad for name, p in plain.model.model.named_parameters() if p.grad is not None}
     record = task.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/loss"].value == pytest.approx((total / count).item(), rel=1e-12)
     assert worst_difference(gradients(task), expected) < 1e-10
 
@@ -84,12 +83,12 @@ def test_training_moves_every_trainable_tensor(*, adapters: bool) -> None:
     assert (len(moved) < len(after)) == adapters
 
 
+@pytest.mark.soak
 def test_it_learns_its_examples() -> None:
     task = prm_task()
     for step in range(1, 41):
         task.step(step)
     record = task.evaluate()
-    assert record is not None
     assert record.metrics["evaluation/step_accuracy"].value == 1.0
     assert record.metrics["evaluation/error_found"].value == 1.0
     assert record.metrics["evaluation/right_accepted"].value == 1.0

@@ -17,12 +17,11 @@ from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merge
 from proximo.models.pretrained.folders import ADAPTER_CONFIG, is_adapter_folder, read_adapter_config
 from proximo.models.pretrained.sharded_folders import assemble, holds_shards
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing import HEAD_FILE
-from proximo.models.transformers_model import is_adapted
+from proximo.models.transformers_model import is_adapted, quiet_transformers
 from proximo.rollout.stopping import name_endings
 from proximo.run.checkpoint_lookup import find_model, find_run
 from proximo.run.model_card import SCALAR_ROLES, write_card

@@ -15,8 +15,7 @@ from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import RunFolderError, UserError
-from proximo.message_text import count_of
-from proximo.metrics.formatting import format_number
+from proximo.message_text import count_of, format_number
 from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model
@@ -27,9 +26,8 @@ from proximo.ppo.trainer_arguments import as_source
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function_binding import import_function
 from proximo.rewards.source import CheckingSource, RewardSource
-from proximo.rollout.engine import Engine
+from proximo.rollout.engine import Engine, push_to
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.ranks_engine import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import ending_ids
 from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path

@@ -18,12 +18,10 @@ from proximo.checkpoint.atomic import temporary_beside
 from proximo.config.ppo.advantage import ReturnToGoConfig
 from proximo.config.ppo.kl import NoKLConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.score import ScoreConfig
-from proximo.config.ppo.truncation import ScoredTruncationConfig
+from proximo.config.ppo.score import ScoreConfig, ScoredTruncationConfig
 from proximo.errors import UserError, naming
-from proximo.message_text import count_of
+from proximo.message_text import count_of, format_number
 from proximo.metrics.catalogue import Recorder
-from proximo.metrics.formatting import format_number
 from proximo.metrics.values import Mean, MetricValue
 from proximo.ppo.experience import task_reward_of
 from proximo.ppo.from_recipe import build_task
@@ -33,10 +31,10 @@ from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.task import PPOTask, pass_metrics
 from proximo.records import Prompt, Scored
+from proximo.rewards.source import checked_scores
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.preflight import inputs_of
-from proximo.run.user_code import checked_scores
 from proximo.user_code import kept_working_directory
 
 

@@ -13,9 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from tokenizers import Encoding, Tokenizer
-
 if TYPE_CHECKING:  # transformers takes seconds to import
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
@@ -90,7 +89,7 @@ def common_length(one: str, other: str) -> int:
 class PartEncoder:
     """A tokenizer that puts nothing before a text."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", plain: Tokenizer) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", plain: "Tokenizer") -> None:
         """`plain`: the tokenizer's backend, which puts nothing before a text."""
         self._plain = plain
         self._whole: Tokenizer = tokenizer.backend_tokenizer
@@ -109,6 +108,8 @@ class PartEncoder:
         plain = {name: _without_prefix(step) for name, step in steps.items()}
         if plain == steps:
             return None
+        from tokenizers import Tokenizer
+
         copy = Tokenizer.from_str(json.dumps(json.loads(backend.to_str()) | plain))
         copy.no_truncation()
         copy.no_padding()
@@ -120,7 +121,7 @@ class PartEncoder:
         encodings = self._plain.encode_batch(list(texts), add_special_tokens=False)
         return [self._ids(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
-    def _ids(self, text: str, encoding: Encoding) -> list[int]:
+    def _ids(self, text: str, encoding: "Encoding") -> list[int]:
         """Ids of a text; from its first special token on those of the tokenizer, which may put its space there."""
         for index, (token, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
             # A byte that no other token has is an added token in some vocabularies, but is not spelled out.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, SupportsFloat
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from proximo.distributed.world import current, whole
+from proximo.distributed.world import current
 from proximo.errors import ConfigError, MissingExtraError, TrainingError, memory_ran_out
 from proximo.user_code import error_text, where_raised
 from proximo_verifiers.callables import calling_problem
@@ -126,12 +126,6 @@ def make_optimizer(parameters: dict[str, nn.Parameter], options: OptimizerOption
         return make_low_memory(options.kind, groups, **arguments)
     fused = all(parameter.device.type in ("cpu", "cuda", "mps") for parameter in parameters.values())
     return torch.optim.AdamW(groups, fused=fused, **arguments)
-
-
-def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:
-    """Euclidean norm over all gradients, those of all shards, as a scalar on their device; 0 where there is none."""
-    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())
 
 
 def constant(update: int, num_updates: int) -> float:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proximo.distributed.world import World, checksum, current, local
+from proximo.distributed.world import World, checksum, current, local, whole
 from proximo.errors import TrainingError
 from proximo.learner.expert_balance import ExpertBalance
-from proximo.learner.optimizers import OptimizerOptions, OwnOptimizer, gradient_norm, trainable_parameters
+from proximo.learner.optimizers import OptimizerOptions, OwnOptimizer, trainable_parameters
 from proximo.models.precision.compute import casting
 
 if TYPE_CHECKING:  # FSDP and transformers take seconds to import, and not every learner needs them
@@ -46,6 +46,12 @@ def _is_at_hand(value: Tensor) -> bool:
     """Whether reading a loss is free, as on a CPU. On an accelerator it would block, and then delay the next
     micro-batch, so losses are read after the last backward pass."""
     return value.device.type == "cpu"
+
+
+def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:
+    """Euclidean norm over all gradients, those of all shards, as a scalar on their device; 0 where there is none."""
+    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+    return whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())
 
 
 class Learner:

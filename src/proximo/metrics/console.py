@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.errors import redacted
-from proximo.message_text import with_addresses
+from proximo.message_text import format_duration, format_number, with_addresses
 from proximo.metrics.catalogue import catalogue
-from proximo.metrics.formatting import format_duration, format_number
 from proximo.trainer_kinds import TrainerKind
 
 SKIPPED_UPDATES = "/skipped_updates"

@@ -32,10 +32,9 @@ from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
 from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import Balancing, balancing_of
 from proximo.models.pretrained.vocabulary import settle_tying
-from proximo.models.transformers_model import base_of, position_limit
+from proximo.models.transformers_model import base_of, position_limit, quiet_transformers
 
 if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without adapters on one rank needs neither
     from peft import PeftModel
@@ -109,6 +108,7 @@ class Backbone:
         self.training_layers: Any = layers
         """The layers of passes with gradients: `layers` itself, or a compiled view of it."""
         self.precision = precision
+        self._is_half = precision.is_half
         self._products = Products(layers)
         self.sharding: Sharding | None = None
         """None for a model whose tensors are whole on this rank."""
@@ -187,7 +187,7 @@ class Backbone:
 
     def cast_weights(self) -> None:
         """Cast all weights now that passes would cast one by one. Call it inside `casting` (compute.py)."""
-        if self.precision.is_half:
+        if self._is_half:
             for weight in self.matrices:
                 cast_weight(weight, torch.bfloat16)
 
@@ -309,7 +309,7 @@ class Backbone:
         """The output of the layers, as transformers names it. `routers`: with the logits of routers."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None
-        if self.precision.is_half:
+        if self._is_half:
             compute = Compute(torch.bfloat16, self._products, is_compiled=layers is not self.layers)
         # `computing` casts plain matrix products. Autocast covers the others: experts, and attention written out in a
         # model.

@@ -29,7 +29,6 @@ from proximo.models.lora import is_on_layers_alone, load_adapter, merge
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.folders import refuse_bare_adapter
 from proximo.models.pretrained.sharded_folders import assemble, holds_shards, unread_model
-from proximo.models.pretrained.side_effects import own_randomness, quiet_transformers
 from proximo.models.pretrained.sources import (
     ModelSource,
     adapter_base,
@@ -49,6 +48,7 @@ from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.quantised import carry_flags, loading_options, settle_products
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
 from proximo.models.sharing import HEAD_FILE, load_head
+from proximo.models.transformers_model import own_randomness, quiet_transformers
 
 LOG = logging.getLogger("proximo.models")
 

@@ -15,11 +15,10 @@ from torch import nn
 from proximo.distributed.unread_parameters import numbers_of, read_all
 from proximo.errors import ModelError, memory_ran_out
 from proximo.models.pretrained.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, misspelt_key, read_adapter_config
-from proximo.models.pretrained.side_effects import own_randomness
 from proximo.models.pretrained.sources import first_part, why_unread
 from proximo.models.pretrained.vocabulary import embedding_rows, resize_vocabulary, settle_tying, vocabulary_layers
 from proximo.models.quantised import is_quantised
-from proximo.models.transformers_model import base_of, is_adapted
+from proximo.models.transformers_model import base_of, is_adapted, own_randomness
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel

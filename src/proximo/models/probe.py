@@ -23,12 +23,11 @@ from proximo.models.fast_path import Decoder
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack
 from proximo.models.precision.placement import without_tf32
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import first_part
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.scalar import ScalarModel
-from proximo.models.transformers_model import decoder_layers, position_limit
+from proximo.models.transformers_model import decoder_layers, position_limit, quiet_transformers
 
 TOLERANCE = 1e-4
 TOLERANCE_OF_8_BITS = 0.02

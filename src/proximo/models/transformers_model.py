@@ -1,12 +1,15 @@
 """A transformers model before Proximo runs it: its adapter, its layers, their dropout, and its context length.
 
+And calls of transformers without side effects on torch's random state or on the terminal.
 Imports neither transformers nor peft.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from proximo.errors import ConfigError, ModelError
@@ -172,3 +175,28 @@ def _rope_settings(parameters: Any) -> Iterator[dict[str, Any]]:
         yield parameters
     for nested in parameters.values():
         yield from _rope_settings(nested)
+
+
+@contextmanager
+def own_randomness(device: torch.device, *, seed: int = 0) -> Generator[None]:
+    """Seed the global generators of the CPU and `device` inside; restore their state afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def quiet_transformers() -> Generator[None]:
+    """Disable progress bars, warnings and load reports inside; restore the settings afterwards."""
+    from transformers.utils import logging
+
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()

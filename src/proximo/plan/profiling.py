@@ -10,10 +10,9 @@ from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
 from proximo.plan.cost_model import Model, StepCost
 from proximo.plan.fake_tensor_profiler import shapes_only
-from proximo.plan.rank_memory import ONE_RANK, Ranks, host_bytes, rank_memory
+from proximo.plan.rank_memory import ONE_RANK, Ranks, host_bytes, rank_memory, role_sizes, static_bytes
 from proximo.plan.record import Phase, Plan
 from proximo.plan.stages import StageContext, StageCosts
-from proximo.plan.static_memory import role_sizes, static_bytes
 from proximo.plan.weightless_models import ModelConfigs
 from proximo.run.make.models import lora_options
 from proximo.trainer_kinds import trainer_of

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from proximo.models.precision.placement import Precision
 from proximo.models.transformers_model import position_limit
 from proximo.plan.cost_model import Batches, Lengths, Model, StepCost
-from proximo.plan.rank_memory import ONE_RANK, Layout, Ranks, lay_out
-from proximo.plan.static_memory import OptimizedModules
+from proximo.plan.rank_memory import ONE_RANK, Layout, OptimizedModules, Ranks, lay_out
 from proximo.plan.weightless_models import ModelConfigs
 
 

@@ -17,12 +17,11 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import random_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.side_effects import own_randomness, quiet_transformers
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.vocabulary import vocabulary_size
 from proximo.models.scalar import ScalarModel, no_classifier
 from proximo.models.sharing import base_alone
-from proximo.models.transformers_model import disable_dropout, freeze_layers
+from proximo.models.transformers_model import disable_dropout, freeze_layers, own_randomness, quiet_transformers
 from proximo.run.checkpoint_lookup import stage_result
 from proximo.run.make.models import build_tokenizer, lora_options
 

@@ -14,7 +14,7 @@ from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
 from proximo.rewards.token_rewards import is_list
 from proximo.run.memory import memory_advice
-from proximo.run.user_code import user_errors_named
+from proximo.user_code import user_errors_named
 from proximo_verifiers.callables import calling_problem
 
 Value = TypeVar("Value")

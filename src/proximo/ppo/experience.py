@@ -235,11 +235,8 @@ def _penalised(
         too_short=options.min_tokens_penalty or 0.0,
     )
     replaces = options.penalty_mode == "replace"
-    values, penalised, replaced = (
-        shaping.apply_penalties(values, fixed, replace=replaces),
-        fixed > 0,
-        (fixed > 0) & replaces,
-    )
+    values, penalised = shaping.apply_penalties(values, fixed, replace=replaces), fixed > 0
+    replaced = penalised & replaces
     if options.overlong_buffer_tokens is None:
         return values, penalised, replaced
     line = shaping.overlong_penalty(

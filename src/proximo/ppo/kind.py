@@ -86,7 +86,7 @@ class PPOKind(TrainerKind["PPORecipe"]):
         return self.card_limits if recipe.reward else self.taught_limits
 
     def ineffective_keys(self, recipe: "PPORecipe", prefix: str) -> "Iterator[str]":
-        from proximo.ppo.ineffective_keys import ineffective_keys
+        from proximo.ppo.dry_run import ineffective_keys
 
         return ineffective_keys(recipe, prefix)
 

@@ -35,9 +35,8 @@ from proximo.plan.cost_model import (
     training_cost,
 )
 from proximo.plan.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
-from proximo.plan.rank_memory import Layout, Ranks
+from proximo.plan.rank_memory import Layout, OptimizedModules, Ranks
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
-from proximo.plan.static_memory import OptimizedModules
 from proximo.plan.weightless_models import (
     ModelConfigs,
     apply_options,

@@ -3,7 +3,9 @@
 The loop that drives it: run/loop.py.
 """
 
+import itertools
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
@@ -15,7 +17,6 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.message_text import count_of
-from proximo.metrics.report.run_summary import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.ppo.experience import sequence_kl, task_reward_of
@@ -29,16 +30,14 @@ from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
-from proximo.rewards.source import ClosableSource, NoReward, RewardSource, score_on_ranks, statistics_of
-from proximo.rollout.engine import Engine
-from proximo.rollout.ranks_engine import sampling_with
+from proximo.rewards.source import ClosableSource, NoReward, RewardSource, checked_scores, score_on_ranks, statistics_of
+from proximo.rollout.engine import Engine, sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpointing import update_counts
 from proximo.run.make.conversion import schedule_notes
 from proximo.run.make.engine import EngineServers
 from proximo.run.memory import peak_memory_mib
 from proximo.run.task import Record
-from proximo.run.user_code import checked_scores
 
 Gold = Sequence[float | None]
 
@@ -162,7 +161,8 @@ class PPOTask:
 
 def rows_to_log(scored: Sequence[Scored], count: int) -> list[int]:
     """Indices of `count` responses, round robin over prompts, plus the first unscored response with its reason."""
-    rows = round_robin(range(len(scored)), lambda row: scored[row].response.prompt.id)[:count]
+    turns: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+    rows = sorted(range(len(scored)), key=lambda row: next(turns[scored[row].response.prompt.id]))[:count]
     unscored = [row for row, response in enumerate(scored) if not response.valid and row not in rows]
     return rows + (unscored[:1] if count else [])
 

@@ -17,7 +17,7 @@ from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.ppo.experience import counted_responses, sequence_kl, task_reward_of
 from proximo.records import Experience, Scored
-from proximo.run.user_code import user_errors_named
+from proximo.user_code import user_errors_named
 from proximo_verifiers.callables import methods_problem
 
 

@@ -5,6 +5,7 @@ responses = trainer.generate(prompts)
 stats = trainer.step(prompts, responses, scores)
 """
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -56,7 +57,6 @@ from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
 from proximo.run.memory import check_release
-from proximo.run.user_code import call_on_step
 from proximo.trainer_kinds import TrainerKind, recipe_kind
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -230,7 +230,7 @@ class PPOTrainer:
                 history.append(self._line(self.run_step(prompts_of=prompts_of)))
                 progress.write(self.state.steps_done, history[-1])
                 if on_step is not None:
-                    call_on_step(on_step, self.state.steps_done, history[-1])
+                    _call_on_step(on_step, self.state.steps_done, history[-1])
         return history
 
     def in_order(self, prompts: Sequence[Prompt]) -> PromptsOfStep:
@@ -331,3 +331,34 @@ def open_progress(*, first_step: int, total_steps: int, quiet: bool) -> Progress
     assert isinstance(kind, TrainerKind)
     info = ProgressInfo(trainer=kind, total_steps=total_steps, first_step=first_step)
     return open_view(info, console=console, quiet=quiet or not console.is_jupyter)
+
+
+def _call_on_step(
+    on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]
+) -> None:
+    """Call `on_step` on rank 0. Its exceptions may be meant to end the loop, so they are raised on every rank, with a
+    note of their origin."""
+
+    def run() -> BaseException | None:
+        try:
+            on_step(number, metrics)
+        except BaseException as error:
+            error.add_note(
+                f"raised by on_step after step {number}, which is done; train continues with step {number + 1}"
+            )
+            if not _can_be_sent(error):
+                raise
+            return error
+        return None
+
+    error = current().once(run, what="on_step")
+    if error is not None:
+        raise error
+
+
+def _can_be_sent(error: BaseException) -> bool:
+    try:
+        pickle.dumps(error)
+    except Exception:  # a user's exception may hold anything
+        return False
+    return True

@@ -5,13 +5,17 @@ source, and every rank gets its scores; sources that divide their work, such as 
 `NoReward` is the source of a run that learns from its reference alone (docs/distillation.md).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from proximo.distributed.world import current
+from proximo.errors import TrainingError
 from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
 from proximo.records import Prompt, Response, Scored, ScoreState
+from proximo.rewards.token_rewards import as_number, is_list
+from proximo.user_code import user_errors_named
 from proximo_verifiers.callables import methods_problem
 from proximo_verifiers.grader import GradeCounts
 
@@ -122,6 +126,55 @@ def score_on_ranks(source: RewardSource, responses: Sequence[Response]) -> list[
     if is_shared(source):
         return source.score(responses)
     return scored_once(lambda: source.score(responses), responses, name=source.name)
+
+
+def checked_scores(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
+    """Scores of these responses as Python numbers. Every rank calls it and gets the same scores.
+
+    Raises TrainingError if a user-defined source raises, or does not return one `Scored` per response, in order.
+    """
+    what = f"reward source {source.name!r}"
+    if type(source).__module__.startswith("proximo."):
+        return score_on_ranks(source, responses)
+    if is_shared(source):
+        return _asked(source, responses, what)
+    return scored_once(lambda: _asked(source, responses, what), responses, name=source.name)
+
+
+def _asked(source: RewardSource, responses: Sequence[Response], what: str) -> list[Scored]:
+    with user_errors_named(what, source.score):
+        scored = source.score(responses)
+    if not is_list(scored) or len(scored) != len(responses):
+        came = len(scored) if is_list(scored) else f"a {type(scored).__name__}"
+        raise TrainingError(
+            f"{what} must return a list with one Scored for each of {len(responses)} responses, it returned {came}"
+        )
+    return [_checked(each, response, what) for each, response in zip(scored, responses, strict=True)]
+
+
+def _checked(each: Any, response: Response, what: str) -> Scored:
+    if not isinstance(each, Scored):
+        raise TrainingError(
+            f"{what} must return Scored(response=response, score=...) for each response, it returned {each!r:.60}; a "
+            "plain function may return numbers"
+        )
+    if _identity(each.response) != _identity(response):
+        raise TrainingError(
+            f"{what} returned its scores in another order than the responses: prompt {response.prompt.id!r}, sample "
+            f"{response.sample_index}, got prompt {each.response.prompt.id!r}, sample {each.response.sample_index}"
+        )
+    try:
+        number = as_number(each.score)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TrainingError(f"{what} must give each response a number as its score, got {each.score!r:.60}") from error
+    if each.valid and not math.isfinite(number):
+        reason = each.reason or f"{what} gave {each.score}"
+        return replace(each, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+    return each if type(each.score) is float else replace(each, score=number)
+
+
+def _identity(response: Response) -> tuple[str, int, tuple[int, ...]]:
+    return response.prompt.id, response.sample_index, tuple(response.token_ids)
 
 
 def is_shared(source: RewardSource) -> bool:

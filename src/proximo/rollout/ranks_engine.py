@@ -1,4 +1,4 @@
-"""Engines for several ranks, and the transfer of the policy's weights to them.
+"""Engines for several ranks.
 
 The built-in engine samples a share of the prompts on each rank. Any other engine is called on rank 0 alone.
 """
@@ -16,7 +16,7 @@ from proximo.errors import ProximoError, RankError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Engine, Holding, push_weights, statistics_of
+from proximo.rollout.engine import Engine, EngineOfRanks, Holding, push_weights, statistics_of
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.rank_transfers import StreamedWeights, as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -39,7 +39,7 @@ class _Share:
     """Name of the exception's class."""
 
 
-class RanksEngine:
+class RanksEngine(EngineOfRanks):
     """The built-in engine of each rank: rank r samples the responses to the prompts r, r + n, ... of n ranks.
 
     The ranks meet when all have sampled, not between two tokens. Draws are those of one rank, since they are functions
@@ -62,6 +62,15 @@ class RanksEngine:
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Each rank loads its own engine."""
         self.own.load_weights(version, tensors)
+
+    def push(self, version: int, model: LanguageModel) -> bool:
+        """See `push_weights`. An engine that samples from the model's own tensors copies none: they stay sharded."""
+        with nullcontext() if self.own.samples_from(model) else model.backbone.gathered():
+            return push_weights(self, version, dict(model.trainable_parameters()))
+
+    def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
+        """See `sampling_with`."""
+        return model.backbone.gathered()
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`. Where tensors are sharded, the fingerprint is that of this rank's parts."""
@@ -214,7 +223,7 @@ def _ignore(response: Response) -> None:
     del response
 
 
-class FirstRankEngine:
+class FirstRankEngine(EngineOfRanks):
     """A user's engine on several ranks: only rank 0 calls it, and all ranks get its responses."""
 
     def __init__(self, own: Engine) -> None:
@@ -242,6 +251,11 @@ class FirstRankEngine:
         weights = StreamedWeights(dict(model.trainable_parameters()))
         whole = weights.fingerprint()
         return weights.give(lambda: push_weights(self.own, version, weights, fingerprint_of_all=whole))
+
+    def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
+        """See `sampling_with`. The engine has its own weights."""
+        del model
+        return nullcontext()
 
     def holds(self) -> Holding | None:
         """The weights that the engine of rank 0 holds; every rank has to ask."""
@@ -295,21 +309,6 @@ def on_ranks(engine: Engine) -> Engine:
 
     The built-in engine samples a share on each rank. Any other engine is called only on rank 0.
     """
-    if current().size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
+    if current().size == 1 or isinstance(engine, EngineOfRanks):
         return engine
     return RanksEngine(engine) if isinstance(engine, LocalEngine) else FirstRankEngine(engine)
-
-
-def push_to(engine: Engine, model: LanguageModel, *, version: int) -> bool:
-    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
-    if isinstance(engine, FirstRankEngine):
-        return engine.push(version, model)
-    # An engine that samples from the model's own tensors copies none, so that they need not be whole.
-    shares = isinstance(engine, RanksEngine) and engine.own.samples_from(model)
-    with nullcontext() if shares else model.backbone.gathered():
-        return push_weights(engine, version, dict(model.trainable_parameters()))
-
-
-def sampling_with(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:
-    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
-    return nullcontext() if isinstance(engine, FirstRankEngine) else model.backbone.gathered()

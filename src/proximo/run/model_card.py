@@ -19,8 +19,8 @@ from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ScalarModelConfig
 from proximo.errors import RunFolderError
+from proximo.message_text import format_change, format_number
 from proximo.metrics.catalogue import trainer_by_metrics
-from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.run_summary import before_after
 from proximo.metrics.run_files import Run, read_run
 from proximo.run.checkpoint_lookup import saved_recipe

@@ -15,9 +15,10 @@ from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, SinkConfig
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.message_text import count_of
-from proximo.metrics.alarm_watch import AlarmWatch
-from proximo.metrics.catalogue import Recorder
+from proximo.metrics.alarms import find_alarms
+from proximo.metrics.catalogue import Recorder, catalogue
 from proximo.metrics.console import ProgressInfo, ProgressView
+from proximo.metrics.run_files import Run
 from proximo.metrics.sinks import (
     TRACKERS,
     ReportSink,
@@ -38,6 +39,8 @@ MORE_METHODS = ("write_samples(step, samples)", "write_report(page)")
 """Methods that a sink may have."""
 MOST_FAILURES_IN_A_ROW = 3
 """After this many failures in a row a sink is turned off: an unreachable tracker costs a timeout per step."""
+CHECKS_PER_RUN = 50
+"""After n steps, the rules are checked every n / CHECKS_PER_RUN steps (every step at first), cheap in long runs."""
 
 OpenSink = Callable[[TrackedRun], Sink]
 
@@ -221,6 +224,54 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
         return sink
 
     return open_sink
+
+
+class AlarmWatch:
+    """A sink that checks the steps by the rules of the report, and reports each alarm once, when it is first raised.
+
+    `metrics_file` holds the steps before this process. Alarms of those steps were reported by the earlier process and
+    are not repeated.
+    """
+
+    def __init__(
+        self,
+        info: ProgressInfo,
+        settings: Mapping[str, Any],
+        *,
+        metrics_file: Path,
+        report: Callable[[str], None],
+    ) -> None:
+        self._rules = info.trainer.metrics.rules
+        self._settings = settings
+        self._total_steps = info.total_steps
+        self._report = report
+        self._lines = [_repeatable(step, metrics) for step, metrics in history(metrics_file)]
+        self._num_checked = len(self._lines)
+        self._reported = {alarm.title for alarm in find_alarms(self._run(), self._rules)}
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one step, and report alarms that are new."""
+        self._lines.append(_repeatable(step, metrics))
+        count = len(self._lines)
+        if step < self._total_steps and count - self._num_checked < count // CHECKS_PER_RUN:
+            return
+        self._num_checked = count
+        for alarm in find_alarms(self._run(), self._rules):
+            if alarm.title not in self._reported:
+                self._reported.add(alarm.title)
+                self._report(f"step {step}, {alarm.severity}: {alarm.text}")
+
+    def close(self) -> None: ...
+
+    def _run(self) -> Run:
+        lines = tuple(self._lines)
+        return Run(name="", lines=lines, config=self._settings, total_steps=self._total_steps)
+
+
+def _repeatable(step: int, metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The step's metrics without times and memory: an alarm must not depend on the load of the machine."""
+    known = ((name, number, catalogue().get(name)) for name, number in metrics.items() if number is not None)
+    return {"step": step, **{name: number for name, number, metric in known if metric and metric.repeatable}}
 
 
 class Logs:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, median_low
 
+from proximo.message_text import format_number as number
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
-from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series, setting
 
 SPIKE_STEPS = 5

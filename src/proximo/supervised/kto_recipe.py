@@ -6,9 +6,9 @@ from pydantic import Field
 
 from proximo.config.data import LabelledDataConfig
 from proximo.config.run import OptimizerConfig
+from proximo.message_text import format_number as number
 from proximo.metrics.alarms import WARNING, Rule
 from proximo.metrics.definitions import DOWN, UP, Curve, Metric, Section, Trace, held_out
-from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.shared_declarations import HELD_OUT_LOSS
 from proximo.metrics.values import Mean, Sum

@@ -56,11 +56,6 @@ class Expression:
     operators: frozenset[str]
 
 
-def read_expression(text: str) -> Expression:
-    """Parses one expression. Raises MalformedError."""
-    return _read(_plain(text))
-
-
 def read_equation(text: str) -> list[Expression]:
     """The sides of an equation such as `x = (1 + 2) * 3 = 9`, or a single expression. A leading name is left out.
 

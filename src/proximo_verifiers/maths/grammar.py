@@ -17,8 +17,18 @@ from fractions import Fraction
 from math import comb, factorial
 from typing import TypeVar
 
-from proximo_verifiers.maths.answer_types import Infinity, Matrix, Several, Value, repeating, whole_number
-from proximo_verifiers.maths.equations import RELATIONS, chain_value, inequality_interval, union_of
+from proximo_verifiers.maths.answer_types import (
+    RELATIONS,
+    Infinity,
+    Matrix,
+    Several,
+    Value,
+    chain_value,
+    inequality_interval,
+    repeating,
+    union_of,
+    whole_number,
+)
 from proximo_verifiers.maths.lexer import Token
 from proximo_verifiers.maths.rational_functions import (
     Arithmetic,

@@ -10,12 +10,16 @@ import pytest
 from maths_verifiers import countdown_verifier
 
 from proximo_verifiers.errors import DataError
-from proximo_verifiers.maths.countdown import CountdownVerifier, MalformedError, read_expression
+from proximo_verifiers.maths.countdown import CountdownVerifier, Expression, MalformedError, _plain, _read
 from proximo_verifiers.verifier import Answer, Grade, ScoreState
 from real_data import real_data
 
 PROBLEM = {"nums": [68, 34, 21, 27], "target": 40}
 SOLUTION = "(68 - (34 + 21)) + 27"
+
+
+def read_expression(text: str) -> Expression:
+    return _read(_plain(text))
 
 
 def graded(text: str, problem: dict[str, Any] = PROBLEM, **options: Any) -> Grade:

@@ -29,6 +29,8 @@ class AdvantageConfig(Section):
     """Whether each prompt also gets a greedy response, whose score is subtracted from the others'."""
     is_per_token: ClassVar[bool] = False
     """Whether advantages differ between the tokens of a response, because each counts only later rewards."""
+    ranks_pairs: ClassVar[bool] = False
+    """Whether, before standardising, the better of two responses has a positive advantage, the worse its opposite."""
     formula_path: ClassVar[str]
     """Where the formula is, as `module:function`."""
     standardise: bool | Literal["group"] = False
@@ -80,16 +82,12 @@ class AdvantageConfig(Section):
         """Largest number of rollouts of one step; more than 1 to replace groups of zero variance."""
         return 1
 
-    @property
-    def ranks_pairs(self) -> bool:
-        """Whether the better of two responses has a positive advantage and the worse the opposite one."""
-        return False
-
 
 class DiscountedConfig(AdvantageConfig):
-    """What the estimators of single tokens have in common."""
+    """What the estimators of single tokens have in common. By default they are the returns to go."""
 
     is_per_token: ClassVar[bool] = True
+    formula_path: ClassVar[str] = "proximo.algorithms.advantages:returns_to_go"
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount per token."""
     standardise: bool | Literal["group"] = True
@@ -100,6 +98,10 @@ class DiscountedConfig(AdvantageConfig):
     def discount(self) -> float:
         """`gamma`."""
         return self.gamma
+
+    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
+        """See the base class."""
+        return self.formula(step.rewards, step.mask, step.lengths, gamma=self.gamma), None
 
 
 class GAEConfig(DiscountedConfig):
@@ -135,35 +137,25 @@ class GAEConfig(DiscountedConfig):
 class ReturnToGoConfig(DiscountedConfig):
     """The rewards of a token and of those after it (REINFORCE++, arXiv:2501.03262)."""
 
-    formula_path: ClassVar[str] = "proximo.algorithms.advantages:returns_to_go"
     kind: Literal["return_to_go"] = "return_to_go"
     """No critic and no groups: standardising compares the responses of the step."""
-
-    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
-        return self.formula(step.rewards, step.mask, step.lengths, gamma=self.gamma), None
 
 
 class GreedyBaselineConfig(DiscountedConfig):
     """The return to go of the score minus that of a greedy response (ReMax, arXiv:2310.10505)."""
 
     needs_greedy: ClassVar[bool] = True
-    formula_path: ClassVar[str] = "proximo.algorithms.advantages:returns_to_go"
     kind: Literal["greedy_baseline"] = "greedy_baseline"
     """Compares each response with an additional greedy one; one response per prompt is enough."""
     standardise: bool | Literal["group"] = False
     """Standardise advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of
     each prompt's responses."""
 
-    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
-        return self.formula(step.rewards, step.mask, step.lengths, gamma=self.gamma), None
-
 
 class GroupAdvantageConfig(AdvantageConfig):
     """What the estimators have in common that compare the whole returns of the responses to a prompt.
 
-    The formula is given returns [R], group of each response [R] and whether it counts [R], and gives [R].
+    The formula is given returns [R], group of each response [R], whether it counts [R], and `options`; it gives [R].
     """
 
     needs_groups: ClassVar[bool] = True
@@ -186,22 +178,24 @@ class GroupAdvantageConfig(AdvantageConfig):
         """`resample_rounds`, if groups are resampled."""
         return self.resample_rounds if self.zero_variance_groups == "resample" else 1
 
+    def options(self, step: "StepRewards") -> dict[str, Any]:
+        """Further arguments of the formula."""
+        del step
+        return {}
+
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
         """See the base class."""
-        return step.to_tokens(self.formula(step.whole_returns, step.group_ids, step.counted)), None
+        given = step.whole_returns, step.group_ids, step.counted
+        return step.to_tokens(self.formula(*given, **self.options(step))), None
 
 
 class GroupCentredConfig(GroupAdvantageConfig):
     """The return minus the mean of its group (Dr. GRPO, arXiv:2503.20783)."""
 
+    ranks_pairs: ClassVar[bool] = True
     formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:group_centred"
     kind: Literal["group_centred"] = "group_centred"
     """Prompts with a larger spread of scores count for more."""
-
-    @property
-    def ranks_pairs(self) -> bool:
-        """True unless the advantages are standardised, which may change their signs."""
-        return not self.standardise
 
 
 class GroupStandardisedConfig(GroupAdvantageConfig):
@@ -227,10 +221,9 @@ class LengthWeightedConfig(GroupAdvantageConfig):
     kind: Literal["length_weighted"] = "length_weighted"
     """Long responses count for more in the baseline."""
 
-    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
-        given = step.whole_returns, step.group_ids, step.counted
-        return step.to_tokens(self.formula(*given, num_tokens=step.num_tokens)), None
+    def options(self, step: "StepRewards") -> dict[str, Any]:
+        """Tokens of each response."""
+        return {"num_tokens": step.num_tokens}
 
 
 class PassAtKConfig(GroupAdvantageConfig):
@@ -250,9 +243,10 @@ class PassAtKConfig(GroupAdvantageConfig):
             return f"advantage.k ({self.k}) must be at most responses_per_prompt ({responses_per_prompt})"
         return super().problem(responses_per_prompt)
 
-    def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
-        return step.to_tokens(self.formula(step.whole_returns, step.group_ids, step.counted, k=self.k)), None
+    def options(self, step: "StepRewards") -> dict[str, Any]:
+        """`k`."""
+        del step
+        return {"k": self.k}
 
 
 class GroupReturnToGoConfig(DiscountedConfig, GroupAdvantageConfig):

@@ -89,7 +89,7 @@ def _other_problems(
             f"{responses_per_prompt}: leave out responses_per_prompt, and set samples_per_prompt to sample more and "
             "train on the best and the worst"
         )
-    if not advantage.ranks_pairs:
+    if not advantage.ranks_pairs or advantage.standardise:
         yield (
             f"policy_loss.objective {loss.objective.kind} needs to know which of two responses is better, and no more: "
             "leave out advantage.kind and advantage.standardise"

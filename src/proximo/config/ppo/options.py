@@ -12,8 +12,7 @@ from proximo.config.ppo.advantage import Advantage, GAEConfig
 from proximo.config.ppo.implied import pairs_problem, with_implied
 from proximo.config.ppo.kl import KL, RewardKLConfig
 from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, PTXConfig, ValueLossConfig
-from proximo.config.ppo.score import ScoreConfig
-from proximo.config.ppo.truncation import ScoredTruncationConfig, Truncation
+from proximo.config.ppo.score import ScoreConfig, ScoredTruncationConfig, Truncation
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
 

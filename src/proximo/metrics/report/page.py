@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from proximo.metrics.formatting import format_number
+from proximo.message_text import format_number
 from proximo.metrics.report.views import SAMPLES_SHOWN, headlines, newest, stage_view
 from proximo.metrics.run_files import Run, read_run
 from proximo.trainer_kinds import trainer_kinds

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from proximo.message_text import format_number
 from proximo.metrics.calibration import Calibration
 from proximo.metrics.definitions import Curve, Style, Trace
-from proximo.metrics.formatting import format_number
 from proximo.metrics.report.svg import (
     GRID,
     INK,

@@ -1,14 +1,14 @@
 """What reports and tables say of a run: its facts, its main metrics before and after, and its answers in pairs."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any
 
-from proximo.message_text import count_of
+from proximo.message_text import count_of, format_duration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Better
-from proximo.metrics.formatting import format_duration
 from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
@@ -155,9 +155,6 @@ def _row(run: Run, label: str, names: tuple[str, ...]) -> BeforeAfter | None:
     )
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplePair:
     """One prompt with its responses at the first and at the last evaluation."""
@@ -192,17 +189,9 @@ def pair_samples(run: Run) -> tuple[SamplePair, ...]:
 
 
 def _in_turns(samples: Iterable[Sample]) -> list[Sample]:
-    return round_robin(samples, lambda sample: sample.prompt_id)
-
-
-def round_robin(items: Iterable[T], prompt_of: Callable[[T], str]) -> list[T]:
-    """Round robin over prompts: the first items of all prompts, then the second ones, each in their original order."""
-    turns: Counter[str] = Counter()
-    order = []
-    for item in items:
-        order.append((turns[prompt_of(item)], item))
-        turns[prompt_of(item)] += 1
-    return [item for _, item in sorted(order, key=lambda entry: entry[0])]
+    """Round robin over prompts: the first samples of all prompts, then the second ones, each in their order."""
+    turns: defaultdict[str, count[int]] = defaultdict(count)
+    return sorted(samples, key=lambda sample: next(turns[sample.prompt_id]))
 
 
 def _alone(sample: Sample) -> SamplePair:

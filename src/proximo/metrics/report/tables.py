@@ -10,8 +10,8 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
+from proximo.message_text import format_change, format_number
 from proximo.metrics.catalogue import catalogue
-from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, pair_samples
 from proximo.metrics.run_files import Sample, read_run
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ruamel.yaml import YAML
 
 from proximo.errors import redacted
+from proximo.message_text import format_change, format_number
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Curve, Section
-from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, facts, pair_samples
 from proximo.metrics.run_files import Run, Sample, ScoredPair
 from proximo.metrics.shared_declarations import NO_UPDATE

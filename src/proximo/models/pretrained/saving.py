@@ -13,9 +13,8 @@ from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_
 from proximo.distributed.world import current, whole
 from proximo.errors import CheckpointError
 from proximo.models.pretrained.sharded_folders import SHARDS, holds_shards, load_tensors
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.vocabulary import embedding_rows
-from proximo.models.transformers_model import base_of, is_adapted
+from proximo.models.transformers_model import base_of, is_adapted, quiet_transformers
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftModel

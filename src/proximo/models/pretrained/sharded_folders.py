@@ -20,8 +20,8 @@ from proximo.distributed.unread_parameters import Unread, numbers_of
 from proximo.errors import CheckpointError
 from proximo.hub import is_local
 from proximo.models.pretrained.folders import GENERATION
-from proximo.models.pretrained.side_effects import own_randomness, quiet_transformers
 from proximo.models.pretrained.sources import ModelSource
+from proximo.models.transformers_model import own_randomness, quiet_transformers
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel

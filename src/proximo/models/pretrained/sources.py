@@ -19,8 +19,8 @@ from proximo.models.pretrained.folders import (
     overlooked_damage_in,
     refuse_other_inputs,
 )
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.quantised import Quantisation
+from proximo.models.transformers_model import quiet_transformers
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig

@@ -11,8 +11,8 @@ from proximo.distributed.unread_parameters import Grown, Unread, read_whole, sou
 from proximo.errors import ModelError, memory_ran_out
 from proximo.hub import TOKENIZER_FILES, is_local, within_reach
 from proximo.models.pretrained.folders import tokenizer_place
-from proximo.models.pretrained.side_effects import own_randomness
 from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
+from proximo.models.transformers_model import own_randomness
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

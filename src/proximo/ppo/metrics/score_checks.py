@@ -3,8 +3,8 @@
 import math
 from statistics import fmean
 
+from proximo.message_text import format_number as number
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
-from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series, setting
 
 SOLVED_SHARE = 0.9

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
+from proximo.message_text import format_number as number
 from proximo.metrics.alarms import RESTART, Finding, fifth_noise, fifths
-from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 from proximo.metrics.shared_declarations import SKIPPED_CAUSE, idle_lines, no_update_detail
 from proximo.ppo.metrics.score_checks import has_one_update, succeeds, where_scores_differ

@@ -13,8 +13,7 @@ from proximo.errors import ConfigError, DataError
 from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.source import EagerSource, NoReward, RewardSource, is_eager
-from proximo.run.user_code import checked_scores
+from proximo.rewards.source import EagerSource, NoReward, RewardSource, checked_scores, is_eager
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

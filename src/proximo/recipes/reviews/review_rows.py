@@ -5,7 +5,6 @@ appear in no row of the training split.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from random import Random
@@ -44,35 +43,31 @@ PRAISES = (0.05, 0.15, 0.4, 0.9)
 """Probabilities of praise of the reviewers, who are equally frequent."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlawRates:
-    """The probability that a review gets each sort of flaw; flaws are drawn independently."""
-
-    form: float = 0.08
-    cut: float = 0.04
-    stray: float = 0.05
-    repeat_word: float = 0.05
-    repeat_sentence: float = 0.06
-    shuffle: float = 0.06
-    short: float = 0.08
-    long: float = 0.05
-
-
-MIXED = FlawRates()
-"""Rates for SFT data: most reviews have some flaw."""
+FLAW_RATES: tuple[tuple[Flaw, float], ...] = (
+    (flaws.stray, 0.05),
+    (flaws.repeat_word, 0.05),
+    (flaws.lengthen, 0.05),
+    (flaws.repeat_sentence, 0.06),
+    (flaws.shuffle_sentences, 0.06),
+    (flaws.shorten, 0.08),
+)
+"""Flaws of content, of length and order, with their probabilities; they are drawn independently, in this order."""
+FORM_RATE = 0.08
+"""The probability of one flaw of form, which comes after those."""
+CUT_RATE = 0.04
 
 
-def sft_rows(num_rows: int, seed: int, *, rates: FlawRates = MIXED) -> list[Row]:
+def sft_rows(num_rows: int, seed: int) -> list[Row]:
     """`prompt` and `response`: reviews by all sorts of reviewers about things of the training split."""
     rows = []
     for row in range(num_rows):
         rng = _rng(seed, "sft", row)
         thing, prompt = _draw_prompt(rng, "train")
-        rows.append({"prompt": prompt, "response": mixed_draft(rng, thing, rates).text})
+        rows.append({"prompt": prompt, "response": mixed_draft(rng, thing).text})
     return rows
 
 
-def preference_rows(num_rows: int, seed: int, *, noise: float = 0.15, rates: FlawRates = MIXED) -> list[Row]:
+def preference_rows(num_rows: int, seed: int, *, noise: float = 0.15) -> list[Row]:
     """`prompt`, `chosen` and `rejected`: two reviews of one thing; without noise the one of higher gold is chosen.
 
     Ties are drawn again. Only `flipped_rows` shows which rows are flipped.
@@ -82,7 +77,7 @@ def preference_rows(num_rows: int, seed: int, *, noise: float = 0.15, rates: Fla
     for row in range(num_rows):
         rng = _rng(seed, "pairs", row)
         thing, prompt = _draw_prompt(rng, "train")
-        better, worse = _ordered_pair(rng, thing, prompt, rates)
+        better, worse = _ordered_pair(rng, thing, prompt)
         chosen, rejected = (worse, better) if flipped[row] else (better, worse)
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     return rows
@@ -121,43 +116,30 @@ def things(split: str) -> tuple[Thing, ...]:
     return tuple(thing for thing, held_out in _all_things() if held_out == (split == "held_out"))
 
 
-def mixed_draft(rng: Random, thing: Thing, rates: FlawRates) -> Draft:
-    """A review by a reviewer of random inclination, with flaws at their rates."""
+def mixed_draft(rng: Random, thing: Thing) -> Draft:
+    """A review by a reviewer of random inclination, with flaws at their rates; most have some flaw."""
     draft = clean_draft(rng, thing, praise=rng.choice(PRAISES))
-    for flaw, rate in _flaws(rng, rates):
+    form = rng.choice(FORM_FLAWS)
+    for flaw, rate in (*FLAW_RATES, (form, FORM_RATE), (flaws.cut_off, CUT_RATE)):
         if rng.random() < rate:
             draft = flaw(rng, draft)
     return draft
 
 
-def _flaws(rng: Random, rates: FlawRates) -> list[tuple[Flaw, float]]:
-    """The flaws in the order in which they are put in: those of content, of length and order, then those of form."""
-    return [
-        (flaws.stray, rates.stray),
-        (flaws.repeat_word, rates.repeat_word),
-        (flaws.lengthen, rates.long),
-        (flaws.repeat_sentence, rates.repeat_sentence),
-        (flaws.shuffle_sentences, rates.shuffle),
-        (flaws.shorten, rates.short),
-        (rng.choice(FORM_FLAWS), rates.form),
-        (flaws.cut_off, rates.cut),
-    ]
-
-
-def _ordered_pair(rng: Random, thing: Thing, prompt: str, rates: FlawRates) -> tuple[str, str]:
+def _ordered_pair(rng: Random, thing: Thing, prompt: str) -> tuple[str, str]:
     while True:
-        texts = [draft.text for draft in _rivals(rng, thing, rates)]
+        texts = [draft.text for draft in _rivals(rng, thing)]
         scored = [(gold_score(prompt, text), text) for text in texts]
         (low, worse), (high, better) = sorted(scored, key=itemgetter(0))
         if high - low >= SMALLEST_GAP:
             return better, worse
 
 
-def _rivals(rng: Random, thing: Thing, rates: FlawRates) -> tuple[Draft, Draft]:
+def _rivals(rng: Random, thing: Thing) -> tuple[Draft, Draft]:
     """Two reviews of one thing, or a clean review and the same with one flaw or turned into something else."""
     draw = rng.random()
     if draw < 0.65:
-        return mixed_draft(rng, thing, rates), mixed_draft(rng, thing, rates)
+        return mixed_draft(rng, thing), mixed_draft(rng, thing)
     clean = clean_draft(rng, thing, praise=rng.choice(PRAISES))
     if draw < 0.96:
         flaw = rng.choices([flaw for flaw, _ in FLAWS_COMPARED], weights=[weight for _, weight in FLAWS_COMPARED])[0]

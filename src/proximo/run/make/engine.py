@@ -20,10 +20,10 @@ from proximo.errors import ConfigError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
-from proximo.models.pretrained.side_effects import quiet_transformers
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import is_quantised
+from proximo.models.transformers_model import quiet_transformers
 from proximo.rollout.engine import Engine
 from proximo.rollout.ranks_engine import FirstRankEngine
 from proximo.rollout.stopping import ending_ids
