@@ -32,7 +32,7 @@ def test_every_example_is_a_valid_recipe_that_begins_with_its_name(example: Path
 def test_every_example_passes_a_dry_run_where_the_data_is(example: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "data").symlink_to(real_data())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REWARD_TOKEN", "the token of a service")
+    monkeypatch.setenv("REWARD_TOKEN", "a-token-of-a-service")
     assert main([command_of(example), str(example), "--dry-run"]) == 0
     said = capsys.readouterr()
     assert "whole run" in said.out

@@ -203,7 +203,8 @@ class PPOConfig(Section):
     @property
     def shapes_scores(self) -> bool:
         """True if the reward of a response may differ from its score."""
-        return self.score.shapes or self.baseline_answer is not None or self.truncation.changes_scores
+        cut = not self.truncation.keeps_score or self.truncation.scale != 1
+        return cut or self.score.shapes or self.baseline_answer is not None
 
     def task_reward_is_of(self, sources: Sequence[str]) -> bool:
         """True if `task_reward` names one of the sources, a component `<source>.<part>`, or the whole score."""

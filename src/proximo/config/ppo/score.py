@@ -83,11 +83,6 @@ class TruncationConfig(Section):
     masks: ClassVar[bool] = False
     """Whether a cut response counts nowhere."""
 
-    @property
-    def changes_scores(self) -> bool:
-        """True if a cut response may lose some or all of its score."""
-        return not self.keeps_score
-
 
 class ScoredTruncationConfig(TruncationConfig):
     """A cut response is scored like any other, and its value after the end is 0."""
@@ -97,11 +92,6 @@ class ScoredTruncationConfig(TruncationConfig):
     scale: float = Field(1.0, ge=0, le=1)
     """Factor for the score, after `score.clip`; for scores that are never negative. For tasks in which a cut answer may
     still be right, but is worth less."""
-
-    @property
-    def changes_scores(self) -> bool:
-        """True if `scale` is not 1."""
-        return self.scale != 1
 
 
 class UnscoredTruncationConfig(TruncationConfig):
