@@ -37,7 +37,7 @@ def test_every_sequence_is_in_exactly_one_batch_the_budget_holds_and_batches_are
         ([50, 2, 2], 10, [[0], [1], [2]]),
         ([6, 6, 6], 10, [[0], [1], [2]]),
         ([6, 6, 6], 9, [[0], [1], [2]]),  # 18 tokens ask for two batches, but no two of them fit together
-        ([4, 100, 4, 2], 10, [[0, 2, 3], [1]]),
+        ([4, 100, 4, 2], 10, [[1], [0], [2], [3]]),
         ([6, 6, 6, 1, 1], 10, [[0, 3], [1, 4], [2]]),
         ([100, 4, 4, 2], 60, [[0], [1, 2, 3]]),
     ],
