@@ -122,6 +122,19 @@ def test_going_on_from_an_earlier_checkpoint_gives_up_the_later_ones(tmp_path, d
     assert is_whole(store.load())
 
 
+@pytest.mark.parametrize("earlier", [0.5, None], ids=["an earlier one was measured", "none was"])
+def test_the_best_of_the_steps_that_were_given_up_goes_with_them(earlier, tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step, metric in ((1, earlier), (2, 0.1), (3, 0.9)):
+        store.save(step, {}, {}, metric=metric)
+    (tmp_path / "latest").write_text("step-000001\n")
+    store.save(2, {}, {"again": True})
+    assert store.steps() == (1, 2)
+    best = store.best()
+    assert (best and best.step) == (1 if earlier else None)
+    assert (tmp_path / "best").is_file() == bool(earlier)
+
+
 def test_a_lost_pointer_means_the_newest(tmp_path, disk):
     store = CheckpointStore(tmp_path)
     save(store, disk, 1)

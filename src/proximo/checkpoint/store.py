@@ -238,9 +238,11 @@ class CheckpointStore:
             ) from error
 
     def _point_to(self, latest: int) -> None:
-        best = self._best_step()
+        best = self._best_step(until=latest)
         if best is not None:
             self._point(BEST, best)
+        elif (self.folder / BEST).is_file():
+            atomic.remove(self.folder / BEST)
         self._point(LATEST, latest)
 
     def _point(self, pointer: str, step: int) -> None:
@@ -261,10 +263,10 @@ class CheckpointStore:
             )
         return int(name[1])
 
-    def _best_step(self) -> int | None:
-        """The best step by the manifests: the pointer may be out of date after a crash."""
+    def _best_step(self, *, until: float = math.inf) -> int | None:
+        """The best step by the manifests, of those up to `until`: the pointer may be out of date after a crash."""
         measured = []
-        for step in self.steps():
+        for step in (each for each in self.steps() if each <= until):
             try:
                 metric = read_manifest(self._folder_of(step)).metric
             except DamagedError:  # it cannot be the best; loading it raises the error
@@ -277,7 +279,7 @@ class CheckpointStore:
         steps = [step for step in self.steps() if step <= latest]
         kept = set(steps if self._keep_last is None else steps[-self._keep_last :])
         kept.add(latest)
-        best = self._best_step()
+        best = self._best_step(until=latest)
         for step in self.steps():
             if step not in kept and step != best:
                 atomic.remove(self._folder_of(step))
