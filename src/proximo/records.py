@@ -40,7 +40,8 @@ class Response:
     sample_index: int
     token_ids: tuple[int, ...]
     logprobs: Tensor = field(repr=False)
-    """[T] float32: log softmax(logits / temperature) of each token, from the engine that sampled it."""
+    """[T] float32: log softmax(logits / temperature) of each token, from the engine that sampled it; NaN where
+    the engine gives none."""
     response_mask: Tensor = field(repr=False)
     """[T] bool: True where the policy wrote the token."""
     finish: Finish

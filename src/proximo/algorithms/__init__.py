@@ -1,6 +1,6 @@
 """The mathematics of training: pure functions on tensors, without imports from the rest of Proximo.
 
-Read `advantages.py`, `objectives.py` and `losses.py` first; `flat_layout.py` defines the layout of tensors.
+Read `advantages.py`, `objectives.py` and `losses.py` first; `masking.py` defines the layout of tensors.
 
 The annotations state dtype and shape of every tensor; the tests check both (tests/shape_checks.py). One
 name stands for one size within a call:

@@ -22,7 +22,7 @@ ESTIMATES = {
     "k3": kl.k3,
     "k3_reverse": lambda sampled_logprobs, proximal_logprobs: kl.k3(proximal_logprobs, sampled_logprobs),
 }
-"""Of the divergence of the sampler from the proximal policy; `k3_reverse` of the policy from the sampler."""
+"""Estimators of KL(sampler || proximal policy) per token; `k3_reverse`: of KL(proximal policy || sampler)."""
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def behaviour_ratios(
 
     w turns the mean over the sampler's tokens into that of the proximal policy (arXiv:2110.00641). The per-token
     weight ignores the prefix; the product over the response includes it, with a variance that grows with length. The
-    variance of the geometric mean, exp(mean of proximal - sampled), does not grow, but it is exact for neither (AReaL's
+    variance of the geometric mean, exp(mean of proximal - sampled), does not grow, but it is a biased weight of a token and of a response (AReaL's
     rejection sampling by sequences; for the clipped ratio GSPO, arXiv:2507.18071). Logarithms are cut to +-20 before
     exp.
     """

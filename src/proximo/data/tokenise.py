@@ -3,7 +3,7 @@
 A prompt and its response are separate segments everywhere (fine-tuning, reward training, rollouts, scoring by a reward
 model with another tokenizer), so the same text always gives the same ids, and a policy's prompt is a prefix of the
 text that it was trained on. Each segment has the ids of its place in the text: a tokenizer's prefix of a whole text
-(`codec/encoding.py`) appears only at its beginning, and white space that a special token absorbs has no id. Tokenising
+(`codec.py`) appears only at its beginning, and white space that a special token absorbs has no id. Tokenising
 the joined text could merge characters across the boundary; `count_merges` counts the examples where it would.
 """
 

@@ -46,9 +46,8 @@ Answer = TypeVar("Answer")
 class DeadlineStore:
     """The store calls that the heartbeats need, with a deadline: those of torch wait for ever for a stopped process.
 
-    After one call without an answer, no later call waits.
-
-    Each raises RuntimeError if no answer comes within `seconds`, else the error of the store.
+    After one call without an answer, no later call waits. Every method raises RuntimeError if no answer comes within
+    `seconds`, else the error of the store.
     """
 
     def __init__(self, store: dist.Store, *, seconds: float) -> None:
@@ -129,7 +128,7 @@ class Watch:
     ) -> None:
         """`store`: a connection that nothing else uses. `store_of`: the name of the store's server (`rank 0`).
 
-        `ends_are_reported`: whether the launcher reports why a rank ended, so that nobody has to look for its process.
+        `ends_are_reported`: whether the launcher already reports processes that died, so that nobody has to look for them.
         `served`: the store itself, which is kept alive if this process serves it.
         """
         self.rank, self.size = rank, size

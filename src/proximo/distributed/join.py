@@ -57,7 +57,7 @@ def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Gener
             yield world
             watch.leave()
             if world.leads:
-                watch.claims_message()  # there is none
+                watch.claims_message()  # the run succeeded: nothing to print
             world.barrier(what="all ranks to end")
     except BaseException as error:
         explained = world.explain(error) if isinstance(error, Exception) else error

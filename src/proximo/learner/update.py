@@ -296,8 +296,8 @@ def stepping_in_backward(
     """Inside, a backward pass steps every parameter that it reaches and frees its gradient.
 
     Yields a list that fills with the norm of each gradient, or of this rank's shard of it. `world`: the ranks whose
-    gradients are to be summed first. A parameter is stepped once, when all that it did in the
-    forward pass has been accounted for; that nothing reads it afterwards is checked by autograd's version counters.
+    gradients are to be summed first. A parameter is stepped once, after its whole gradient was added up. Autograd's
+    version counters raise an error if anything reads a stepped weight again.
     The optimizer looks through all of its parameters at each step and finds one gradient.
     """
     norms: list[Tensor] = []

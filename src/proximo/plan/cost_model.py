@@ -116,7 +116,7 @@ class Passes:
     modules: tuple[nn.Module, ...]
     """Those that run."""
     microbatches: int
-    """Of each update or reading call; of a rollout, the steps that decode one token of each row."""
+    """Micro-batches of each update or reading call; of a rollout, the decoding steps, one token of each row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,7 +60,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     """Sentences about costs that the plan does not count."""
     num_ranks: int = 1
-    """The phases are those of one of so many ranks."""
+    """Number of ranks. The phases are those of one rank."""
     host_bytes: int = 0
     """Of several ranks: bytes of one of them in its host's memory."""
 

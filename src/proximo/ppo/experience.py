@@ -364,7 +364,8 @@ def in_zero_variance_group(scored: Sequence[Scored], counted: Tensor, config: PP
     True also for the only response of a group, which has nothing to be compared with.
     """
     task_rewards = [
-        task_reward_of(s, config.task_reward) if counts else 0.0 for s, counts in zip(scored, counted, strict=True)
+        task_reward_of(s, config.task_reward) if is_counted else 0.0
+        for s, is_counted in zip(scored, counted, strict=True)
     ]
     return zero_variance_groups(torch.tensor(task_rewards, dtype=torch.float64), group_ids(scored), counted)
 

@@ -30,7 +30,7 @@ class Holding:
     version: int
     """Number of policy updates that produced these weights."""
     fingerprint: str
-    """`fingerprint` of the loaded tensors as they are now, before a cast by the engine if it does one."""
+    """`fingerprint` of the tensors as they were given, not as the engine may have cast them."""
 
 
 class Engine(Protocol):
@@ -193,7 +193,7 @@ class EngineOfRanks(ABC):
 
     @abstractmethod
     def sampling_with(self, model: "LanguageModel") -> AbstractContextManager[None]:
-        """See `sampling_with`."""
+        """See the function `sampling_with` of this module."""
 
 
 def push_to(engine: Engine, model: "LanguageModel", *, version: int) -> bool:

@@ -158,7 +158,7 @@ class _Loop:
         )
         self.rank_metrics = RankMetrics(self.world)
         self.status_at_end = 0
-        """The status or error of a run that took all of its steps."""
+        """The exit status of a run that took all of its steps."""
 
     def run(self) -> int:
         first = self._restore()

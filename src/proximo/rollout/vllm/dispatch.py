@@ -27,7 +27,7 @@ class Job(Generic[Result]):
     num_failures: int = 0
     """Attempts that reached a server. Attempts during a restart, which reach none, do not count."""
     failed_at: set[int] = field(default_factory=set)
-    """Indices of servers at which it failed, since the last time that it had failed at all working servers."""
+    """Indices of servers at which it failed. Emptied once it has failed at every working server."""
 
 
 class Dispatch(Generic[Result]):

@@ -45,7 +45,7 @@ class VLLMOptions:
     dtype: torch.dtype | None = None
     """Dtype of transferred weights; None for that of the trainer."""
     max_logprob_error: float = 0.5
-    """The setting `max_logprob_error` of the engine in the recipe."""
+    """Largest difference of a log-prob that is accepted after a push."""
     sleeps: bool = False
     """Servers give up the memory of their GPU between two calls."""
 
@@ -118,7 +118,7 @@ class VLLMEngine:
 
     @property
     def max_logprob_error(self) -> float:
-        """The setting `max_logprob_error` of the engine in the recipe."""
+        """Largest difference of a log-prob that is accepted after a push."""
         return self.options.max_logprob_error
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ CONTROL_SECONDS = 60.0
 """Limit of a small request: a question about weights, a pause."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
-"""Between two attempts: each time twice as long, up to this."""
+"""Longest pause between two attempts. Pauses double up to it."""
 Result = TypeVar("Result")
 
 
