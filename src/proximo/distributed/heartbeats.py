@@ -128,7 +128,7 @@ class Watch:
     ) -> None:
         """`store`: a connection that nothing else uses. `store_of`: the name of the store's server (`rank 0`).
 
-        `ends_are_reported`: whether the launcher already reports processes that died, so that nobody has to look for them.
+        `ends_are_reported`: whether the launcher already reports dead processes, so that nobody has to look for them.
         `served`: the store itself, which is kept alive if this process serves it.
         """
         self.rank, self.size = rank, size

@@ -1,1 +1,1 @@
-"""PPO. `step.py` is the step: read it first. `trainer.py` is its Python API; `from_recipe.py` builds one for `proximo ppo`."""
+"""PPO. `step.py` is the step: read it first. `trainer.py` is the Python API; `from_recipe.py` is for `proximo ppo`."""

@@ -230,9 +230,7 @@ def _collect(answers: "queue.SimpleQueue[_Answer]", count: int) -> dict[int, lis
     """The scores of `count` sources by their index. Raises the first exception."""
     scores: dict[int, list[Scored]] = {}
     for _ in range(count):
-        index, scored, error = (
-            answers.get()
-        )  # no timeout: sources of recipes have their own, one of yours takes what it takes
+        index, scored, error = answers.get()  # no timeout: sources of recipes have their own
         if error is not None or scored is None:
             raise error or AssertionError("a source returned no scores")
         scores[index] = scored
