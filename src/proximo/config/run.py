@@ -33,7 +33,7 @@ class RunConfig(Section):
     otherwise float32. docs/memory.md."""
     head_precision: Literal["auto", "float32"] = "auto"
     """Under bf16, the operands of the output layer: `auto` rounds them to bf16, with float32 sums and results;
-    `float32` does not round, at several times the cost on a GPU, for a close comparison of log-probs. docs/memory.md."""
+    `float32` does not round, at several times the cost on a GPU; for close looks at log-probs. docs/memory.md."""
     compile: Literal["none", "inductor", "aot_eager"] = "none"
     """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for debugging.
     docs/memory.md."""
