@@ -39,7 +39,7 @@ def behaviour_ratios(
 
     w turns the mean over the sampler's tokens into that of the proximal policy (arXiv:2110.00641). The per-token
     weight ignores the prefix; the product over the response includes it, with a variance that grows with length. The
-    variance of the geometric mean, exp(mean of proximal - sampled), does not grow, but it is a biased weight of both (AReaL's
+    variance of the geometric mean, exp(mean of proximal - sampled), does not grow, but it is biased for both (AReaL's
     rejection sampling by sequences; for the clipped ratio GSPO, arXiv:2507.18071). Logarithms are cut to +-20 before
     exp.
     """
