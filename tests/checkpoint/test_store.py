@@ -170,6 +170,14 @@ DAMAGES = {
 }
 
 
+def test_where_the_only_checkpoint_is_damaged_no_other_is_promised(tmp_path, disk):
+    store = CheckpointStore(tmp_path)
+    save(store, disk, 1)
+    damage_size(tmp_path / "step-000001")
+    with pytest.raises(CheckpointError, match="There is no other checkpoint: begin anew with --overwrite"):
+        store.latest()
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_the_way_on_is_named(name, tmp_path, disk):
     damage, message, found_without_hashes = DAMAGES[name]

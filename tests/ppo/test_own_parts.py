@@ -11,6 +11,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import PROMPTS, count_a_and_letters
 from proximo.algorithms.objectives import TokenLosses
 from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.kl import RewardKLConfig
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.objectives import CISPOConfig, GSPOConfig, M2POConfig, ObjectiveConfig, SAPOConfig
 from proximo.config.ppo.options import PPOConfig
@@ -76,6 +77,16 @@ def test_an_estimator_of_ones_own_trains_without_a_critic_and_compares_groups() 
     assert line["advantage/std"] == pytest.approx(3.0, abs=1.0)
     with pytest.raises(ValueError, match="advantage above_median compares responses"):
         PPOConfig(advantage=AboveMedianConfig())
+
+
+def test_an_object_is_not_replaced_by_what_an_objective_implies() -> None:
+    loss = {"objective": "online_dpo"}
+    with pytest.raises(ValueError, match="needs to know which of two responses is better"):
+        PPOConfig(policy_loss=loss, advantage=AboveMedianConfig(factor=2.0))
+    with pytest.raises(ValueError, match="leave out kl.kind, which is then margin"):
+        PPOConfig(policy_loss=loss, kl=RewardKLConfig(coefficient=0.1))
+    ranking = type("RankingConfig", (AboveMedianConfig,), {"ranks_pairs": True})()
+    assert PPOConfig(policy_loss=loss, advantage=ranking).advantage is ranking
 
 
 def test_an_objective_of_ones_own_stays_where_other_options_are_implied() -> None:

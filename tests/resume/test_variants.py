@@ -109,7 +109,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
             "data.filter": {"below": 0.05, "above": 0.3, "max_fraction": 0.4},
             **VOWELS,
             "ppo.prompts_per_step": 3,
-            "ppo.kl.target": None,
+            "ppo.kl.adaptive": None,
         },
     ),
     "ppo whose weights step in the backward": ("ppo", IN_BACKWARD),

@@ -259,7 +259,7 @@ class CheckpointStore:
         name = STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
         if name is None:
             raise CheckpointError(
-                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._way_on}"
+                f"{path} must name a checkpoint, for example step-000100, got {content[:40]!r}. {self._way_on()}"
             )
         return int(name[1])
 
@@ -291,12 +291,13 @@ class CheckpointStore:
             raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
             raise CheckpointError(
-                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on}"
+                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on(step)}"
             ) from damage
 
-    @property
-    def _way_on(self) -> str:
-        """Advice for a damaged checkpoint."""
+    def _way_on(self, damaged: int | None = None) -> str:
+        """Advice for a damaged checkpoint, or for a pointer that names none."""
+        if not {*self.steps()} - {damaged}:
+            return "There is no other checkpoint: begin anew with --overwrite"
         return (
             f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
             "--checkpoint to a command that reads the run"

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationBin:
-    """The pairs with a confidence in [low, high)."""
+    """The pairs whose confidences lie in one interval."""
 
-    low: float
-    high: float
     num_pairs: int
     confidence: float
     """Mean confidence of these pairs."""
@@ -50,7 +48,7 @@ def calibration(margins: Iterable[float], *, num_bins: int = 10) -> Calibration:
         confidence = 1 / (1 + math.exp(-abs(margin)))
         index = min(int((confidence - 0.5) / width), num_bins - 1)
         members[index].append((confidence, 0.5 if margin == 0 else float(margin > 0)))
-    bins = tuple(_bin(index, width, pairs) for index, pairs in enumerate(members) if pairs)
+    bins = tuple(_bin(pairs) for pairs in members if pairs)
     return Calibration(bins=bins)
 
 
@@ -69,10 +67,8 @@ def probability_error(probabilities: Sequence[float], labels: Sequence[float], *
     return sum(gaps) / len(labels) if labels else None
 
 
-def _bin(index: int, width: float, pairs: Sequence[tuple[float, float]]) -> CalibrationBin:
+def _bin(pairs: Sequence[tuple[float, float]]) -> CalibrationBin:
     return CalibrationBin(
-        low=0.5 + index * width,
-        high=0.5 + (index + 1) * width,
         num_pairs=len(pairs),
         confidence=sum(confidence for confidence, _ in pairs) / len(pairs),
         accuracy=sum(correct for _, correct in pairs) / len(pairs),

@@ -189,12 +189,11 @@ def shape_scores(
 
 
 def _raw_score(scored: Scored, config: PPOConfig) -> float:
-    if not (config.advantage.needs_greedy or config.score.minus_reference_answer):
+    baseline = config.baseline_answer
+    if baseline is None:
         return scored.score
     if scored.answer_score is None:
-        baseline, key = "reference", "score.minus_reference_answer"
-        if config.advantage.needs_greedy:
-            baseline, key = "greedy", f"advantage {config.advantage.kind}"
+        key = f"advantage {config.advantage.kind}" if baseline == "greedy" else "score.minus_reference_answer"
         raise ValueError(
             f"{key} needs the score of each prompt's {baseline} answer, which only `train` requests "
             "from the reward source: use train, or subtract it from your own scores and remove the option"

@@ -183,7 +183,8 @@ class PPORecipe(TrainerRecipe):
         if self.reference is not None and self.ppo.kl.full_in is not None and places[0] != places[1]:
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
-                f"{places[0]} and {places[1]}: put both on one device, or use k1"
+                f"{places[0]} and {places[1]}: put both on one device, or use "
+                f"{'k2' if self.ppo.kl.full_in == 'loss' else 'k1'}"
             )
         return self
 

@@ -1,7 +1,5 @@
-"""Which of the sampled responses a step trains on: all, the best of n, or groups whose scores differ.
-
-If too many have no score, or all scores of too many steps are equal, the guards end the run.
-"""
+"""Selects the responses that a step trains on: all, the best of n, or groups whose scores differ. Checks their scores:
+the guards here end a run in which too many have none, or all scores of too many steps are equal."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

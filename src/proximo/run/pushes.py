@@ -8,9 +8,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -18,7 +18,7 @@ from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HTTPError
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.ranks import in_background
@@ -133,11 +133,11 @@ class Pushes:
         atomic.make_folder(self._folder)
         shutil.copytree(source, staged, copy_function=_link)
         write_card(staged, self._run, role=role, step=checkpoint.step)
-        disable_progress_bars()
         config, message, own_card = self._config, f"Step {checkpoint.step}", self._state.card
 
         def upload() -> Pushed:
-            return push_folder(staged, config.name, private=config.private, message=message, own_card=own_card)
+            with _without_progress_bars():
+                return push_folder(staged, config.name, private=config.private, message=message, own_card=own_card)
 
         self._current = checkpoint.step, in_background(upload, name=f"push of step {checkpoint.step}")
 
@@ -163,6 +163,18 @@ class Pushes:
         self._state = state
         with suppress(OSError):  # at worst the same step is pushed once more
             atomic.write_bytes_atomically(self._folder / STATE, json.dumps(asdict(state)).encode())
+
+
+@contextmanager
+def _without_progress_bars() -> Generator[None]:
+    """The Hub's bars, which would cross those of the run, are off within; they are a setting of the whole process."""
+    were_off = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_off:
+            enable_progress_bars()
 
 
 def _link(source: str, target: str) -> None:

@@ -31,11 +31,12 @@ def _corrects_staleness(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(values: dict[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with what an objective implies, where it is not given."""
+    """The values with what an objective implies, where it is not given. An object says its kind, and stays as it is."""
     filled = dict(values)
     for key, value in implied.items():
         given = values.get(key, {})
-        if isinstance(value, Mapping) and isinstance(given, dict | Section):
+        is_of_a_kind = isinstance(given, Section) and "kind" in type(given).model_fields
+        if isinstance(value, Mapping) and isinstance(given, dict | Section) and not is_of_a_kind:
             filled[key] = dict(value) | _given(given)
         elif key not in values:
             filled[key] = value

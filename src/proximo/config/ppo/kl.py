@@ -21,8 +21,6 @@ class KLConfig(Section):
 
     needs_reference: ClassVar[bool] = True
     """Whether a reference is loaded."""
-    in_reward: ClassVar[bool] = False
-    """Whether the KL is subtracted from the rewards."""
     in_loss: ClassVar[bool] = False
     """Whether the KL is added to the policy loss."""
     in_margin: ClassVar[bool] = False
@@ -62,8 +60,6 @@ class TokenKLConfig(KLConfig):
 
 class RewardKLConfig(TokenKLConfig):
     """The KL subtracted from the rewards."""
-
-    in_reward: ClassVar[bool] = True
 
     kind: Literal["reward"] = "reward"
     """Each token is charged its own KL."""
@@ -107,7 +103,6 @@ class NoKLConfig(Section):
     """No KL, and no reference."""
 
     needs_reference: ClassVar[bool] = False
-    in_reward: ClassVar[bool] = False
     in_loss: ClassVar[bool] = False
     in_margin: ClassVar[bool] = False
     coefficient: ClassVar[float] = 0.0

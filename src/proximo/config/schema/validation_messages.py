@@ -247,7 +247,8 @@ def _expected(error: ErrorDetails, annotation: Any) -> str:
     if kind == "string_type" and isinstance(error["input"], bool | int | float):
         return "text (put it in quotes)"
     if phrase := EXPECTED.get(kind.removesuffix("_type").removesuffix("_parsing")):
-        return phrase.format(**error.get("ctx", {}))
+        found = phrase.format(**error.get("ctx", {}))
+        return found.replace("True", "true").replace("False", "false") if kind == "literal_error" else found
     return error["msg"].removeprefix("Input should be ").lower()
 
 

@@ -54,7 +54,6 @@ class Plot:
     """(number of the colour, label) of each series, for a legend in HTML."""
     readout: str
     """JSON for report.js, which shows the values under the pointer: see `readout`."""
-    smoothed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +90,9 @@ def draw_lines(curve: Curve, lines: Sequence[Line], *, key: str) -> Plot:
     whole = [line.series for line in lines]
     if curve.stacked:
         bands = _aligned(whole)
-        averaged = len(bands[0]) > MAX_STACKED_POINTS
         shown = [downsampled(band, MAX_STACKED_POINTS) for band in bands]
         counts = [len(band) for band in bands]
     else:
-        averaged = any(line.style is Style.LINE and len(line.series) >= SMOOTHED_FROM for line in lines)
         limits = {Style.POINTS: MAX_MARKS, Style.LINE: MAX_POINTS}
         shown = [downsampled(line.series, limits[line.style]) for line in lines]
         counts = [len(series) for series in whole]
@@ -108,7 +105,6 @@ def draw_lines(curve: Curve, lines: Sequence[Line], *, key: str) -> Plot:
         svg=embed_svg(drawn.svg, key=key, description=_description(curve, lines)),
         legend=tuple((line.colour, line.label) for line in lines),
         readout=readout(drawn.area, readings, stacked=curve.stacked),
-        smoothed=averaged,
     )
 
 

@@ -197,7 +197,8 @@ def _reference(reference: LanguageModel | None, policy: LanguageModel, config: P
     if config.kl.full_in is not None and reference.device != policy.device:
         raise ConfigError(
             f"kl.estimator full compares all probabilities of policy and reference at once, but the policy is on "
-            f"{policy.device} and the reference on {reference.device}: put both on one device, or set it to k1"
+            f"{policy.device} and the reference on {reference.device}: put both on one device, or set it to "
+            f"{'k2' if config.kl.full_in == 'loss' else 'k1'}"
         )
     return reference
 
