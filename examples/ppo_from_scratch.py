@@ -21,8 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 
 from proximo.algorithms import kl
 from proximo.algorithms.advantages import gae
-from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
+from proximo.algorithms.losses import clipped_value_loss
 from proximo.algorithms.masking import standardise, value_positions
+from proximo.algorithms.objectives import ppo
 from proximo.algorithms.shaping import shape_rewards
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses, plan_batches
@@ -140,7 +141,7 @@ class PPO:
         def losses(packed: PackedResponses, tokens: Tensor) -> Tensor:
             logprobs = self.policy.response_logprobs(packed).logprobs
             old, advantages, clip = batch.old_logprobs[tokens], batch.advantages[tokens], self.settings.clip
-            return clipped_policy_loss(logprobs, old, advantages, clip_low=clip, clip_high=clip)
+            return ppo(logprobs, old, advantages, clip_low=clip, clip_high=clip).loss
 
         self.update(self.policy, self.policy_optimizer, batch, members, losses)
 
