@@ -19,11 +19,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from proximo.algorithms import kl
+from proximo.algorithms import kl, objectives
 from proximo.algorithms.advantages import gae
 from proximo.algorithms.losses import clipped_value_loss
 from proximo.algorithms.masking import standardise, value_positions
-from proximo.algorithms.objectives import ppo
 from proximo.algorithms.shaping import shape_rewards
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses, plan_batches
@@ -141,7 +140,7 @@ class PPO:
         def losses(packed: PackedResponses, tokens: Tensor) -> Tensor:
             logprobs = self.policy.response_logprobs(packed).logprobs
             old, advantages, clip = batch.old_logprobs[tokens], batch.advantages[tokens], self.settings.clip
-            return ppo(logprobs, old, advantages, clip_low=clip, clip_high=clip).loss
+            return objectives.ppo(logprobs, old, advantages, clip_low=clip, clip_high=clip).loss
 
         self.update(self.policy, self.policy_optimizer, batch, members, losses)
 
