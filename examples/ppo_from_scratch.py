@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from proximo.algorithms import kl
+from proximo.algorithms import kl, objectives
 from proximo.algorithms.advantages import gae
-from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
+from proximo.algorithms.losses import clipped_value_loss
 from proximo.algorithms.masking import standardise, value_positions
 from proximo.algorithms.shaping import shape_rewards
 from proximo.models.language import LanguageModel
@@ -140,7 +140,7 @@ class PPO:
         def losses(packed: PackedResponses, tokens: Tensor) -> Tensor:
             logprobs = self.policy.response_logprobs(packed).logprobs
             old, advantages, clip = batch.old_logprobs[tokens], batch.advantages[tokens], self.settings.clip
-            return clipped_policy_loss(logprobs, old, advantages, clip_low=clip, clip_high=clip)
+            return objectives.ppo(logprobs, old, advantages, clip_low=clip, clip_high=clip).loss
 
         self.update(self.policy, self.policy_optimizer, batch, members, losses)
 

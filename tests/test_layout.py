@@ -1,8 +1,10 @@
 """The tree of the sources: no folder is a hall. Which way imports go is held by import-linter (pyproject.toml)."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -33,6 +35,15 @@ def test_every_folder_at_the_top_has_its_row_on_the_page() -> None:
     page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     tops = [path.relative_to(SOURCE) for path in FOLDERS if path.parent.parent == SOURCE and path.name != "recipes"]
     assert not [path for path in tops if f"| `src/{path}/` |" not in page]
+
+
+def test_the_drawing_of_the_layers_is_the_contract() -> None:
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = page.split("## Layers")[1].split("```")[1].split("\n\n")[0].strip()
+    lines = [re.split(r" {2,}", line)[0] for line in drawing.splitlines()]
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert [line.replace("/", "").replace(".py", "") for line in lines] == layers
 
 
 def test_no_files_import_each_other_in_a_ring() -> None:

@@ -23,6 +23,7 @@ from proximo.errors import (
 from proximo.learner.optimizers import OwnOptimizer
 from proximo.metrics.sinks import Sink, TrackedRun
 from proximo.models.language import LanguageModel
+from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import OwnCall
 from proximo.ppo.rollout_tensordict import rollout_tensordict
@@ -58,6 +59,7 @@ __all__ = [
     "OwnOptimizer",
     "PPOConfig",
     "PPOTrainer",
+    "Precision",
     "ProcessReward",
     "Prompt",
     "ProximoError",

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from proximo.algorithms.advantages import gae, returns_to_go
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3, weighted_k3
-from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
+from proximo.algorithms.losses import clipped_value_loss
 from proximo.algorithms.masking import broadcast_to_tokens, segment_sum, sum_per_token, value_positions
-from proximo.algorithms.objectives import TokenLosses, cispo, gspo, sapo
+from proximo.algorithms.objectives import TokenLosses, cispo, gspo, ppo, sapo
 from proximo.algorithms.shaping import prefix_deltas, shape_rewards
 
 EOS, NUM_TOKENS, MAX_TOKENS = 2, 3, 3
@@ -121,7 +121,7 @@ def expected_policy_loss(kl_per_token: Tensor, *, beta: float) -> Tensor:
     no_future = torch.zeros(len(RESPONSES), dtype=torch.bool)
     advantages, _ = gae(rewards, arbitrary_values(), EVERYTHING, LENGTHS, bootstrap=no_future, gamma=1.0, lam=1.0)
     logprobs = POLICY.token_logprobs()
-    return expected(clipped_policy_loss(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2))
+    return expected(ppo(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2).loss)
 
 
 def whole_response(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLosses:
@@ -178,10 +178,10 @@ def test_a_score_given_out_as_what_each_token_adds_to_it_has_the_same_gradient()
     assert (rewards - shape_rewards(no_kl, SCORES, EVERYTHING, LENGTHS, kl_coefficient=0.0)).abs().max() > 0.1
     logprobs = POLICY.token_logprobs()
     advantages = returns_to_go(rewards, EVERYTHING, LENGTHS, gamma=1.0)
-    loss = expected(clipped_policy_loss(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2))
+    loss = expected(ppo(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2).loss)
     assert_same(-POLICY.gradient(loss), POLICY.gradient(exact_objective(0.0)))
     short_sighted = returns_to_go(rewards, EVERYTHING, LENGTHS, gamma=0.5)
-    loss = expected(clipped_policy_loss(logprobs, logprobs.detach(), short_sighted, clip_low=0.2, clip_high=0.2))
+    loss = expected(ppo(logprobs, logprobs.detach(), short_sighted, clip_low=0.2, clip_high=0.2).loss)
     assert_far(-POLICY.gradient(loss), POLICY.gradient(exact_objective(0.0)))
 
 

@@ -15,7 +15,6 @@ from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.group_baselines import group_standardised
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3
 from proximo.algorithms.losses import (
-    clipped_policy_loss,
     clipped_value_loss,
     policy_statistics,
     value_statistics,
@@ -108,7 +107,7 @@ class TestTRL:
         advantages, _ = self.advantages(self.rewards())
         logprobs = self.LOGPROBS + numbers([0.1, -0.3, 0.5], [0, 0.25])
         clips = {"clip_low": 0.2, "clip_high": 0.2}
-        loss = clipped_policy_loss(logprobs, self.LOGPROBS, advantages, **clips)
+        loss = ppo(logprobs, self.LOGPROBS, advantages, **clips).loss
         assert_close(masked_mean(loss, self.MASK), 0.061028)
         clipped = ppo(logprobs, self.LOGPROBS, advantages, **clips).clipped
         found = policy_statistics(logprobs, self.LOGPROBS, clipped, self.MASK)
@@ -184,7 +183,7 @@ class TestTorchtune:
         old_logprobs = numbers([-1, -2, -0.5, 1], [-0.3, -0.7, 1])
         logprobs = old_logprobs + numbers([0.1, -0.3, 0.5, 0], [0, 0.25, 0])
         arguments = logprobs, old_logprobs, self.ORIGINAL_ADVANTAGES
-        loss = clipped_policy_loss(*arguments, clip_low=0.2, clip_high=0.2)
+        loss = ppo(*arguments, clip_low=0.2, clip_high=0.2).loss
         assert_close(masked_mean(loss, self.IN_LOSS), 0.063479)
         clipped = ppo(*arguments, clip_low=0.2, clip_high=0.2).clipped
         found = policy_statistics(logprobs, old_logprobs, clipped, self.IN_LOSS)
@@ -200,7 +199,7 @@ class TestTorchtune:
     @pytest.mark.parametrize(("change", "wanted"), [(1.0, -1.2), (-1.0, -0.367879), (0.1, -1.105171)])
     def test_policy_loss_in_each_corner(self, change, wanted):
         old_logprobs, advantages = numbers([0.5, 0.8, 1.2]), numbers([1, 1, 1])
-        loss = clipped_policy_loss(old_logprobs + change, old_logprobs, advantages, clip_low=0.2, clip_high=0.2)
+        loss = ppo(old_logprobs + change, old_logprobs, advantages, clip_low=0.2, clip_high=0.2).loss
         assert_close(loss.mean(), wanted)
 
     def test_rewards(self):
@@ -294,7 +293,7 @@ class TestAReaL:
     def test_policy_loss_and_its_statistics(self):
         logprobs, old_logprobs = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])
         arguments = logprobs, old_logprobs, numbers([1, -1, 2, -1])
-        assert_close(clipped_policy_loss(*arguments, clip_low=0.2, clip_high=0.2).mean(), 1.194679)
+        assert_close(ppo(*arguments, clip_low=0.2, clip_high=0.2).loss.mean(), 1.194679)
         clipped = ppo(*arguments, clip_low=0.2, clip_high=0.2).clipped
         found = policy_statistics(logprobs, old_logprobs, clipped, all_of(logprobs))
         assert_close(found.clipped / 4, 0.5)
@@ -393,7 +392,7 @@ class TestDeepSpeedChat:
     def test_losses(self):
         mask = torch.tensor([True, True, True, False])
         logprobs, old_logprobs = numbers([-1, -2, -0.5, -9]), numbers([-1.2, -1, -0.6, -1])
-        loss = clipped_policy_loss(logprobs, old_logprobs, numbers([1, -1, 2, 5]), clip_low=0.2, clip_high=0.2)
+        loss = ppo(logprobs, old_logprobs, numbers([1, -1, 2, 5]), clip_low=0.2, clip_high=0.2).loss
         assert masked_mean(loss, mask).item() == pytest.approx(-0.8701, abs=5.1e-5)
         value_loss = clipped_value_loss(
             numbers([1, 0.5, 2, 9]), numbers([0.5] * 3 + [0]), numbers([1.2, 0, 3, 0]), clip=0.2

@@ -164,6 +164,7 @@ def test_every_objective_stays_finite_at_any_distance(change, advantage):
         lambda *x: gmpo(*x, mask, (1,), clip_low=1.0, clip_high=0.3),
         lambda *x: cispo(*x, **clips),
         lambda *x: sapo(*x, gate_positive=1.0, gate_negative=1.05),
+        lambda *x: ppo(*x, **clips),
         lambda *x: ppo(*x, **clips, dual_clip=3.0),
     ):
         logprobs = given[0].clone().requires_grad_()

@@ -13,7 +13,6 @@ from proximo.algorithms.advantages import gae, returns_to_go
 from proximo.algorithms.group_baselines import group_centred, group_standardised, leave_one_out, pass_at_k
 from proximo.algorithms.kl import k1, k2, weighted_k3
 from proximo.algorithms.losses import (
-    clipped_policy_loss,
     clipped_value_loss,
     explained_variance,
     policy_statistics,
@@ -42,7 +41,7 @@ POISONS = [float("nan"), float("inf"), float("-inf")]
 
 
 def policy(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
-    return clipped_policy_loss(x, old, other, clip_low=0.2, clip_high=0.28)
+    return ppo(x, old, other, clip_low=0.2, clip_high=0.28).loss
 
 
 def dual(x: Tensor, old: Tensor, other: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ from proximo.supervised.reward_recipe import RewardRecipe
 from proximo.supervised.sft_recipe import SFTRecipe
 
 SYSTEMS = sorted(COMING_FROM.glob("[!R]*.md"))
+LISTS = {page.stem: page for page in (*SYSTEMS, COMING_FROM.parent / "grpo-trainer.md")}
+"""The pages that list the options of another system."""
 KINDS = (SFTRecipe, RewardRecipe, PRMRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
 PRESETS = {recipe.name for recipe in shipped_recipes() if "docs/coming-from/" in recipe.text}
 SAID_BY_MODELS = {"policy", "value"}
@@ -111,7 +113,7 @@ def public(path: str) -> Any:
 
 def all_rows() -> Iterator[tuple[str, str, str]]:
     """(page, theirs, here)."""
-    for page in SYSTEMS:
+    for page in LISTS.values():
         found = rows(page.read_text())
         assert found, page
         yield from ((page.stem, *row) for row in found)
@@ -120,7 +122,7 @@ def all_rows() -> Iterator[tuple[str, str, str]]:
 def wanted() -> Iterator[tuple[str, str, str, set[str], str]]:
     """(page, heading, name, its rows of the parity page, what is said of it here); nothing where it is missing."""
     for stem, heading, names in SECTIONS:
-        said = rows(section((COMING_FROM / f"{stem}.md").read_text(), heading))
+        said = rows(section(LISTS[stem].read_text(), heading))
         for each in names.split():
             name, _, ids = each.partition(":")
             here = "\n".join(here for theirs, here in said if name in CODE.findall(theirs))

@@ -1,4 +1,4 @@
-"""The options of the five systems that the pages docs/coming-from must have: `name`, or `name:rows`.
+"""The options of other systems that the pages about them must have: `name`, or `name:rows`.
 
 `rows` are those of the parity page that a name belongs to.
 """
@@ -118,6 +118,27 @@ ppo/policy/approxkl:J2 ppo/policy/policykl:J2 ppo/val/clipfrac:J2 ppo/val/var_ex
 tokens/responses_len_mean:J2 env/reward_mean:J2
 """
 
+TRL_LAST_PPO = """
+total_episodes:A13 num_train_epochs:A13 per_device_train_batch_size:C10 gradient_accumulation_steps:C10
+num_ppo_epochs:G1 num_mini_batches:G1 local_rollout_forward_batch_size:C9 response_length:C1 stop_token:C2
+stop_token_id:C2 temperature:C1 missing_eos_penalty:D9 kl_coef:D15 kl_estimator:D3 cliprange:F1 cliprange_value:F2
+vf_coef:F2 gamma:E1 lam:E1 whiten_rewards:D8 learning_rate:G5 model:B1 sft_model_path:B1 ref_model:B1 reward_model:B1
+reward_model_path:B1 value_model:B3 num_sample_generations:J3
+"""
+
+TRL_GRPO = """
+max_steps:A13 num_train_epochs:A13 learning_rate:G5 lr_scheduler_type:G6 warmup_steps:G6 adam_beta1:G5 adam_beta2:G5
+weight_decay:G8 max_grad_norm:G7 max_completion_length:C1 temperature:C1 top_p:C1 top_k:C1 beta:D15 epsilon:F1
+epsilon_high:F1 scale_rewards:E4 loss_type:F9 importance_sampling_level mask_truncated_completions:D11
+sync_ref_model:B16 ref_model_sync_steps:B16 ref_model_mixup_alpha:B16 reward_funcs reward_weights use_vllm:C8
+vllm_importance_sampling_correction:F5 peft_config:B11 gradient_checkpointing:G9 bf16:G10 seed:I2 eval_dataset:J4
+eval_strategy:J4 eval_steps:J4 num_generations_eval:J4 logging_steps:J1 report_to:J1 save_steps:I3
+save_total_limit:I3 resume_from_checkpoint:I1 push_to_hub:J6 hub_model_id:J6 log_completions:J3
+reward:J2 reward_std:J2 rewards/right/mean:J2 frac_reward_zero_std:J2 completions/mean_length:J2
+completions/max_length:J2 completions/clipped_ratio:J2 kl:J2 entropy:J2 clip_ratio/region_mean:J2
+clip_ratio/low_mean:J2 clip_ratio/high_mean:J2 sampling/sampling_logp_difference/max:J2 grad_norm:J2
+"""
+
 SECTIONS = (
     ("torchtune", "", TORCHTUNE),
     ("torchrl", "", TORCHRL),
@@ -125,5 +146,7 @@ SECTIONS = (
     ("deepspeed-chat", "## Steps 1 and 2", DEEPSPEED_CHAT_STEPS_1_AND_2),
     ("deepspeed-chat", "## Step 3", DEEPSPEED_CHAT_STEP_3),
     ("trl", "", TRL),
+    ("trl", "## The last PPOTrainer", TRL_LAST_PPO),
+    ("grpo-trainer", "", TRL_GRPO),
 )
 """(page, heading below which the names stand, or "" for the whole page, names)"""

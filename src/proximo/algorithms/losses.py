@@ -12,24 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from proximo.algorithms import objectives
 from proximo.algorithms.kl import bounded_exp, k2, k3
 from proximo.algorithms.masking import masked_variance
-
-
-def clipped_policy_loss(
-    logprobs: Float[Tensor, "tokens"],
-    old_logprobs: Float[Tensor, "tokens"],
-    advantages: Float[Tensor, "tokens"],
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, "tokens"]:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = policy / old policy (arXiv:1707.06347, eq. 7).
-
-    The loss of `objectives.ppo`, where alternatives are described too.
-    """
-    return objectives.ppo(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high).loss
 
 
 def clipped_value_loss(
