@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.checkpoint.reading import saved_steps
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
+from proximo.checkpoint.run_folder import described_run, is_run_folder
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
@@ -56,9 +55,7 @@ def rank_lines(recipe: TrainerRecipe) -> Iterator[Line]:
 def _state(folder: Path) -> str:
     if not is_run_folder(folder):
         return "new" if not folder.exists() else "exists"
-    steps = saved_steps(folder / CHECKPOINTS)
-    where = f"at step {steps[-1]}" if steps else "without a checkpoint"
-    return f"holds a run {where}: --resume continues it, --overwrite replaces it"
+    return described_run(folder)
 
 
 def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
