@@ -261,6 +261,13 @@ def test_a_section_without_variants_keeps_its_defaults_whatever_its_kind() -> No
         assert PPOConfig(value_optimizer=optimizer).value_optimizer.learning_rate == default
 
 
+def test_a_key_missing_in_a_section_that_an_override_begins_is_a_mistake_of_the_override(folder) -> None:
+    said = refusal(folder, PPO, "ppo.kl.adaptive.horizon=9000")
+    assert said.startswith("/r.yaml, override ppo.kl.adaptive.horizon=9000: ppo.kl.adaptive.target is missing")
+    text = PPO + "  kl: {adaptive: {horizon: 9000}}\n"
+    assert refusal(folder, text, "ppo.kl.adaptive.horizon=8000").startswith("/r.yaml, line ")
+
+
 def test_a_policy_optimizer_given_in_part_keeps_the_default_rate(folder) -> None:
     path, schedule = write_recipe(folder, PPO), "ppo.policy_optimizer.schedule=linear"
     for lora, rate in (([], 1e-6), (["model.lora.rank=4"], 1e-5)):
