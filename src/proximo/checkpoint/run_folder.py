@@ -183,7 +183,7 @@ def described_run(folder: Path) -> str:
         return "holds a run without a checkpoint: use --resume=auto or --overwrite to start it again"
     if steps[-1] >= _finished_steps(folder):
         finished = f"holds a finished run of {count_of(steps[-1], 'step')}"
-        return f"{finished}: use --resume=auto where that is fine, --overwrite to replace it"
+        return f"{finished}: use --resume=auto to leave it or to add steps, --overwrite to replace it"
     return f"holds a run at step {steps[-1]}: use --resume to continue it, --overwrite to replace it"
 
 
@@ -246,9 +246,9 @@ def _finished_steps(folder: Path) -> float:
     """The number of steps of a finished run; infinite for any other."""
     try:
         outcome = json.loads((folder / OUTCOME).read_bytes())
-    except (OSError, ValueError):
+        return outcome["total_steps"] if outcome["state"] == "finished" else math.inf
+    except (OSError, ValueError, LookupError, TypeError):
         return math.inf
-    return outcome["total_steps"] if outcome["state"] == "finished" else math.inf
 
 
 def _holds_checkpoints(folder: Path) -> bool:
