@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Mapping
+from operator import length_hint
 from typing import Any
 
 MODULE = __name__
@@ -41,6 +42,13 @@ def problem(name: str) -> str | None:
         f"{name!r} was given to the run in Python and is not known to this process: use the run from a program that "
         "gives it again, or put the function into a module"
     )
+
+
+def num_rows(path: str) -> int | None:
+    """The number of rows given to a training under this import path; None if it is unknown, or these are no rows."""
+    module, _, name = path.partition(":")
+    number = length_hint(vars(sys.modules[MODULE]).get(name), -1) if module == MODULE else -1
+    return None if number < 0 else number
 
 
 def digest(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.checkpoint.run_folder import WRITTEN, check_run, is_run_folder, open_run
+from proximo.checkpoint.run_folder import WRITTEN, check_run, described_run, is_run_folder, open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 
@@ -77,6 +78,12 @@ def make_lookalike(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
 
 
+def make_finished(folder: Path) -> None:
+    make_saved(folder)
+    with open_run(folder, resume="must") as run:
+        run.write_outcome("finished", total_steps=1)
+
+
 STARTS, RESUMES = "starts", "resumes"
 RULES = {
     make_absent: {"never": STARTS, "must": "no run to resume", "auto": STARTS, "overwrite": STARTS},
@@ -90,6 +97,27 @@ RULES = {
     make_lookalike: dict.fromkeys(("never", "must", "auto", "overwrite"), "holds no run"),
     make_saved: {"never": "already holds a run", "must": RESUMES, "auto": RESUMES, "overwrite": STARTS},
 }
+ADVICE = {
+    make_opened: ("holds a run that took no step", {"never"}),
+    make_logged: ("holds a run without a checkpoint", {"auto", "overwrite"}),
+    make_saved: ("holds a run at step 1", {"must", "overwrite"}),
+    make_finished: ("holds a finished run of 1 step", {"auto", "overwrite"}),
+}
+"""Folder -> its description, and the starts that the description advises."""
+OPTIONS = {"must": r"--resume(?!=)", "auto": "--resume=auto", "overwrite": "--overwrite"}
+
+
+@pytest.mark.parametrize("make", ADVICE)
+def test_the_description_of_a_folder_advises_what_is_then_allowed(make, tmp_path):
+    make(tmp_path / "run")
+    described, (words, advised) = described_run(tmp_path / "run"), ADVICE[make]
+    assert described.startswith(words)
+    assert {name for name, option in OPTIONS.items() if re.search(option, described)} == advised - {"never"}
+    if "never" in advised:
+        check_run(tmp_path / "run", resume="never", overwrite=False)
+        return
+    with pytest.raises(RunFolderError, match=re.escape(described)):
+        check_run(tmp_path / "run", resume="never", overwrite=False)
 
 
 @pytest.mark.parametrize("request_", ["never", "must", "auto", "overwrite"])

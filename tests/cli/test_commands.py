@@ -215,6 +215,47 @@ def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
     assert "10 steps: 300 responses, 120 updates, at most 30,000 tokens" in text
 
 
+@pytest.mark.parametrize(
+    ("overrides", "name", "text"),
+    [
+        ([], "advantage", "gae: Generalised advantage estimation with a value model (arXiv:1506.02438)"),
+        ([], "", "gamma 1, gae_lambda 0.95, standardised over the step"),
+        (["ppo.advantage=return_to_go", "ppo.advantage.standardise=false"], "", "gamma 1, not standardised"),
+        ([], "KL", "k1 in the reward, coefficient 0.05"),
+        (
+            ["ppo.kl.kind=loss", "ppo.kl.adaptive.target=6"],
+            "KL",
+            "k2 in the loss, coefficient 0.05, adapted to a target",
+        ),
+        ([], "rates", "policy: 1e-6, constant"),
+        (["model.lora.rank=4", "ppo.policy_optimizer.schedule=linear"], "rates", "policy: 1e-5, linear"),
+        (["ppo.value_optimizer.warmup_updates=3"], "", "value: 1e-5, constant after 3 warm-up updates\n"),
+        (
+            ["ppo.value_optimizer.warmup_updates=80"],
+            "",
+            "value: 1e-5, constant after 80 warm-up updates; never reached: the run has 80 updates of it",
+        ),
+        (
+            ["ppo.policy_optimizer.warmup_updates=8", "ppo.critic_warmup_steps=9"],
+            "rates",
+            "policy: 1e-6, constant after 8 warm-up updates; never reached: the run has 8 updates of it",
+        ),
+        ([], "saves", "after the last step"),
+        (["run.save_every_steps=20", "run.save_every_minutes=5"], "saves", "every 20 steps, every 5 minutes and after"),
+        (["data.held_out_rows=2"], "evaluates", "before the first step and after the last"),
+        (["data.held_out_rows=2", "run.evaluate_every_steps=1"], "evaluates", "before the first step, every step and"),
+        ([], "sink", "TensorBoard, in runs/x/tensorboard"),
+        (["data.sources=[{path: p.jsonl}]"], "", "10 steps x 64 prompts on 48 rows: 13 passes"),
+    ],
+)
+def test_a_dry_run_of_ppo_says_how_the_policy_learns(folder, capsys, overrides, name, text):
+    (folder / "p.jsonl").write_text('{"prompt": "a"}\n' * 48)
+    assert main(["ppo", write_recipe(folder, PPO), *overrides, "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert f"\n  {name:<12} {text}" in f"\n{said.out}"
+    assert ("never reached" in said.out) == ("never" in text)
+
+
 ONE_BASE = [
     "model.lora.rank=4",
     "model.quantisation=4bit",
@@ -233,23 +274,31 @@ ONE_BASE = [
         (
             ONE_BASE,
             "reward",
-            "owner/scorer (Hub: nothing here has that name), on the policy's base, no second copy, weight 2",
+            "(from the Hub: no local folder has that name), on the policy's base, no second copy, weight 2",
         ),
         (ONE_BASE, "value", "adapter and head of the reward model, on the policy's base, no second copy, trained"),
         (ONE_BASE, "policy", "LoRA of rank 4 on all-linear, its base in 4bit"),
         (
             ["model.lora.rank=4"],
             "policy",
-            "owner/model (Hub: nothing here has that name), LoRA of rank 4 on all-linear",
+            "owner/model (from the Hub: no local folder has that name), LoRA of rank 4 on all-linear",
         ),
         (["ppo.kl=none"], "reference", "none"),
-        (["reference.path=owner/other"], "reference", "owner/other (Hub: nothing here has that name), frozen"),
+        (
+            ["reference.path=owner/other"],
+            "reference",
+            "owner/other (from the Hub: no local folder has that name), frozen",
+        ),
         ([], "value", "backbone of the policy, fresh head"),
         (["value.init_from=reward"], "value", "backbone and head of the reward model"),
-        (["value.path=owner/critic"], "value", "owner/critic (Hub: nothing here has that name)"),
+        (["value.path=owner/critic"], "value", "owner/critic (from the Hub: no local folder has that name)"),
         (["ppo.advantage=group_centred", "ppo.responses_per_prompt=2"], "value", "none: advantage group_centred"),
         (["ppo.advantage=return_to_go"], "value", "none: advantage return_to_go needs none"),
-        ([], "reward", "reward_model: reward model owner/reward (Hub: nothing here has that name), weight 2"),
+        (
+            [],
+            "reward",
+            "reward_model: reward model owner/reward (from the Hub: no local folder has that name), weight 2",
+        ),
         (["model.path=model"], "policy", "model (folder), trained whole"),
         (
             ["devices.num=2", "devices.reference.shard=replicate"],
@@ -272,7 +321,7 @@ def test_a_dry_run_says_which_model_takes_which_role(folder, capsys, overrides, 
     [
         ([], "a frozen copy of the policy"),
         (["model.lora.rank=4"], "the policy's base, no second copy"),
-        (["reference.path=owner/other"], "owner/other (Hub: nothing here has that name), frozen"),
+        (["reference.path=owner/other"], "owner/other (from the Hub: no local folder has that name), frozen"),
     ],
 )
 def test_a_dry_run_of_dpo_says_what_the_reference_is(folder, capsys, overrides, text):

@@ -294,6 +294,16 @@ def test_rows_in_every_form_train_the_same_model(place, tmp_path) -> None:
     assert all(loss == losses["file"] for loss in losses.values()), losses
 
 
+def test_a_dry_run_counts_the_rows_that_a_program_gives(place, tmp_path) -> None:
+    rows = [{"prompt": "ab"}] * 60
+    said = trained(place, tmp_path / "run", {"data.sources": rows, "data.held_out_rows": 100}).dry_run()
+    assert "data         60 rows given in Python\n" in said
+    assert "48 rows to learn from, 12 to evaluate on (at most a fifth; held_out_rows asks for 100)\n" in said
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    said = trained(place, tmp_path / "run", {"data.sources": stream, "data.held_out_rows": 100}).dry_run()
+    assert "at most 100 rows held out for evaluation\n" in said
+
+
 def test_a_data_set_with_splits_is_no_source_and_the_message_names_them(place) -> None:
     splits = DatasetDict({"train": Dataset.from_list(rows_of(place, "texts")), "test": Dataset.from_list([])})
     for key, given in {

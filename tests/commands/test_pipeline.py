@@ -125,7 +125,7 @@ def test_finished_stages_are_skipped_and_nothing_is_written_again(finished: Path
 
 
 def test_a_pipeline_that_exists_is_not_started_over_by_accident(finished: Path) -> None:
-    with pytest.raises(RunFolderError, match="already holds a run"):
+    with pytest.raises(RunFolderError, match="already holds a finished run of 2 steps"):
         pipeline.run_pipeline(recipe(finished), RunOptions(quiet=True))
 
 

@@ -259,3 +259,22 @@ def test_a_section_without_variants_keeps_its_defaults_whatever_its_kind() -> No
     for optimizer in ({"kind": "adamw_8bit"}, {"betas": (0.9, 0.99)}):
         default = PPOConfig().value_optimizer.learning_rate
         assert PPOConfig(value_optimizer=optimizer).value_optimizer.learning_rate == default
+
+
+def test_a_key_missing_in_a_section_that_an_override_begins_is_a_mistake_of_the_override(folder) -> None:
+    said = refusal(folder, PPO, "ppo.kl.adaptive.horizon=9000")
+    assert said.startswith("/r.yaml, override ppo.kl.adaptive.horizon=9000: ppo.kl.adaptive.target is missing")
+    text = PPO + "  kl: {adaptive: {horizon: 9000}}\n"
+    assert refusal(folder, text, "ppo.kl.adaptive.horizon=8000").startswith("/r.yaml, line ")
+
+
+def test_a_policy_optimizer_given_in_part_keeps_the_default_rate(folder) -> None:
+    path, schedule = write_recipe(folder, PPO), "ppo.policy_optimizer.schedule=linear"
+    for lora, rate in (([], 1e-6), (["model.lora.rank=4"], 1e-5)):
+        optimizer = load_recipe("ppo", path, [schedule, *lora]).recipe.ppo.policy_optimizer
+        assert (optimizer.schedule, optimizer.learning_rate) == ("linear", rate)
+    given = load_recipe("ppo", path, [schedule, "ppo.policy_optimizer.learning_rate=3e-6"]).recipe
+    assert given.ppo.policy_optimizer.learning_rate == 3e-6
+    assert load_recipe("ppo", path).recipe.ppo.policy_optimizer is None
+    stage = load_recipe("pipeline", write_recipe(folder, PIPELINE), [f"ppo.{schedule}"]).recipe.ppo
+    assert (stage.ppo.policy_optimizer.schedule, stage.ppo.policy_optimizer.learning_rate) == ("linear", 1e-6)

@@ -58,13 +58,9 @@ kinds, `kind: NAME` selects one.
 def configuration_page() -> str:
     """The page docs/configuration.md as Markdown."""
     chapters = [INTRODUCTION, *_recipes(), "## Sections\n"]
-    printed: set[type[BaseModel]] = set()
-    for section, places in _sections().items():
-        for base in reversed(_bases(section)):
-            if base not in printed:
-                chapters.append(_chapter(base, ""))
-        chapters.append(_chapter(section, f"At {_places(places)}"))
-        printed |= {section, *_bases(section)}
+    sections = _sections()
+    with_bases = dict.fromkeys(each for section in sections for each in (*reversed(_bases(section)), section))
+    chapters += [_chapter(each, f"At {_places(sections[each])}" if each in sections else "") for each in with_bases]
     return "\n".join(chapters)
 
 

@@ -46,6 +46,13 @@ def test_every_key_is_on_the_page_with_its_type_and_default():
     assert not [line for line in wanted if line not in page]
 
 
+def test_every_section_is_printed_once_and_no_key_without_words():
+    page = configuration_page()
+    headings = re.findall("^### .*", page, flags=re.MULTILINE)
+    assert sorted(headings) == sorted(set(headings))
+    assert not re.findall(r"^- .*\): ?$", page, flags=re.MULTILINE)
+
+
 def test_every_key_of_a_section_is_below_its_heading_or_below_one_that_it_refers_to():
     """What is inherited is printed once."""
     parts = {part.partition("\n")[0]: part for part in re.split(r"^### ", configuration_page(), flags=re.MULTILINE)}

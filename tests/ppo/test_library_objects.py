@@ -132,7 +132,11 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("mapping as prompts", lambda: trainer().train({"a": 1}, reward=lengths), "got dict: put its values in a list"),
     ("generator as prompts", lambda: trainer().train(iter(PROMPTS), reward=lengths), r"write list\(prompts\)"),
     ("set as prompts", lambda: trainer().train(set(PROMPTS), reward=lengths), r"got set: write list\(prompts\)"),
-    ("rows as prompts", lambda: trainer().train([{"text": "a"}], reward=lengths), "got dict: take the text out"),
+    (
+        "rows as prompts",
+        lambda: trainer().train([{"text": "a"}], reward=lengths),
+        r"got dict: make Prompt\(..., metadata={'answer': ...}\) of each row, or use Training",
+    ),
     (
         "ids beyond in a record",
         lambda: trainer().train([prompt(token_ids=(999,))], reward=lengths),

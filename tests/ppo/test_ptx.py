@@ -196,5 +196,5 @@ def test_a_dry_run_names_the_texts() -> None:
         recipe_of("ppo", Path("x")), {"ptx_data": {"sources": [{"path": "a/b"}]}, "ppo.ptx": {"coefficient": 1.0}}
     )
     said = describe(PPORecipe.model_validate(recipe)).splitlines()
-    at = said.index("  ptx          a/b (Hub: nothing here has that name)")
+    at = said.index("  ptx          a/b (from the Hub: no local folder has that name)")
     assert said[at + 1].strip() == "8 texts in each update"

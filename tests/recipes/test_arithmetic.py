@@ -67,7 +67,7 @@ def test_the_shipped_recipe_trains_evaluates_and_resumes(recipe, tmp_path, monke
     assert (run / "config.yaml").read_text().startswith("# override: model.path=model\n")
     assert main(["ppo", f"{run}/config.resolved.json", "--resume=auto"]) == 0
     assert main(["ppo", recipe, *SMALL]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already holds a finished run" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--num-prompts", "2", "--output", "answers.jsonl"]) == 0
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert len(answers) == 2

@@ -71,6 +71,12 @@ def test_an_error_of_the_function_is_named_with_its_place() -> None:
         FunctionReward(fails).score([response()])
 
 
+def test_a_function_that_expects_messages_is_told_how_to_get_them() -> None:
+    source = FunctionReward(lambda completions: [float(len(each[0]["content"])) for each in completions])
+    with pytest.raises(TrainingError, match=r"string indices must be.*so are the completions; data.as_messages=true"):
+        source.score([response()])
+
+
 def fails(prompts, responses, metadata):
     return {}["x"]
 

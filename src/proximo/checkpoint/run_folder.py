@@ -7,6 +7,7 @@ of a run. To replace a run, its whole folder is moved aside, so that nothing is 
 import contextlib
 import fcntl
 import json
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from typing import IO, Any, Literal, Self
 from proximo.checkpoint import atomic
 from proximo.checkpoint.reading import MANIFEST, saved_steps
 from proximo.errors import RunFolderError
+from proximo.message_text import count_of
 
 Resume = Literal["never", "must", "auto"]
 EndState = Literal["finished", "stopped", "failed"]
@@ -172,6 +174,19 @@ def is_run_folder(folder: Path) -> bool:
     return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
 
 
+def described_run(folder: Path) -> str:
+    """What the run in `folder` came to, and how a command goes on from it, as text to follow the folder's name."""
+    if not _has_records(folder):
+        return "holds a run that took no step: it is started again"
+    steps = saved_steps(folder / CHECKPOINTS)
+    if not steps:
+        return "holds a run without a checkpoint: use --resume=auto or --overwrite to start it again"
+    if steps[-1] >= _finished_steps(folder):
+        finished = f"holds a finished run of {count_of(steps[-1], 'step')}"
+        return f"{finished}: use --resume=auto to leave it or to add steps, --overwrite to replace it"
+    return f"holds a run at step {steps[-1]}: use --resume to continue it, --overwrite to replace it"
+
+
 def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
     """Raises what `open_run` would, and changes nothing: for a caller that builds models first."""
     if overwrite and resume != "never":
@@ -197,10 +212,7 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
             "from the beginning"
         )
     if exists and resume == "never" and not overwrite and _has_records(folder):
-        raise RunFolderError(
-            f"{folder} already holds a run: use --resume to continue it, --overwrite to replace it, or give another "
-            "folder"
-        )
+        raise RunFolderError(f"{folder} already {described_run(folder)}, or give another folder")
     if _makes_room(folder, overwrite=overwrite) and not os.access(folder.resolve().parent, os.W_OK | os.X_OK):
         raise RunFolderError(
             f"the run in {folder} cannot be moved aside: the permissions of {folder.resolve().parent} refuse it; give "
@@ -228,6 +240,15 @@ def _has_records(folder: Path) -> bool:
     """Whether a run took a step. A run that failed earlier has nothing to lose, and may start again."""
     logs = (folder / METRICS, folder / SAMPLES)
     return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
+
+
+def _finished_steps(folder: Path) -> float:
+    """The number of steps of a finished run; infinite for any other."""
+    try:
+        outcome = json.loads((folder / OUTCOME).read_bytes())
+        return outcome["total_steps"] if outcome["state"] == "finished" else math.inf
+    except (OSError, ValueError, LookupError, TypeError):
+        return math.inf
 
 
 def _holds_checkpoints(folder: Path) -> bool:

@@ -93,6 +93,10 @@ def _command(kind: str) -> Callable[..., int]:
             check_ranks(loaded.recipe, place)
             if not dry_run:
                 check_start(loaded.recipe, options)
+            elif resume != "never" or overwrite:
+                from proximo.run.preflight import check_folders
+
+                check_folders(loaded.recipe, resume=options.resume, overwrite=overwrite)
             return loaded.recipe, options
 
         with functions_of_the_working_directory():

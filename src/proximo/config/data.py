@@ -15,7 +15,7 @@ class SourceConfig(Section):
     function: str | None = None
     """`package.module:function`, called with `kwargs`, yielding one dict per row."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword kwargs of `function`."""
+    """Keyword arguments of `function`."""
     format: Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text"] = "auto"
     """`auto` uses the file ending; an existing folder is `disk`; anything else is `hub`."""
     split: str = "train"

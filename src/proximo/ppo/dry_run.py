@@ -11,10 +11,13 @@ from pkgutil import resolve_name
 
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
+from proximo.config.ppo.implied import policy_optimizer_or_default
+from proximo.config.ppo.kl import NoKLConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
 from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig, VerifierRewardConfig
+from proximo.config.run import OptimizerConfig
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
 from proximo.data.formats.typed_columns import answer_cell
@@ -35,14 +38,20 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
     yield from _roles(recipe)
-    yield from data_lines(recipe, recipe.data, partial(_read_rows, recipe=recipe, functions=functions))
+    num_rows = yield from data_lines(recipe, recipe.data, partial(_read_rows, recipe=recipe, functions=functions))
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
         learns_all = recipe.ptx_data.train_on == "everything"
         reader = partial(text_exchanges, form=recipe.ptx_data.form, learns_all=learns_all)
         for name, text in data_lines(recipe, recipe.ptx_data, reader):
             yield "ptx" if name == "data" else name, text
         yield "", f"{count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
+    yield from _learning(recipe)
     yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
+    if num_rows:
+        passes = recipe.ppo.num_steps * recipe.ppo.prompts_per_step / num_rows
+        drawn = f"{count_of(recipe.ppo.num_steps, 'step')} x {count_of(recipe.ppo.prompts_per_step, 'prompt')}"
+        least = "at least " if recipe.ppo.resamples else ""
+        yield "", f"{drawn} on {count_of(num_rows, 'row')}: {least}{passes:,.{0 if passes >= 10 else 1}f} passes"
 
 
 def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
@@ -142,6 +151,36 @@ def _value(recipe: PPORecipe) -> str:
     return (
         f"{origins.get(recipe.value.init_from) or describe_model(recipe.value)}, {trained_part(recipe.value)}{shared}"
     )
+
+
+def _learning(recipe: PPORecipe) -> Iterator[Line]:
+    """The advantage, the KL and the optimizers."""
+    ppo, advantage, kl = recipe.ppo, recipe.ppo.advantage, recipe.ppo.kl
+    meaning = (type(advantage).__doc__ or "an estimator of your own").partition("\n")[0].rstrip(".")
+    yield "advantage", f"{advantage.kind}: {meaning}"
+    given = advantage.model_dump()
+    numbers = [f"{name} {given[name]:g}" for name in ("gamma", "gae_lambda", "length_adaptive", "k") if given.get(name)]
+    over = {False: "not standardised", True: "standardised over the step"}
+    yield "", ", ".join([*numbers, over.get(advantage.standardise, "standardised over the responses to each prompt")])
+    if not isinstance(kl, NoKLConfig):
+        place = f"{getattr(kl, 'estimator', 'log-ratio')} in the {kl.kind}"
+        target = "" if kl.adaptive is None else f", adapted to a target of {kl.adaptive.target:g}"
+        yield "KL", f"{place}, coefficient {kl.coefficient:g}{target}"
+    updates = ppo.epochs_per_step * -(-ppo.responses_per_step // ppo.responses_per_update)
+    policy = policy_optimizer_or_default(ppo.policy_optimizer, has_adapter=recipe.model.lora is not None)
+    yield "rates", _rate("policy", policy, num_updates=(ppo.num_steps - ppo.critic_warmup_steps) * updates)
+    on_trunk = recipe.value.init_from == "trunk"
+    value_steps = ppo.critic_warmup_steps if on_trunk else ppo.num_steps
+    if ppo.uses_critic and value_steps:
+        yield "", _rate("head" if on_trunk else "value", ppo.value_optimizer, num_updates=value_steps * updates)
+
+
+def _rate(role: str, optimizer: OptimizerConfig, *, num_updates: int) -> str:
+    """The learning rate of a role, with a warning if the run ends within its warm-up."""
+    rate, warmup = f"{optimizer.learning_rate:.3g}".replace("e-0", "e-"), optimizer.warmup_updates
+    after = f" after {count_of(warmup, 'warm-up update')}" if warmup else ""
+    short = f"; never reached: the run has {count_of(num_updates, 'update')} of it" if warmup >= num_updates else ""
+    return f"{role}: {rate}, {optimizer.schedule}{after}{short}"
 
 
 def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[Line]:

@@ -9,6 +9,7 @@ from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
+from proximo.config.ppo.implied import with_policy_rate
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import distillation_problem, trunk_problem
@@ -68,6 +69,11 @@ class PPORecipe(TrainerRecipe):
     """What samples the responses."""
     ppo: PPOConfig = PPOConfig()
     """Training settings."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_policy_rate(cls, values: Any) -> Any:
+        return with_policy_rate(values)
 
     @field_validator("engine", mode="before")
     @classmethod

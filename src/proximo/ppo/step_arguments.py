@@ -85,7 +85,8 @@ def _prompt_of_ids(tokenizer: "PreTrainedTokenizerBase", index: int, given: Toke
         render = (
             "render messages with the tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True)"
         )
-        advice = "take the text out of the row" if isinstance(given, Mapping) else f"{render} first"
+        row = "make Prompt(..., metadata={'answer': ...}) of each row, or use Training, which reads rows"
+        advice = row if isinstance(given, Mapping) else f"{render} first"
         raise DataError(f"a prompt must be a text, its token ids or a Prompt, got {type(given).__name__}: {advice}")
     token_ids = tuple(plain(given))
     if num_tokens is not None:

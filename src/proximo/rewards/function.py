@@ -41,6 +41,7 @@ RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[Fun
 """Called with what its parameters name (`function_binding.py`): lists with one entry for each response."""
 ATTEMPTS = 3
 """Number of times a batch is tried whose function raised or whose process died."""
+TEXT_PROMPTS = "prompts are text here, and so are the completions; data.as_messages=true makes both conversations"
 _Answer = tuple[Any, BaseException | None]
 
 
@@ -130,7 +131,11 @@ class FunctionReward:
             raise error
         if error is not None:
             location = where_raised(error, self.function)
-            raise TrainingError(f"reward function {self.name!r} raised {error_text(error)} ({location})") from error
+            wants_messages = "string indices must be" in str(error) and isinstance(inputs["prompts"][0], str)
+            advice = f": {TEXT_PROMPTS}" if wants_messages else ""
+            raise TrainingError(
+                f"reward function {self.name!r} raised {error_text(error)} ({location}){advice}"
+            ) from error
         return results
 
     def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:
@@ -252,7 +257,7 @@ def columns_checked(
     columns = dict.fromkeys(before)
     for prompt in prompts:
         own = [*prompt.metadata, *([] if prompt.answer is None else ["answer"])]
-        if problem := wanted.problem(own):
+        if problem := wanted.problem(own, made_in_python=prompt.id not in origins):
             origin = origins.get(prompt.id, f"prompt {prompt.id!r}")
             raise DataError(f"{origin}: reward function {name!r} {problem}")
         columns |= dict.fromkeys([*own, *OF_A_RESPONSE])

@@ -4,13 +4,12 @@ A line is a word and its description; a line without a word continues the one be
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.checkpoint.reading import saved_steps
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
+from proximo.checkpoint.run_folder import TENSORBOARD, described_run, is_run_folder
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
@@ -26,7 +25,8 @@ from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
 MOST_BYTES = 256 * 2**20
-"""Rows of larger data are not counted."""
+MOST_ROWS = 100_000
+"""Rows of larger data, in files or given in Python, are not read."""
 RowReader = Callable[[Iterable[Row], Counter[Remark]], Iterator[Any]]
 """Reads rows as a trainer does, without tokens, and counts in remarks what it does not use. Raises DataError for rows
 that it cannot read."""
@@ -34,8 +34,13 @@ Line = tuple[str, str]
 
 
 def run_lines(run: RunConfig) -> Iterator[Line]:
-    """The run folder, the device, the sinks and the push."""
+    """The run folder, the device, the checkpoints, the sinks and the push."""
     yield "run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}"
+    minutes = f"every {count_of(run.save_every_minutes, 'minute')}" if run.save_every_minutes is not None else None
+    regular = ", ".join(filter(None, [_every(run.save_every_steps), minutes]))
+    yield "saves", f"{regular} and after the last" if regular else "after the last step"
+    if run.tensorboard:
+        yield "sink", f"TensorBoard, in {Path(run.folder) / TENSORBOARD}"
     for sink in run.sinks:
         yield "sink", f"{sink.label}, run {sink.name or run.folder}"
     if run.push is not None:
@@ -53,12 +58,14 @@ def rank_lines(recipe: TrainerRecipe) -> Iterator[Line]:
     yield "ranks", f"{devices.num} on this machine; {shards}"
 
 
+def _every(steps: int | None) -> str | None:
+    return None if steps is None else "every step" if steps == 1 else f"every {steps:,} steps"
+
+
 def _state(folder: Path) -> str:
     if not is_run_folder(folder):
         return "new" if not folder.exists() else "exists"
-    steps = saved_steps(folder / CHECKPOINTS)
-    where = f"at step {steps[-1]}" if steps else "without a checkpoint"
-    return f"holds a run {where}: --resume continues it, --overwrite replaces it"
+    return described_run(folder)
 
 
 def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
@@ -83,8 +90,10 @@ def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> st
     return "a frozen copy of the policy" if policy.lora is None else "the policy's base, no second copy"
 
 
-def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None = None) -> Iterator[Line]:
-    """The sources, the split that this stage uses, and its number of rows.
+def data_lines(
+    recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None = None
+) -> Generator[Line, None, int | None]:
+    """The sources, the split that this stage uses, and when it is evaluated. Returns the rows to learn from, if known.
 
     `reader`: the reader of the run. The rows of small local files are then read, without torch.
     """
@@ -100,14 +109,21 @@ def data_lines(recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None
         yield from (("", line) for line in _remarks(rows, recipe, data, reader))
     elif data.held_out_rows:
         yield "", f"at most {count_of(data.held_out_rows, 'row')} held out for evaluation"
+    if data.held_out_rows or data.evaluation_sources is not None:
+        regular = _every(recipe.run.evaluate_every_steps)
+        yield "evaluates", f"before the first step{f', {regular}' if regular else ''} and after the last"
+    return None if rows is None else len(rows.training)
 
 
 def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
-    """The rows if the data are small local files, otherwise None. Raises DataError as the run would."""
-    inputs = data_inputs(data, "data")
-    files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
+    """The rows of small local files or given in Python, otherwise None. Raises DataError as the run would."""
+    inputs = [each for each in data_inputs(data, "data") if not each.problem]
+    files = [Path(each.name).expanduser() for each in inputs if each.kind == "file"]
+    given = [each.num_rows for each in inputs if each.num_rows is not None]
     sources = (*data.sources, *(data.evaluation_sources or ()))
-    if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
+    if len(files) + len(given) < len(sources) or sum(given) > MOST_ROWS:
+        return None
+    if sum(file.stat().st_size for file in files) > MOST_BYTES:
         return None
     return read_split(data, seed=seed)
 

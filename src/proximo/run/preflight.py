@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from proximo import session_functions
 from proximo.checkpoint.run_folder import Resume, check_run, is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
@@ -23,6 +24,7 @@ from proximo.config.sinks import FunctionSinkConfig, SinkConfig
 from proximo.data.readers.text_files import refuse_other_than_text
 from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
 from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
+from proximo.message_text import count_of
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
 from proximo.user_code import IMPORT_PATH
 from proximo_verifiers.grader import num_cores
@@ -46,10 +48,14 @@ class Input:
     kind: str
     """`folder`, `file`, `Hub`, `function`, `service`, `secret`, `verifier`, `stage` or `random start`."""
     problem: str | None = None
+    num_rows: int | None = None
+    """For rows given in Python, how many there are."""
 
     def __str__(self) -> str:
         """For example `models/sft (folder)`. It shows the kind because a mistyped folder can look like a Hub name."""
-        return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
+        if self.num_rows is not None:
+            return f"{count_of(self.num_rows, 'row')} given in Python"
+        return f"{self.name} ({'from the Hub: no local folder has that name' if self.kind == 'Hub' else self.kind})"
 
 
 def check_inputs(recipe: Recipe) -> None:
@@ -249,7 +255,8 @@ def _function(import_path: str, key: str, *, may_be_async: bool = False) -> Inpu
 
 def _source(source: SourceConfig, key: str) -> Input:
     if source.path is None:
-        return _function(str(source.function), f"{key}.function")
+        function = str(source.function)
+        return replace(_function(function, f"{key}.function"), num_rows=session_functions.num_rows(function))
     key, name, path = f"{key}.path", source.path, Path(source.path).expanduser()
     if path.is_dir():
         return Input(key=key, name=name, kind="folder", problem=_data_folder_problem(path, source))

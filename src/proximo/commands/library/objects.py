@@ -1,6 +1,7 @@
 """Turns the Python objects of a recipe (functions, rewards, rows, sinks) into import paths."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,10 @@ class _Rows:
 
     def __call__(self) -> Iterable[Mapping[str, Any]]:
         return self._rows
+
+    def __length_hint__(self) -> int:
+        number = length_hint(self._rows, -1)
+        return NotImplemented if number < 0 else number
 
 
 class _Opened:

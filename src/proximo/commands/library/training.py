@@ -1,6 +1,7 @@
 """Runs a recipe from a Python program, as `proximo sft`, `reward`, `dpo`, `kto`, `ppo` and `pipeline` do."""
 
 import json
+import re
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from proximo import session_functions
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, ProximoError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds, recognise
 from proximo.user_code import functions_of_the_working_directory
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from proximo.config.schema.positioned_yaml import Document
     from proximo.plan.record import Plans
     from proximo.ppo.recipe import PPORecipe
+
+
+OPTION = re.compile(r"(?<![\w-])--(resume=auto|resume|overwrite|allow-different-environment|allow-changed-rewards)\b")
+"""An option of the commands that is an argument of `Training.fit`."""
 
 
 class Training:
@@ -128,7 +133,7 @@ class Training:
         from proximo.commands.dry_run import describe
 
         with self._ready():
-            return describe(self.recipe)
+            return _in_python(describe(self.recipe))
 
     def pass_rates(self, out: str | Path, *, samples_per_prompt: int = 8, num_prompts: int | None = None) -> Path:
         """Measure how often the policy that the run would start from solves each training prompt, as a data file.
@@ -152,7 +157,11 @@ class Training:
     def _ready(self) -> Generator[None]:
         session_functions.publish(self._objects.functions)
         with functions_of_the_working_directory():
-            yield
+            try:
+                yield
+            except ProximoError as error:
+                error.args = tuple(_in_python(each) if isinstance(each, str) else each for each in error.args)
+                raise
 
     def _num_ranks(self) -> int:
         return max((stage.devices.num or 1 for _, stage in self.recipe.given_stages()), default=1)
@@ -183,6 +192,16 @@ def _kind(recipe: "str | Document") -> str:
         names = ", ".join(each.name for each in recipe_kinds())
         raise ConfigError(f"{document.origin} has no section that shows what it trains: it needs one of {names}")
     return kind.name
+
+
+def _in_python(text: str) -> str:
+    """A text for the command line, with its options as arguments of `fit`."""
+
+    def argument(option: re.Match[str]) -> str:
+        name, _, value = option[1].replace("-", "_").partition("=")
+        return f'fit(resume="{value or "must"}")' if name == "resume" else f"fit({name}=True)"
+
+    return OPTION.sub(argument, text)
 
 
 def _override_text(key: str, value: Any) -> str:

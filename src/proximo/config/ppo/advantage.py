@@ -21,6 +21,7 @@ class AdvantageConfig(Section):
     """What all estimators have in common. A subclass of yours is passed to `PPOConfig` as an instance."""
 
     kind: str
+    """The name of the estimator."""
     needs_critic: ClassVar[bool] = False
     """Whether a value model is trained; `estimate` then also gives its targets."""
     needs_groups: ClassVar[bool] = False

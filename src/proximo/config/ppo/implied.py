@@ -7,6 +7,7 @@ from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.kl import KLConfig, NoKLConfig
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.objectives import objective_class
+from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
 
 
@@ -41,6 +42,21 @@ def _completed(values: dict[str, Any], implied: Mapping[str, Any]) -> dict[str, 
         elif key not in values:
             filled[key] = value
     return filled
+
+
+def policy_optimizer_or_default(given: OptimizerConfig | None, *, has_adapter: bool) -> OptimizerConfig:
+    """The optimizer of the policy; by default one with the rate for an adapter, or for whole weights."""
+    return given or OptimizerConfig(learning_rate=1e-5 if has_adapter else 1e-6)
+
+
+def with_policy_rate(values: Any) -> Any:
+    """The values of a recipe before validation; a policy optimizer given in part has the default learning rate."""
+    ppo = values.get("ppo") if isinstance(values, dict) else None
+    given = ppo.get("policy_optimizer") if isinstance(ppo, dict) else None
+    if not isinstance(ppo, dict) or not isinstance(given, dict):
+        return values
+    default = policy_optimizer_or_default(None, has_adapter=_value(values.get("model"), "lora") is not None)
+    return values | {"ppo": ppo | {"policy_optimizer": {"learning_rate": default.learning_rate} | given}}
 
 
 def _value(section: Any, key: str) -> Any:

@@ -27,6 +27,7 @@ class KLConfig(Section):
     """Whether the objective compares policy and reference itself."""
 
     kind: str
+    """What the KL does, by name."""
     coefficient: float = Field(0.05, ge=0)
     """Weight of the KL; the initial weight if it is adaptive."""
     adaptive: AdaptiveKLConfig | None = None

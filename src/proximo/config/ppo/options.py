@@ -157,7 +157,7 @@ class PPOConfig(Section):
     guards: GuardConfig = GuardConfig()
     """Conditions that skip an update or stop the run."""
     policy_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
+    """Optimizer of the policy. Its learning rate in a recipe is by default 1e-6, or 1e-5 with LoRA."""
     value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     """Optimizer of the value model. On a shared trunk `policy_optimizer` is used, and this one only trains the head in
     the critic warm-up."""

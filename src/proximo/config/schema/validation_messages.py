@@ -76,6 +76,9 @@ class Source:
         for override in reversed(self.overrides):
             if _touches(override, path) and (path or override.path[-1] in named):
                 return f"override {override.text}"
+        made = [override for override in self.overrides if override.path[: len(path) - 1] == path[:-1]]
+        if made and len(path) > 1 and reduce(child_of, path[:-1], self.document.data) is None:
+            return f"override {made[-1].text}"
         line = self.document.line_of(path)
         return None if line is None else f"line {line}"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig
+from proximo.config.ppo.implied import policy_optimizer_or_default
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import trunk_problem
-from proximo.config.run import OptimizerConfig
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
 from proximo.errors import ConfigError
@@ -238,8 +238,7 @@ def make_learners(
     own = {} if own is None else own
     _check_own(own, ["policy", *([] if value is None else ["value"])], config)
     updates_per_step = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
-    rate = 1e-5 if policy.has_adapter else 1e-6
-    policy_options = config.policy_optimizer or OptimizerConfig(learning_rate=rate)
+    policy_options = policy_optimizer_or_default(config.policy_optimizer, has_adapter=policy.has_adapter)
     trunk_head = value.base.get_submodule("score") if value is not None and shares_trunk else None
     trained = policy.model if trunk_head is None else nn.ModuleDict({"policy": policy.model, "head": trunk_head})
     learner = Learner(
