@@ -1,5 +1,7 @@
 """What the assistant wrote is found under every chat template, or refused by name where a loss needs to know."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -190,6 +192,26 @@ def test_the_trial_comes_first_and_names_the_tokenizer() -> None:
     encoder = encoder_with(HARMS["a text of 10 GB"][0])
     with pytest.raises(ModelError, match="end of turn: the chat template of 'the/tokenizer' .* 1024 MiB of memory"):
         end_of_turn_ids(encoder)
+
+
+PROFILED = """
+import sys
+from proximo.data.templates.limits import limited
+
+with limited():
+    pass
+calls = []
+sys.setprofile(lambda frame, event, _: calls.append(event))
+(lambda: None)()
+sys.setprofile(None)
+print(calls.count("call"))
+"""
+
+
+def test_after_a_rendering_the_interpreter_runs_on_as_before() -> None:
+    """With an error that was taken back, a profiled function of CPython 3.11 never began."""
+    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "1"
 
 
 def test_a_template_that_refuses_or_fails_passes_the_trial() -> None:

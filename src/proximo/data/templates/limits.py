@@ -109,16 +109,16 @@ class _Watchdog:
         me = threading.get_ident()
         with self._lock:
             self._ends[me] = _seconds_of(me) + CPU_SECONDS
-            if self._thread is None or not self._thread.is_alive():  # a forked child has none
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="chat template watchdog", daemon=True)
                 self._thread.start()
         self._begun.set()
         try:
             yield
         finally:
+            # An error that was raised just now arrives here, before the next instruction.
             with self._lock:
                 self._ends.pop(me, None)
-                _raise_in(me, None)  # one that is on its way would reach what comes after the rendering
 
     def _watch(self) -> None:
         while True:
@@ -127,7 +127,7 @@ class _Watchdog:
             with self._lock:
                 for thread in [each for each, end in self._ends.items() if _seconds_of(each) > end]:
                     del self._ends[thread]
-                    _raise_in(thread, _OverdueError)
+                    _raise_overdue_in(thread)
                 if not self._ends:
                     self._begun.clear()
 
@@ -139,10 +139,14 @@ def _seconds_of(thread: int) -> float:
     return time.monotonic()
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raises an error in another thread, before its next instruction; None takes back one that is not raised yet."""
-    given = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
+def _raise_overdue_in(thread: int) -> None:
+    """Raises `_OverdueError` in another thread, before its next instruction.
+
+    It is never taken back: CPython 3.11 would look for it before every instruction from then on, and a profiler would
+    stop the thread.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_OverdueError))
 
 
 _WATCHDOG = _Watchdog()
+os.register_at_fork(after_in_child=_WATCHDOG.__init__)  # the thread, and perhaps the holder of the lock, are gone there
