@@ -114,7 +114,7 @@ def with_models(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     responses = trainer.generate([Prompt(id="a", token_ids=(1, 2)), "a text", [1, 2]])
     assert_type(responses, list[Response])
     stats = trainer.step(["a text"], responses, [1.0, None])
-    return stats["score/mean"] + history[-1]["kl/sequence"] + trainer.config.advantage.gamma
+    return stats["score/mean"] + history[-1]["kl/sequence"] + trainer.config.advantage.discount
 
 
 def main() -> None:

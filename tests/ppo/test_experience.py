@@ -12,7 +12,7 @@ from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.schema.fields import kinds_of, sections_of
 from proximo.ppo.experience import make_experience, token_values
-from proximo.records import Experience, Passes, Scored, ScoreState
+from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
@@ -61,6 +61,15 @@ def test_a_clamped_kl_costs_no_more_than_its_limit_on_a_token() -> None:
     reference = [-9.0, -2.25, -2.0]
     made = build(batch, reference=reference, values=[0.0] * 4, kl={"kind": "reward", "clamp": 0.5}, kl_coefficient=2.0)
     torch.testing.assert_close(made.rewards, torch.tensor([-1.0, -0.5, 3.0]), **CLOSE)
+
+
+def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
+    batch = [scored(1.0), scored(50.0, of=response(finish=Finish.LENGTH)), scored(3.0)]
+    made = build(batch, values=[0.0] * 12, truncation="mask", advantage={"standardise": True, "gae_lambda": 1.0})
+    assert made.mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3
+    assert made.advantages[3:6].tolist() == [0.0] * 3
+    assert made.advantages[made.mask].mean().abs() < 1e-6
+    torch.testing.assert_close(made.advantages[:3], torch.full((3,), -1.0), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("advantage", [kind for section in sections_of(Advantage) for kind in kinds_of(section)])

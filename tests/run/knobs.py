@@ -593,7 +593,7 @@ PUSHES = {
     "name": "test_the_last_model_is_pushed_once_and_privately",
     "when": "test_the_best_is_pushed_and_no_worse_one",
     "private": "test_each_save_is_pushed_and_the_card_is_that_of_its_step",
-    "wait_minutes": "test_the_end_waits_no_longer_than_it_is_told_to",
+    "wait_minutes": "test_the_end_of_a_process_waits_no_longer_for_an_upload_than_it_is_told_to",
 }
 TEXTS = (
     rewards_texts.PatternRewardConfig,
@@ -738,8 +738,14 @@ SHOWN_ELSEWHERE = {
         "config/test_devices.py",
         "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
     ),
-    (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
-    (run.RunConfig, "num_threads"): ("run/test_loop.py", "test_a_resume_with_other_threads_needs_permission"),
+    (run.RunConfig, "device"): (
+        "models/test_placement.py",
+        "test_auto_takes_the_fastest_device_and_one_that_is_not_there_is_refused",
+    ),
+    (run.RunConfig, "num_threads"): (
+        "run/test_loop.py",
+        "test_a_resume_with_other_threads_needs_permission_and_is_noted",
+    ),
     (
         run.RunConfig,
         "grace_seconds",
@@ -809,18 +815,19 @@ SHOWN_ELSEWHERE = {
     ),
     **{
         (section, "kind"): (
-            "ppo/test_experience.py",
-            "test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps",
+            "ppo/test_wires_of_scores.py",
+            "test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings",
         )
-        for section in (score.ScoredTruncationConfig, score.BootstrapTruncationConfig)
+        for section in (score.ScoredTruncationConfig, score.UnscoredTruncationConfig)
     },
-    **{
-        (section, "kind"): ("ppo/test_experience.py", test)
-        for section, test in {
-            score.UnscoredTruncationConfig: "test_scores_are_clipped_and_cut_responses_can_go_without_one",
-            score.MaskTruncationConfig: "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
-        }.items()
-    },
+    (score.BootstrapTruncationConfig, "kind"): (
+        "ppo/test_wires_of_advantages.py",
+        "test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score",
+    ),
+    (score.MaskTruncationConfig, "kind"): (
+        "ppo/test_experience.py",
+        "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
+    ),
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.
     **{

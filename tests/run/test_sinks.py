@@ -157,6 +157,12 @@ def test_a_tracker_that_cannot_be_opened_does_not_end_the_run(recipe: dict[str, 
     assert "failed 7 times" in said
 
 
+def test_a_sink_of_ones_own_is_told_its_name_and_arguments(recipe: dict[str, Any]) -> None:
+    own = BOOK | {"name": "mine", "kwargs": {"refuses": False}}
+    assert run("sft", changed(recipe, {"run.sinks": [own]}), START) == 0
+    assert Book.opened[0].name == "mine"
+
+
 def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: dict[str, Any]) -> None:
     wrong = [{"kind": "function", "function": "test_sinks:open_nothing"}]
     with pytest.raises(ConfigError, match=r"has write\(step, metrics\).*it \(SimpleNamespace\) has no method close"):
