@@ -1,10 +1,13 @@
 """Settings for all tests: one thread, no network, no accelerator-dependent default."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` of a script: tests of Ctrl-C would see none
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch
