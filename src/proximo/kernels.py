@@ -123,10 +123,10 @@ class NoKernels:
         """There is nothing to start."""
 
     def row_operations(self, _: "Tensor") -> None:
-        """torch's operators run."""
+        """None: torch's operators run instead."""
 
     def bf16_product(self, _: "Tensor") -> None:
-        """torch's product runs."""
+        """None: torch's product runs instead."""
 
     def passes(self, *, half: bool) -> Mapping[str, Any]:  # noqa: ARG002
         """The plain path runs."""

@@ -313,7 +313,8 @@ def test_a_store_whose_process_is_stopped_is_waited_for_no_longer_than_is_allowe
             assert (answered.get("key"), answered.multi_get(["key"])) == (b"value", [b"value"])
             assert answered.compare_set("key", "", "new") == b"value"
             process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # all of its threads: on a busy machine one could still answer
+            # On a busy machine one of its threads could still answer.
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
             stopped = DeadlineStore(store, seconds=0.1)
             with pytest.raises(RuntimeError, match=r"no answer within 0\.1 s"):
                 stopped.check(["key"])

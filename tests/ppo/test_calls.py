@@ -83,6 +83,13 @@ def test_the_table_of_the_page_has_what_the_steps_of_all_configurations_read() -
             assert roles == {role for call in made for role in (call.role, *call.beside) if role}, name
 
 
+def test_a_trace_is_of_a_step_after_the_warm_up_of_the_critic_unless_it_is_told_of_one_within() -> None:
+    config = PPOConfig(critic_warmup_steps=2)
+    for steps_done, learns in ((0, False), (1, False), (2, True), (None, True)):
+        trace = trace_step(config, reuses_sampled_logprobs=True, steps_done=steps_done)
+        assert ("train_policy" in {call.name for call in trace}) == learns
+
+
 def test_what_a_call_reads_is_in_the_trace() -> None:
     reads = {call.name: call.reads for call in trace_step(PPOConfig(), reuses_sampled_logprobs=False)}
     assert reads["score"] == ("generate", "state")

@@ -254,6 +254,13 @@ def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
     assert broken_limits(first, precision="bf16", objective=GSPOConfig(kind="gspo")) == []
 
 
+def test_the_clip_fraction_is_a_share_of_the_tokens() -> None:
+    everything = torch.ones(4, dtype=torch.bool)
+    half = torch.tensor([True, True, False, False])
+    first = policy_statistics(torch.zeros(4), torch.zeros(4), half, everything)
+    assert broken_limits(first, precision="bf16", objective=PPO) == [("clip_fraction", 0.5, 0.01)]
+
+
 @pytest.mark.parametrize("precision", Precision)
 def test_every_precision_has_limits(precision: Precision) -> None:
     everything = torch.ones(4, dtype=torch.bool)

@@ -74,7 +74,7 @@ class ConstantKLController:
         self.coefficient = _write(_checked(coefficient, "coefficient", zero=True), model)
 
     def update(self, kl_values: KLValues) -> float:
-        """The unchanged coefficient."""
+        """The coefficient, which never changes."""
         self.coefficient = constant_kl(self.coefficient, observed=math.nan, num_sequences=len(kl_values))
         return _write(self.coefficient, self._model)
 

@@ -40,7 +40,7 @@ class JsonLines:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. No record is appended after it."""
         with atomic.naming(self._path):
             self._file.close()
 

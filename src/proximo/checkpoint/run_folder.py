@@ -115,7 +115,7 @@ class RunFolder:
         return changed != held
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, so that another process can open the folder."""
         self._marker.close()
 
     def __enter__(self) -> Self:

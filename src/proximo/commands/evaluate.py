@@ -40,7 +40,7 @@ class Evaluation(JupyterMixin):
 
     @property
     def table(self) -> Table:
-        """The metrics."""
+        """The metrics as a table of names and values."""
         return metrics_table(self.metrics, title=f"{self.run}, step {self.step}")
 
 

@@ -324,7 +324,7 @@ class _Cell(JupyterMixin):
         return self._view()
 
     def start(self) -> None:
-        """Show the view."""
+        """Show the view for the first time."""
         self._handle = import_module("IPython.display").display(self, display_id=True)
 
     def draw(self) -> None:

@@ -69,7 +69,7 @@ class RanksEngine(EngineOfRanks):
             return push_weights(self, version, dict(model.trainable_parameters()))
 
     def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
-        """See `sampling_with`."""
+        """Gather sharded weights on every rank while the block runs."""
         return model.backbone.gathered()
 
     def holds(self) -> Holding | None:

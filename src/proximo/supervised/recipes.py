@@ -54,7 +54,7 @@ class SupervisedRecipe(TrainerRecipe):
 
     @property
     def training(self) -> SupervisedConfig:
-        """The training settings."""
+        """The section with the settings of training."""
         return getattr(self, self.section)
 
     @abstractmethod

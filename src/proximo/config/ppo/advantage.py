@@ -46,8 +46,11 @@ class AdvantageConfig(Section):
         return resolve_name(self.formula_path)
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """Advantages [T] before standardising, and returns [T], the targets of a value model; None without one."""
-        raise NotImplementedError
+        """Advantages [T] before standardising, and returns [T], the targets of a value model; None without one.
+
+        Every kind has its own; this one raises NotImplementedError.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method `estimate`")
 
     def problem(self, responses_per_prompt: int) -> str | None:
         """Why the estimator does not work with so many responses to a prompt; None if it does."""
@@ -97,7 +100,7 @@ class DiscountedConfig(AdvantageConfig):
 
     @property
     def discount(self) -> float:
-        """`gamma`."""
+        """The key `gamma`."""
         return self.gamma
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
@@ -126,7 +129,7 @@ class GAEConfig(DiscountedConfig):
 
     @property
     def least_relative_spread(self) -> float | None:
-        """`least_spread`."""
+        """The key `least_spread`."""
         return self.least_spread
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
@@ -245,7 +248,7 @@ class PassAtKConfig(GroupAdvantageConfig):
         return super().problem(responses_per_prompt)
 
     def options(self, step: "StepRewards") -> dict[str, Any]:
-        """`k`."""
+        """The number of samples `k`."""
         del step
         return {"k": self.k}
 

@@ -126,7 +126,7 @@ class M2POConfig(ObjectiveConfig):
 
     @property
     def second_moment_limit(self) -> float | None:
-        """`max_second_moment`."""
+        """The key `max_second_moment`."""
         return self.max_second_moment
 
     @property

@@ -105,7 +105,7 @@ class _Watchdog:
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Watches this thread."""
+        """Watches this thread while the block runs."""
         me = threading.get_ident()
         with self._lock:
             self._ends[me] = _seconds_of(me) + CPU_SECONDS
