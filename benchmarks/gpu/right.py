@@ -22,7 +22,7 @@ from gpu.made import (
 )
 from torch import Tensor
 
-from proximo.models.attention.varlen import varlen_kernel
+from proximo.models.attention.varlen import names_grouped_heads, varlen_kernel
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.models.precision.placement import Precision
@@ -39,7 +39,7 @@ def environment(bench: Bench) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "varlen_kernel_of_proximo": varlen_kernel() is not None,
+        "varlen_kernel_names_grouped_heads": names_grouped_heads(varlen_kernel()),
     }
     if bench.is_cuda:
         found["device"] = torch.cuda.get_device_name()

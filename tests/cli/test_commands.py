@@ -626,9 +626,6 @@ def test_doctor_advises_where_something_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr("proximo.commands.dry_run.CDLL", lambda name: None)
     assert "is built without CUDA" in doctor._why_no_cuda("2.13.0+cpu", None)
     assert "nvidia-smi" in doctor._why_no_cuda("2.13.0", "13.0")
-    monkeypatch.setattr("proximo.models.precision.placement.resolve_device", lambda name: SimpleNamespace(type="cuda"))
-    monkeypatch.setattr("proximo.models.attention.varlen.varlen_kernel", lambda: None)
-    assert "torch 2.12 or newer" in doctor._precision().advice
 
 
 def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):

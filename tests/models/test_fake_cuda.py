@@ -1,15 +1,18 @@
 """What passes do on CUDA, followed by shapes and types: which kernel they take, on which device, in which type."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
+import fake_cuda as fake_cuda_module
 from architectures import build_architecture
 from builders import tiny_language_model
 from fake_cuda import CUDA, fake_cuda
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.attention.varlen import varlen_kernel
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, pack_responses
 from proximo.models.precision.compute import casting
@@ -20,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")  # so sa
 ON_ONE_KERNEL = ["llama", "qwen2", "qwen3", "mistral_window", "gpt2", "gpt_neox", "phi3"]
 
 
-@pytest.mark.skipif(varlen_kernel() is None, reason="the varlen kernel of this torch knows no grouped heads")
 @pytest.mark.parametrize("name", ON_ONE_KERNEL)
 def test_a_pass_in_bf16_takes_one_attention_kernel_for_each_layer(name: str) -> None:
     model = LanguageModel(build_architecture(name), precision=Precision.BF16)
@@ -38,6 +40,24 @@ def test_in_float32_there_is_one_call_for_each_sequence() -> None:
         batch = pack_responses([[3, 4, 5], [6, 7]], [[8, 9], [10, 11, 12]], device="cpu").to(CUDA)
         model.response_logprobs(batch)
     assert kernels.operators["_varlen_attn"] == 0
+
+
+def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scores(monkeypatch) -> None:
+    """CUDA has one fused kernel for float32, which knows no grouped heads. On a CPU the keys stay as they are."""
+    asked: list[tuple[int, int]] = []
+
+    def noted(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+        asked.append((query.shape[1], key.shape[1]))
+        assert value.shape[1] == key.shape[1]
+        assert given["enable_gqa"] is (query.shape[1] != key.shape[1])
+        return query.clone()
+
+    model = LanguageModel(tiny_language_model("llama", num_attention_heads=4, num_key_value_heads=2))
+    batch = pack_responses([[3, 4, 5]], [[8, 9]])
+    monkeypatch.setitem(fake_cuda_module._ON_CUDA, functional.scaled_dot_product_attention, noted)
+    with fake_cuda(model.model):
+        model.response_logprobs(batch.to(CUDA))
+    assert set(asked) == {(4, 4)}
 
 
 VIEWS = {"view", "_unsafe_view", "transpose", "t", "unsqueeze", "slice", "expand", "select", "unbind"}

@@ -152,6 +152,14 @@ def test_wide_operands_are_multiplied_as_they_are_on_every_device() -> None:
         assert set(trace.types) == {aten.mm, aten.addmm_}
 
 
+def test_a_sum_of_products_in_bf16_is_made_in_place_on_an_accelerator() -> None:
+    """Else the gradient of an output layer would be allocated again for every chunk of positions."""
+    with FakeTensorMode():
+        first, second = torch.ones(5, 8, dtype=torch.bfloat16), torch.ones(8, 7, dtype=torch.bfloat16)
+        total = torch.zeros(5, 7)
+        assert products.add_product(total, first, second) is total
+
+
 def test_the_precision_says_how_a_head_multiplies_and_float64_is_never_rounded() -> None:
     for precision in (Precision.FLOAT32, Precision.BF16, Precision.BF16_FLOAT32_HEAD):
         model = LanguageModel(build_architecture("llama"), precision=precision)

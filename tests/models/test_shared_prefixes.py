@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -166,7 +167,7 @@ class OnCPU(VarlenAttention):
 
     def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int | None, ...] = ()) -> None:
         super().__init__(lengths, prefixes)
-        self._is_right = varlen.ends_together(torch.device("cpu"))
+        self._is_right = varlen.is_right(torch.device("cpu"), grouped=False)
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
         del query, key, value
@@ -177,7 +178,7 @@ class OnCPU(VarlenAttention):
 def kernel_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def put(ends_together: bool) -> None:
         monkeypatch.setattr(varlen, "varlen_kernel", lambda: emulated(ends_together))
-        monkeypatch.setattr(varlen, "ends_together", varlen.ends_together.__wrapped__)
+        monkeypatch.setattr(varlen, "is_right", varlen.is_right.__wrapped__)
 
     return put
 
@@ -192,11 +193,30 @@ def test_the_varlen_kernel_gets_a_copy_of_the_prefix_for_every_segment(kernel_th
 def test_a_varlen_kernel_that_aligns_the_first_tokens_is_not_used(kernel_that, monkeypatch: pytest.MonkeyPatch) -> None:
     row = ROWS["one group"]
     kernel_that(ends_together=False)
-    assert not varlen.ends_together(torch.device("cpu"))
+    assert not varlen.is_right(torch.device("cpu"), grouped=False)
     check_attention(row, OnCPU, AttentionOptions(), dtype=torch.float64, tolerance=1e-12)
-    monkeypatch.setattr(varlen, "ends_together", lambda *_: True)
+    monkeypatch.setattr(varlen, "is_right", lambda *_, **__: True)
     with pytest.raises(AssertionError, match="not close"):
         check_attention(row, OnCPU, AttentionOptions(), dtype=torch.float64, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_grouped_heads_are_tried_out_where_the_kernel_is_not_told_of_them(monkeypatch, knows: bool) -> None:
+    """torch 2.11 hands grouped heads on as they are. A kernel that cannot take them is not used for them."""
+    told = emulated(ends_together=True)
+
+    def untold(query: Tensor, key: Tensor, value: Tensor, *bounds: Any, scale: Any, window_size: Any) -> Tensor:
+        if not knows and query.shape[1] != key.shape[1]:
+            raise RuntimeError("key and value must have as many heads as query")
+        return told(query, key, value, *bounds, scale=scale, window_size=window_size, enable_gqa=True)
+
+    monkeypatch.setattr(varlen, "varlen_kernel", lambda: untold)
+    try_out, device = varlen.is_right.__wrapped__, torch.device("cpu")
+    assert try_out(device, grouped=False)
+    assert try_out(device, grouped=True) is knows
+    monkeypatch.setattr(varlen, "is_right", try_out)
+    assert varlen.names_grouped_heads(told)
+    assert not varlen.names_grouped_heads(untold)
 
 
 @pytest.mark.gpu

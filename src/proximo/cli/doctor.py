@@ -88,16 +88,10 @@ def _precision() -> Finding:
     import torch
 
     from proximo.kernels import kernels_of
-    from proximo.models.attention.varlen import varlen_kernel
     from proximo.models.precision.placement import resolve_device, resolve_precision
 
     device = resolve_device("auto").type
     found = f"run.precision auto means {resolve_precision('auto', device=device)} on {device}; the default is float32"
-    if device == "cuda" and varlen_kernel() is None:
-        return Finding(
-            found,
-            "with torch 2.12 or newer, attention in bf16 is one call for all sequences instead of one for each",
-        )
     is_faster = kernels_of(device).bf16_product(torch.empty(0)) is not None
     return Finding(f"{found}; bf16 is faster on this processor" if is_faster else found)
 

@@ -215,6 +215,9 @@ class PackedLayout:
         # if the keys begin before the queries.
         window = options.sliding_window
         masked = counts[0] != counts[1] or (window is not None and counts[1] > window)
+        if query.is_cuda and query.dtype is torch.float32:
+            # CUDA's only fused kernel for float32 knows no grouped heads: torch would take one that keeps all scores.
+            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
         return functional.scaled_dot_product_attention(
             query,
             key,

@@ -50,9 +50,9 @@ def product(
 def add_product(
     total: Float[Tensor, "rows columns"], first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
-    """total [V, D] float32 plus the product of two operands; perhaps in `total` itself."""
+    """total [V, D] float32 plus the product of two operands, in `total` itself."""
     if first.dtype is torch.bfloat16 and has_kernels_for_all(first):
-        return torch.addmm(total, first, second, out_dtype=torch.float32)
+        return torch.addmm(total, first, second, out_dtype=torch.float32, out=total)
     return total.addmm_(_widened(first), _widened(second))
 
 
