@@ -10,12 +10,14 @@ from proximo.algorithms.masking import (
     masked_mean,
     masked_variance,
     rescale,
+    running_sums,
     segment_ids,
     segment_rows,
     segment_sum,
     select,
     standardise,
     sum_per_token,
+    sums_by_products,
     token_positions,
     value_positions,
 )
@@ -102,3 +104,12 @@ def test_a_sum_over_a_response_is_of_its_own_tokens_in_value_and_gradient():
     assert segment_sum(TOKENS.long(), LENGTHS).dtype is torch.long
     with pytest.raises((IndexError, RuntimeError)):
         segment_sum(TOKENS, (2, 3))
+
+
+@pytest.mark.parametrize("num_columns", [1, 511, 512, 513, 5000])
+def test_running_sums_by_products_are_those_of_a_loop(num_columns: int) -> None:
+    x = torch.randn(3, num_columns, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = x.numpy().cumsum(axis=1)
+    for found in (running_sums(x), sums_by_products(x)):
+        assert found.shape == x.shape
+        torch.testing.assert_close(found.numpy(), expected, rtol=1e-12, atol=1e-11)

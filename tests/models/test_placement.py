@@ -1,21 +1,27 @@
 """Devices, precisions and position limits by name."""
 
+import os
+
 import pytest
 import torch
 
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from builders import tiny_language_model
-from proximo.errors import ConfigError
+from proximo.config.run import RunConfig
+from proximo.errors import ConfigError, TrainingError
 from proximo.models.precision.placement import (
     Precision,
     resolve_device,
     resolve_precision,
     say_precision,
+    use_deterministic_kernels,
     use_tf32,
     without_tf32,
 )
 from proximo.models.pretrained.sources import new_config
 from proximo.models.transformers_model import check_lengths, position_limit
+from proximo.run.make.models import prepare_device
+from proximo.run.memory import memory_advice
 
 
 def test_precisions_by_name():
@@ -55,6 +61,44 @@ def test_tf32_is_a_mode_of_cuda():
         use_tf32(Precision.FLOAT32)  # the next stage of a pipeline, in the same process
         assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield torch.are_deterministic_algorithms_enabled
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_kernels_are_deterministic_on_cuda_until_a_run_wants_others(kernels) -> None:
+    use_deterministic_kernels(True, torch.device("cpu"))
+    assert not kernels()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    use_deterministic_kernels(True, torch.device("cuda:0"))
+    assert kernels()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    use_deterministic_kernels(True, torch.device("cpu"))  # another stage, whose kernels are not CUDA's
+    assert kernels()
+    use_deterministic_kernels(False, torch.device("cuda:0"))
+    assert not kernels()
+
+
+def test_a_run_says_so_to_its_device(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proximo.run.make.models.resolve_device", lambda _: torch.device("cuda:0"))
+    for wanted in (True, False):
+        prepare_device(RunConfig(folder="run", device="cuda", deterministic=wanted))
+        assert kernels() is wanted
+
+
+def test_an_operator_without_such_a_kernel_ends_the_run_with_its_name() -> None:
+    said = "cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use_deterministic...'"
+    with (
+        pytest.raises(TrainingError, match=r"step 3: cumsum_cuda_kernel .* in score: set run.deterministic to false"),
+        memory_advice("lower x", "score", step=3),
+    ):
+        raise RuntimeError(said)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: int = 0, mps: bool = False) -> None:

@@ -750,6 +750,7 @@ SHOWN_ELSEWHERE = {
         run.RunConfig,
         "grace_seconds",
     ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    (run.RunConfig, "deterministic"): ("models/test_placement.py", "test_a_run_says_so_to_its_device"),
     (run.RunConfig, "compile"): (
         "run/test_memory_options.py",
         "test_every_model_that_trains_is_compiled_as_the_recipe_says",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 Device = torch.device | str | None
 
@@ -68,6 +69,27 @@ def segment_rows(x: Shaped[Tensor, "tokens"], lengths: Sequence[int]) -> Shaped[
 def segment_sum(x: Shaped[Tensor, "tokens"], lengths: Sequence[int]) -> Shaped[Tensor, "responses"]:
     """[R] from [T]: the sum over each response; 0 for an empty one. Repeatable to the bit on every device."""
     return segment_rows(x, lengths).sum(1)
+
+
+def running_sums(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
+    """[R, N] the sums along each row, up to each column: `cumsum`, with the same bits in every run.
+
+    CUDA adds the parts of a long row in the order in which they are ready, which torch refuses in deterministic mode.
+    There it is made of products with triangles of ones.
+    """
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(dim=1)
+    return sums_by_products(x)
+
+
+def sums_by_products(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
+    """`running_sums` within blocks of 512 columns, plus those of all blocks before."""
+    width = 512
+    num_rows, num_columns = x.shape
+    blocks = functional.pad(x, (0, -num_columns % width)).view(num_rows, -1, width)
+    within = blocks @ torch.ones(width, width, dtype=x.dtype, device=x.device).triu()
+    before = torch.ones(blocks.shape[1], blocks.shape[1], dtype=x.dtype, device=x.device).triu(1)
+    return (within + (within[:, :, -1] @ before)[:, :, None]).flatten(1)[:, :num_columns]
 
 
 def broadcast_to_tokens(per_response: Shaped[Tensor, "responses"], lengths: Sequence[int]) -> Shaped[Tensor, "tokens"]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from proximo.algorithms.kl import bounded_exp
-from proximo.algorithms.masking import broadcast_to_tokens, segment_sum
+from proximo.algorithms.masking import broadcast_to_tokens, running_sums, segment_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ def within_second_moment(
     """
     squares = log_ratios.double().square()
     ascending = squares[mask].sort().values
-    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
+    means = running_sums(ascending[None])[0] / torch.arange(1, len(ascending) + 1, device=ascending.device)
     num_within = int((means <= limit).sum())  # the means never fall
     if num_within == len(ascending):
         return mask.clone()

@@ -37,6 +37,10 @@ class RunConfig(Section):
     compile: Literal["none", "inductor", "aot_eager"] = "none"
     """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for debugging.
     docs/memory.md."""
+    deterministic: bool = True
+    """On CUDA: kernels that give the same bits in every run, attention's backward pass included; an operator that has
+    none ends the run with its name. `false` for speed, where no two runs need be equal. Elsewhere kernels always are
+    so."""
     num_threads: int | None = Field(None, ge=1)
     """CPU threads; null is torch's default. The number changes the last bits of results, so a resume requires the
     same."""

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from proximo.algorithms.masking import running_sums
 from proximo.errors import UserError
 from proximo.kernels import row_operations
 
@@ -241,7 +242,7 @@ def _weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
 def _nucleus_threshold(scaled: Tensor, top_p: float) -> Tensor:
     """scaled [B, V] -> [B, 1]: the smallest logit among the fewest most probable tokens that reach `top_p`."""
     ordered = scaled.sort(dim=1, descending=True).values
-    mass = ordered.double().softmax(dim=1).cumsum(dim=1)
+    mass = running_sums(ordered.double().softmax(dim=1))
     last = (mass < top_p).sum(dim=1, keepdim=True).clamp_(max=scaled.shape[1] - 1)
     return ordered.gather(1, last)
 

@@ -12,16 +12,22 @@ from proximo.errors import ConfigError, TrainingError, memory_ran_out
 
 @contextmanager
 def memory_advice(settings: str, phase: str, *, step: int) -> Generator[None]:
-    """Turns a failed allocation, on the device or in Python, into a TrainingError.
+    """Turns a failed allocation, on the device or in Python, into a TrainingError, as well as the lack of a kernel that
+    `run.deterministic` demands.
 
     settings: advice on what to change, from `TrainerRecipe.memory_settings`.
     """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if "does not have a deterministic implementation" in reason:
+            raise TrainingError(
+                f"step {step}: {reason.partition(', but')[0]}, in {phase}: set run.deterministic to false, and no two "
+                "runs have the same bits"
+            ) from error
         if not memory_ran_out(error):
             raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {settings}; neither changes the result. "
             f"`proximo plan` with this recipe shows the memory of each part ({reason})"

@@ -6,6 +6,7 @@ Legend: T packed tokens, C with copies of prefixes, S segments, H query heads, H
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from proximo.models.packing import cumulative_lengths
 
 
 @cache
-def varlen_kernel() -> Callable[..., Tensor]:
+def varlen_kernel() -> Callable[..., Any]:
     """torch's varlen attention. Imported when it is needed, because its operators are registered by the import."""
     from torch.nn.attention.varlen import varlen_attn
 

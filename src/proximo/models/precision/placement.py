@@ -1,5 +1,6 @@
 """Resolves the device and the precision of a run."""
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -57,6 +58,20 @@ def use_tf32(precision: Precision) -> None:
     A pipeline runs its stages in one process, and their precisions may differ.
     """
     torch.backends.cuda.matmul.allow_tf32 = precision is Precision.TF32
+
+
+def use_deterministic_kernels(wanted: bool, device: torch.device) -> None:
+    """Let CUDA compute the same bits in every run, in this process. On other devices nothing changes.
+
+    An operator without such a kernel raises RuntimeError. To be called before the first product on the device, since
+    cuBLAS reads its setting then.
+    """
+    if device.type != "cuda":
+        return
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch._C._set_deterministic_fill_uninitialized_memory(False)  # it would write into every new tensor
 
 
 @contextmanager

@@ -18,7 +18,13 @@ from proximo.models.backbone import check_compiler
 from proximo.models.language import LanguageModel, PackedModel
 from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
-from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
+from proximo.models.precision.placement import (
+    Precision,
+    resolve_device,
+    resolve_precision,
+    use_deterministic_kernels,
+    use_tf32,
+)
 from proximo.models.pretrained.folders import refuse_second_adapter
 from proximo.models.pretrained.sources import (
     ModelSource,
@@ -84,6 +90,7 @@ def prepare_device(run: RunConfig) -> DeviceSpec:
 
     precision = resolve(str(device))
     use_tf32(precision)
+    use_deterministic_kernels(run.deterministic, device)
     if (world := current()).size > 1:
         world.device = device
     return DeviceSpec(
