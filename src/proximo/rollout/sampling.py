@@ -16,9 +16,12 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 """
 
 import hashlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import NoneType
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -27,6 +30,9 @@ from torch import Tensor
 from proximo.algorithms.masking import running_sums
 from proximo.errors import UserError
 from proximo.kernels import row_operations
+
+if TYPE_CHECKING:  # it needs Triton
+    from proximo.rollout.fused_sampling import Draw
 
 _BLOCK_ELEMENTS_CPU = 2**18
 """Logits per block of rows on a CPU. A block stays in the CPU's cache: three times as fast at 152k tokens."""
@@ -175,6 +181,9 @@ def sample(
     kernels = row_operations(logits) if options.draws_from_full_softmax else None
     if kernels is not None:
         return kernels.sample(logits, streams=streams, positions=positions, temperature=options.temperature)
+    fused = _fused(logits) if options.draws_from_full_softmax else None
+    if fused is not None:
+        return fused(logits, streams=streams, positions=positions, temperature=options.temperature)
     block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
     rows_per_block = max(1, block // logits.shape[1])
     parts = [
@@ -185,6 +194,26 @@ def sample(
         return parts[0]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _fused(logits: Tensor) -> "Draw | None":
+    """The kernel that draws in place of `_sample_block`, where there is one that draws the same tokens; else None."""
+    if not (logits.is_cuda and torch.cuda.is_available() and _has_triton()):
+        return None
+    from proximo.rollout.fused_sampling import draw, draws_as
+
+    return draw if draws_as(plain_draw, logits.device, logits.dtype, logits.shape[1]) else None
+
+
+def plain_draw(logits: Tensor, *, streams: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """`sample` from the full softmax by torch's operators, which define it."""
+    options = SamplingOptions(max_new_tokens=1, temperature=temperature)
+    return _sample_block(logits, streams, positions, options=options, ending_ids=streams[:0])
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def restrict(
