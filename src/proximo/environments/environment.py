@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from proximo.records import Message
 
-type Observation = str | Sequence[Message]
+Observation = str | Sequence[Message]
 """What the policy reads: a text, or messages for the chat template."""
 
 
