@@ -4,8 +4,9 @@ Records are frozen, and each holds the one before it, so that what belongs toget
 padding: lengths and finish reasons make the masks, never a token id.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,8 @@ from proximo_verifiers.verifier import Finish, ScoreState
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, as chat templates expect them."""
+Continuation = tuple[Sequence[int], Sequence[int]]
+"""A sequence of a trajectory: the ids of its context, and those that follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +101,14 @@ class Response:
     """Where the tokens go on in a further sequence, in order. A fork adds no token: its context is read by packing."""
     episode: Episode | None = None
     """None for an answer without an environment."""
+
+    @property
+    def sequences(self) -> "list[Continuation]":
+        """What models read: the sequence of an answer; of a trajectory with forks, each of its sequences."""
+        starts = [0, *(fork.start for fork in self.forks), len(self.token_ids)]
+        contexts = [self.prompt.token_ids, *(fork.context for fork in self.forks)]
+        tokens = (self.token_ids[start:end] for start, end in pairwise(starts))
+        return list(zip(contexts, tokens, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
