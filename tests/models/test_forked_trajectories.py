@@ -55,7 +55,10 @@ def test_the_length_of_a_trajectory_is_what_is_computed_for_it():
         assert packed_length(each.sequences) == pack_trajectories([each.sequences]).packed.num_tokens
     together = [forked(), others()[1]]
     computed = pack_trajectories([each.sequences for each in together]).packed.num_tokens
-    lengths, prefixes = [packed_length(each.sequences) for each in together], [each.prompt.token_ids for each in together]
+    lengths, prefixes = (
+        [packed_length(each.sequences) for each in together],
+        [each.prompt.token_ids for each in together],
+    )
     assert plan_batches(lengths, token_budget=computed, prefixes=shareable_prefixes(prefixes)) == [[0, 1]]
     assert len(plan_batches(lengths, token_budget=computed - 1, prefixes=shareable_prefixes(prefixes))) == 2
 
