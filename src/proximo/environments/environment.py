@@ -1,12 +1,13 @@
-"""What an environment is: a class with `reset` and `step` on texts, in the form of Gymnasium. What it answers."""
+"""What an environment is: a class with `reset` and `step` on texts, in the form of Gymnasium. What it answers.
+
+Imports no torch, so that worker processes and the modules of environments can import it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proximo.records import Message
-
-Observation = str | Sequence[Message]
+Observation = str | Sequence[Mapping[str, Any]]
 """What the policy reads: a text, or messages for the chat template."""
 
 
@@ -41,6 +42,8 @@ class EnvironmentStep:
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Wall-clock time that the environment took."""
 
     @property
     def is_last(self) -> bool:
@@ -55,7 +58,7 @@ class EnvironmentFault:
     reason: str
     """One line for people."""
     kind: str = "error"
-    """One word for counts: `error`, `timeout`, `died`, `memory`, `invalid`."""
+    """One word for counts: `error` (it raised), `timeout`, `died`, `memory`, `invalid` (a wrong type or size)."""
 
 
 class Environments(Protocol):
