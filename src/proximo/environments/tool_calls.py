@@ -224,7 +224,7 @@ _BARE_CALL = re.compile(r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
 
 
 def _split_llama(text: str) -> tuple[list[str], str]:
-    """A reply is JSON of calls with semicolons between, after `<|python_tag|>` or from its beginning; or it is words."""
+    """The reply is JSON of calls, with semicolons between, after `<|python_tag|>` or from its beginning; or words."""
     words, mark, calls = text.partition("<|python_tag|>")
     if not mark:
         words, calls = ("", text.strip()) if _BARE_CALL.match(text.strip()) else (text, "")
