@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from proximo.data.tokenise import TextEncoder
 from proximo.environments.dialogue import Dialogue
@@ -30,12 +30,12 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Now.
 
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     if name == "qwen 2.5":
-        return AutoTokenizer.from_pretrained(real_data("tokenizers", "qwen2.5"))
+        return Qwen2Tokenizer.from_pretrained(real_data("tokenizers", "qwen2.5"))
     if name == "smollm 2":
         folder = os.environ.get("PROXIMO_TEST_MODEL")
         if not folder:
             pytest.skip("PROXIMO_TEST_MODEL is unset: SmolLM2's tokenizer is not at hand")
-        return AutoTokenizer.from_pretrained(folder)
+        return PreTrainedTokenizerFast.from_pretrained(folder)
     return TURN_FAMILIES[name].tokenizer("zqab zqcd zqef\n\nthe answer is 1234 <think></think>" * 9)
 
 
@@ -105,7 +105,9 @@ class Policy:
             place = 0
             while place < len(part):
                 size = len(part) if part in marks else self.draw.randint(1, 6)
-                found += self.tokenizer(part[place : place + size], add_special_tokens=False)["input_ids"]
+                found += self.tokenizer.backend_tokenizer.encode(
+                    part[place : place + size], add_special_tokens=False
+                ).ids
                 place += size
         return found
 
@@ -190,5 +192,5 @@ def test_a_thousand_trajectories_are_spliced_or_fork_where_the_template_rewrites
             num_turns, num_forks = num_turns + 1, num_forks + (not goes_on)
     assert not [text for text in tokenised if SIGN in text]
     assert num_turns > 3 * NUM_TRAJECTORIES
-    assert (num_forks > NUM_TRAJECTORIES // 2) == (name == "qwen 3")
-    assert name == "qwen 3" or num_forks == 0
+    # Qwen 3 leaves out thoughts before the last turn of the user, and Mistral writes the tools before that turn.
+    assert num_forks > NUM_TRAJECTORIES // 2 if name in ("qwen 3", "mistral") else num_forks == 0
