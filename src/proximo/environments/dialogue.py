@@ -69,7 +69,6 @@ class Dialogue:
         turn = PolicyTurn(
             token_ids=ids,
             before=self.prompt_ids,
-            asked=self._taken(),
             opening=self._opening,
             text=text,
             is_thinking=renderer.knows_thoughts and (is_opened or is_closed),

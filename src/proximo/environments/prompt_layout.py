@@ -4,11 +4,12 @@ The template renders placeholders in place of the policy's words, so that nothin
 a piece of the template, and the template cannot change it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from proximo.data.codec import common_length
 from proximo.data.templates.chat import ChatTemplate
 from proximo.data.templates.conversation_text import DUMMY
 from proximo.data.templates.limits import RenderingError
@@ -29,8 +30,6 @@ class PolicyTurn:
     token_ids: tuple[int, ...]
     before: tuple[int, ...]
     """The ids that it read."""
-    asked: tuple[Item, ...]
-    """The conversation before it."""
     opening: str
     """The text before it, from the end of the turn before on."""
     text: str
@@ -75,7 +74,7 @@ class PromptLayout:
             if not isinstance(item, int) or (at := self._text.find(self._answer(item), done)) < 0:
                 continue  # a message, or a turn that the template leaves out
             turn, before = self._turns[item], self._text[done:at]
-            opening = self._opening(place, item, before, done)
+            opening = self._opening(place, item, before)
             done = at + len(self._answer(item))
             if opening is None:
                 rest, ids = self._renderer.answer(turn.before, turn.token_ids, turn.text)
@@ -97,7 +96,7 @@ class PromptLayout:
             )
         return joined(found)
 
-    def _opening(self, place: int, number: int, before: str, done: int) -> str | None:
+    def _opening(self, place: int, number: int, before: str) -> str | None:
         """The text before a turn that the template writes as the policy wrote it; None if it rewrites the turn.
 
         `before`: the text between the end of the turn before and the answer. A template that opens a turn with words of
@@ -107,22 +106,12 @@ class PromptLayout:
         prefix, is_there, _ = before.partition(self._thought(number))
         if turn.is_thinking and not is_there:
             return None
-        is_same = prefix.startswith(turn.opening) or prefix == turn.opening.rstrip()
-        opening = turn.opening if is_same else self._new_opening(place, turn, done)
-        if opening is None:
-            return None
-        added = prefix[len(opening) :].strip()
-        return opening if self._is_call(place) or added in turn.text else None
-
-    def _new_opening(self, place: int, turn: PolicyTurn, done: int) -> str | None:
-        """The text before a turn that has other messages before it than when it was written; None otherwise."""
-        if self._items[:place] == turn.asked:
-            return None
-        try:
-            asked = self._rendered(self._items[:place])
-        except RenderingError:
-            return None
-        return asked[done:] if self._text.startswith(asked) else None
+        if prefix.startswith(turn.opening):
+            border = len(turn.opening)
+        else:  # the template changed something before the turn, or other messages are there
+            border = _border(prefix, turn.opening, lambda added: self._is_call(place) or added.strip() in turn.text)
+        added = prefix[border:].strip()
+        return prefix[:border] if border and (self._is_call(place) or added in turn.text) else None
 
     def _end(self, turn: PolicyTurn, behind: str, *, is_call: bool, is_kept: bool) -> tuple[bool, int]:
         """(whether the turn's end is missing, number of characters of `behind` that the policy wrote itself)."""
@@ -178,6 +167,16 @@ class PromptLayout:
 
     def _answer(self, number: int) -> str:
         return f"{self._dummy}{number}a"
+
+
+def _border(text: str, opening: str, may_follow: Callable[[str], bool]) -> int:
+    """Where a turn begins in a text that ends with its first words: behind the longest ending of `opening` in it, or 0.
+
+    `may_follow`: whether the turn may begin with what stands behind a place.
+    """
+    ends = [end for end in range(1, len(text) + 1) if text[end - 1] == opening[-1:] and may_follow(text[end:])]
+    lengths = {end: common_length(text[max(0, end - len(opening)) : end][::-1], opening[::-1]) for end in ends}
+    return max(ends, key=lengths.__getitem__, default=0)
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
