@@ -3,6 +3,8 @@
 import asyncio
 import hmac
 
+import uvicorn
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
@@ -33,3 +35,18 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "the client disconnected") from None
     return bytes(body)
+
+
+def http_server(application: Starlette, *, grace_seconds: int) -> uvicorn.Server:
+    """The server of an application. `grace_seconds`: for running requests, once it must end."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=grace_seconds,
+        )
+    )
