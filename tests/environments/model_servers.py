@@ -10,8 +10,7 @@ from typing import Any
 import httpx2
 
 from proximo.environments.call_requests import Vocabulary
-from proximo.environments.chat_calls import ChatCalls, ParsedTurn
-from proximo.environments.environment import Observation
+from proximo.environments.chat_calls import ChatCalls
 from proximo.environments.recorder import CallLimits, Recording
 from proximo.environments.server import ModelServer
 from proximo.records import Finish, Prompt
@@ -33,33 +32,28 @@ class Letters:
 class LetterDialogue:
     """`role:text|` for each message, then `assistant:`."""
 
-    def __init__(self, observation: Observation, tools: Any) -> None:
-        self.prompt_ids = ids(f"{'T' if tools else ''}{_written(observation)}assistant:")
+    def __init__(self, messages: Any, tools: Any) -> None:
+        self._begins = "T" if tools else ""
+        self._turns: list[tuple[int, ...]] = []
+
+    def ask(self, items: Sequence[Any]) -> None:
+        asked = ids(self._begins)
+        for item in items:
+            is_turn = isinstance(item, int)
+            asked += ids("assistant:") if is_turn else ids(f"{item['role']}:{item['content']}|")
+            asked += (*self._turns[item], ord("|")) if is_turn else ()
+        self.prompt_ids = asked + ids("assistant:")
 
     def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
         return Letters().decode(token_ids)
 
-    def answered(self, token_ids: Sequence[int], finish: Finish, observation: Observation) -> None:
-        self.prompt_ids = (*self.prompt_ids, *token_ids, *ids(f"|{_written(observation)}assistant:"))
-
-
-def _written(observation: Observation) -> str:
-    assert not isinstance(observation, str)
-    return "".join(f"{message['role']}:{message['content']}|" for message in observation)
+    def wrote(self, token_ids: Sequence[int], finish: Finish) -> int:
+        self._turns.append(tuple(token_ids))
+        return len(self._turns) - 1
 
 
 def ids(text: str) -> tuple[int, ...]:
     return tuple(map(ord, text))
-
-
-def parse(text: str, tools: Any) -> ParsedTurn:
-    """`name(text)` calls a tool, `name(` does not succeed."""
-    name, opened, rest = text.partition("(")
-    if not opened:
-        return ParsedTurn(content=text)
-    if not rest.endswith(")"):
-        return ParsedTurn(content=text, num_malformed=1)
-    return ParsedTurn(content="", calls=({"function": {"name": name, "arguments": {"a": rest[:-1]}}},))
 
 
 @dataclass
@@ -99,7 +93,7 @@ def serving(reply: str | None = None, **limits: Any) -> Iterator[tuple[ModelServ
     chat = ChatCalls(
         tokenizer=Letters(),
         begin=LetterDialogue,
-        parse=parse,
+        style="hermes",
         vocabulary=Vocabulary(size=300, ending_ids=(EOS,)),
     )
     with closing(ModelServer(chat, max_model_len=64, **options)) as server:

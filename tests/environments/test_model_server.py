@@ -84,6 +84,41 @@ def test_other_messages_or_tools_fork(second: tuple[str, ...], tools: Any) -> No
         assert len(response.token_ids) == 6
 
 
+def test_a_history_that_a_client_shortened_keeps_the_ids_of_the_policy() -> None:
+    with serving("ab", max_calls=9) as (server, session):
+        noted = recording(session, max_calls=9)
+        server.begin([noted])
+        url = server.base_url("secret")
+        chat(url, "one")
+        session.reply = "cd"
+        chat(url, "one", "ab", "two")
+        chat(url, "shorter", "cd", "three")
+        assert session.asked[2].token_ids == (*ids("user:shorter|assistant:cd"), EOS, *ids("|user:three|assistant:"))
+        assert [fork.context for fork in finished(noted).forks] == [session.asked[2].token_ids]
+
+
+def test_an_answer_ends_before_its_stop_string_and_its_tokens_with_it() -> None:
+    with serving() as (server, session):
+        noted = recording(session)
+        server.begin([noted])
+        asking = Asking(server.base_url("secret"), "hi", stop="END")
+        wait_until(lambda: session.asked)
+        session.write("abEND", finish=Finish.STOP)
+        assert asking.result().json()["choices"][0]["message"]["content"] == "ab"
+        assert finished(noted).token_ids == ids("abEND")
+
+
+def test_a_call_that_the_engine_gave_up_makes_a_fault() -> None:
+    with serving() as (server, session):
+        noted = recording(session)
+        server.begin([noted])
+        asking = Asking(server.base_url("secret"), "hi")
+        wait_until(lambda: session.asked)
+        session.write("ab", finish=Finish.ABORTED)
+        assert asking.result().status_code == 503
+        assert noted.fault == "the engine gave up a call of the policy"
+
+
 def test_two_conversations_of_one_trajectory_keep_their_ids() -> None:
     with serving("ab", max_calls=9) as (server, session):
         noted = recording(session)
@@ -98,7 +133,7 @@ def test_two_conversations_of_one_trajectory_keep_their_ids() -> None:
 
 def test_calls_of_tools_come_as_calls_and_are_counted() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    with serving("add(1)") as (server, session):
+    with serving('<tool_call>{"name": "add", "arguments": {"a": "1"}}</tool_call>') as (server, session):
         noted = recording(session)
         server.begin([noted])
         url = server.base_url("secret")
@@ -107,14 +142,14 @@ def test_calls_of_tools_come_as_calls_and_are_counted() -> None:
         assert choice["message"]["content"] is None
         (call,) = choice["message"]["tool_calls"]
         assert (call["type"], call["function"]) == ("function", {"name": "add", "arguments": '{"a": "1"}'})
-        session.reply = "add("
+        session.reply = "<tool_call>add"
         messages = [
             {"role": "user", "content": "hi"},
             choice["message"],
             {"role": "tool", "tool_call_id": call["id"], "content": "2"},
         ]
         again = post(f"{url}/chat/completions", {"messages": messages, "tools": tools}).json()["choices"][0]
-        assert (again["message"]["content"], again["finish_reason"]) == ("add(", "stop")
+        assert (again["message"]["content"], again["finish_reason"]) == ("<tool_call>add", "stop")
         assert session.asked[1].token_ids[: len(session.asked[0].token_ids)] == session.asked[0].token_ids
         turns = finished(noted).episode.turns
         assert [(turn.num_tool_calls, turn.num_malformed_calls) for turn in turns] == [(1, 0), (0, 1)]

@@ -7,7 +7,7 @@ behind its own ids. Any other messages, such as a shortened history, are rendere
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
@@ -24,51 +24,44 @@ from proximo.environments.call_requests import (
     request_id,
     sampling_of,
 )
-from proximo.environments.engine import Dialogue
-from proximo.environments.environment import Observation
+from proximo.environments.dialogue import Dialogue
+from proximo.environments.prompt_layout import Item
 from proximo.environments.recorder import Recording
+from proximo.environments.tool_calls import Tools, ToolStyle, ToolTurn, parse
 from proximo.errors import DataError, ModelError
-from proximo.records import Message
+from proximo.records import Finish, Message
+from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import ModelCall
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
-Tools = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedTurn:
-    """What the policy wrote, as a message for a client."""
-
-    content: str
-    calls: tuple[Mapping[str, Any], ...] = ()
-    """Calls of tools, in the form of chat templates: `function` with `name` and `arguments`, an object."""
-    num_malformed: int = 0
+Said = tuple[str, str, list[tuple[str, Mapping[str, Any]]]]
+History = tuple[Said, ...]
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
 class Conversation:
-    """A conversation of a trajectory, as messages and as ids."""
+    """What clients of a trajectory and the policy said to each other with the same tools, also in several threads."""
 
-    messages: list[Message]
-    """All that the policy has read, and its last answer if that was given."""
     tools: Tools
     dialogue: Dialogue
-    answer: ModelCall | None = None
-    """What the policy wrote last; None while it is asked."""
+    turns: list[tuple[History, int]] = field(default_factory=list)
+    """The answers of the policy with all that came before, as clients know them, and their numbers in the dialogue."""
 
-    def is_asked(self, messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether the policy is asked just this: a client tries again."""
-        return self.answer is None and tools == self.tools and _same(messages, self.messages)
+    def items(self, messages: Sequence[Message]) -> list[Item]:
+        """The messages, with answers of the policy by their numbers: those after the same messages, or the newest with
+        the same words, as in a history that a client has shortened.
+        """
+        said = tuple(map(_said, messages))
+        return [self._number(said[: place + 1], message) for place, message in enumerate(messages)]
 
-    def goes_on_with(self, messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
-        """The messages that follow its last answer, which are others than the policy's; none if they do not fit."""
-        known = len(self.messages)
-        if self.answer is None or tools != self.tools or not _same(messages[:known], self.messages):
-            return ()
-        new = messages[known:]
-        return () if any(message["role"] == "assistant" for message in new) else new
+    def _number(self, history: History, message: Message) -> Item:
+        if message["role"] != "assistant":
+            return message
+        same = [number for known, number in self.turns if known == history]
+        alike = [number for known, number in self.turns if known[-1] == history[-1]]
+        return next(reversed(same or alike), message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +69,9 @@ class ChatCall(SampledCall):
     """What a client asks of one call in messages."""
 
     conversation: Conversation
-    new: Sequence[Message]
-    """The messages that the trajectory has not had before."""
+    messages: Sequence[Message]
+    items: Sequence[Item]
+    """The messages, with answers of the policy by their numbers."""
     parses_tools: bool
     streams: bool
     with_usage: bool
@@ -92,10 +86,10 @@ class ChatCalls:
 
     tokenizer: "PreTrainedTokenizerBase"
     """Of the server alone: a tokenizer is for one thread."""
-    begin: Callable[[Observation, Tools | None], Dialogue]
-    """Begins a conversation: messages and JSON schemas of tools -> its dialogue."""
-    parse: Callable[[str, Tools], ParsedTurn]
-    """Finds calls of these tools in what the policy wrote."""
+    begin: Callable[[Sequence[Message], Tools], Dialogue]
+    """Messages and JSON schemas of tools -> a dialogue."""
+    style: ToolStyle
+    """How the policy writes calls of tools."""
     vocabulary: Vocabulary
 
     def read(self, recording: Recording, body: Mapping[str, Any]) -> ChatCall:
@@ -107,14 +101,20 @@ class ChatCalls:
             raise refused(str(error)) from None
         _refuse_forms(body)
         max_new_tokens, ignored = sampling_of(body, recording.options, self.vocabulary)
-        conversation, new = self._conversation(recording, messages, tools)
-        stream = body.get("stream_options") or {}
+        try:
+            conversation = self._conversation(recording, messages, tools)
+            items = conversation.items(messages)
+            conversation.dialogue.ask(items)
+        except (DataError, ModelError) as error:
+            raise refused(str(error)) from None
+        stream = body.get("stream_options")
         return ChatCall(
             token_ids=conversation.dialogue.prompt_ids,
             max_new_tokens=max_new_tokens,
             ignored=ignored,
             conversation=conversation,
-            new=new,
+            messages=messages,
+            items=items,
             parses_tools=bool(tools) and body.get("tool_choice") != "none",
             streams=bool(body.get("stream")),
             with_usage=isinstance(stream, Mapping) and bool(stream.get("include_usage")),
@@ -122,36 +122,26 @@ class ChatCalls:
             with_token_ids=bool(body.get("return_token_ids")),
         )
 
-    def _conversation(
-        self, recording: Recording, messages: list[Message], tools: Tools
-    ) -> tuple[Conversation, Sequence[Message]]:
-        """The conversation that the messages are of, and those that are new in it."""
-        for known in reversed(recording.conversations):
-            if known.is_asked(messages, tools):
-                return known, messages
-            if new := known.goes_on_with(messages, tools):
-                assert known.answer is not None, "only an answer is gone on from"
-                known.dialogue.answered(known.answer.token_ids, known.answer.finish, new)
-                known.messages, known.answer = messages, None
-                return known, new
-        try:
-            dialogue = self.begin(messages, tools or None)
-        except (DataError, ModelError) as error:
-            raise refused(str(error)) from None
-        conversation = Conversation(messages=messages, tools=tools, dialogue=dialogue)
-        recording.conversations.append(conversation)
-        return conversation, messages
+    def _conversation(self, recording: Recording, messages: Sequence[Message], tools: Tools) -> Conversation:
+        for known in recording.conversations:
+            if known.tools == tools:
+                return known
+        recording.conversations.append(Conversation(tools=tools, dialogue=self.begin(messages, tools)))
+        return recording.conversations[-1]
 
     def reply(self, recording: Recording, asked: ChatCall, call: ModelCall, model: str) -> Response:
         """Note an answered call, and write its reply."""
-        text = asked.conversation.dialogue.turn_text(call.token_ids, call.finish)
-        turn = self.parse(text, asked.conversation.tools) if asked.parses_tools else ParsedTurn(content=text)
-        recording.note(call, list(asked.new), text)
-        recording.tool_calls = len(turn.calls), turn.num_malformed
-        calls = [{"id": f"call{recording.num_calls:03}{number:02}", **each} for number, each in enumerate(turn.calls)]
-        said: Message = {"role": "assistant", "content": turn.content} | ({"tool_calls": calls} if calls else {})
-        asked.conversation.messages = [*asked.conversation.messages, said]
-        asked.conversation.answer = call
+        conversation, dialogue = asked.conversation, asked.conversation.dialogue
+        if dialogue.prompt_ids != asked.token_ids:
+            dialogue.ask(asked.items)  # a request that was refused has asked something else meanwhile
+        text = dialogue.turn_text(call.token_ids, call.finish)
+        turn = parse(text, self.style, conversation.tools) if asked.parses_tools else ToolTurn()
+        answered = max((place for place, item in enumerate(asked.items) if isinstance(item, int)), default=-1)
+        recording.note(call, asked.messages[answered + 1 :], text)
+        recording.tool_calls = len(turn.calls), len(turn.malformed)
+        said = _message(_before_stop(text, call, recording.options), turn)
+        number = dialogue.wrote(call.token_ids, call.finish)
+        conversation.turns.append((tuple(map(_said, (*asked.messages, said))), number))
         body = _completion(asked, call, said, model)
         if not asked.streams:
             return JSONResponse(body)
@@ -186,12 +176,25 @@ def _refuse_forms(body: Mapping[str, Any]) -> None:
         raise refused("tool_choice must be auto or none: the policy decides whether it calls a tool")
 
 
-def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Whether messages say the same. Clients drop or add white space and keys of their own."""
-    return len(one) == len(other) and all(_said(a) == _said(b) for a, b in zip(one, other, strict=True))
+def _before_stop(text: str, call: ModelCall, options: SamplingOptions) -> str:
+    """What the policy wrote before the stop string that ended it."""
+    places = [place for string in options.stop_strings if (place := text.rfind(string)) >= 0]
+    return text[: min(places)] if call.finish is Finish.STOP and places else text
 
 
-def _said(message: Message) -> tuple[Any, ...]:
+def _message(text: str, turn: ToolTurn) -> Message:
+    """A turn of the policy as a client gets it: calls of tools, or all that it wrote."""
+    if not turn.calls:
+        return {"role": "assistant", "content": text}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+        for call in turn.calls
+    ]
+    return {"role": "assistant", "content": turn.text, "tool_calls": calls}
+
+
+def _said(message: Message) -> Said:
+    """What identifies a message, since clients drop or add white space and keys of their own."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     return message["role"], message["content"].strip(), calls
 

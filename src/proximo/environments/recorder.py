@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from proximo.environments.environment import EnvironmentStep, Observation
 from proximo.environments.trajectory import MALFORMED_CALLS, TOOL_CALLS, Trajectory, with_observation
-from proximo.records import Prompt
+from proximo.records import Finish, Prompt
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall, Session
 
@@ -159,6 +159,9 @@ class Recorder:
         recording.running = None
         if isinstance(call, RefusedCallError):
             raise call
+        if call.finish is Finish.ABORTED:
+            recording.fault = "the engine gave up a call of the policy"
+            raise RefusedCallError(503, "fault", recording.fault)
         return call
 
     def answered(self, call: ModelCall) -> None:
