@@ -71,6 +71,8 @@ class Episode:
     failure: str | None = None
     """A fault of the environment or of its process, which is never a reward."""
     seconds_in_environment: float = 0.0
+    num_cut_observations: int = 0
+    """Messages of the environment that were longer than the limit, and cut."""
 
     @property
     def reward(self) -> float:

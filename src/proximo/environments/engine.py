@@ -34,10 +34,10 @@ WAIT_SECONDS = 0.05
 class Dialogue(Protocol):
     """One trajectory as ids: what is said between the turns of the policy."""
 
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """All ids that the policy reads in its next turn."""
-        ...
+    prompt_ids: tuple[int, ...]
+    """All ids that the policy reads in its next turn."""
+    num_cut_observations: int
+    """Messages that were longer than the limit of an observation."""
 
     def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
         """What the environment is given of a turn."""
@@ -50,15 +50,13 @@ class Dialogue(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Where the run ends a trajectory, with `Finish.LENGTH`, and how many are played at once."""
+    """Where the run ends a trajectory, with `Finish.LENGTH`."""
 
     max_turns: int = 16
     max_tokens: int = 2048
     """Most ids that the policy reads and writes in one call."""
     max_seconds: float | None = None
     """A trajectory that is older begins no further turn. It then depends on the clock; None: no such limit."""
-    max_episodes: int = 256
-    """Most episodes that are played at once. Samples do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +172,9 @@ class EnvironmentEngine:
         ]
         num_stops = self._num_stops
         with self._arena.turn, self._sessions.session(options, max_tokens=self._arena.limits.max_tokens) as session:
-            play = _Play(self._arena, session, lanes, on_finished or _ignore)
+            play = _Play(self._arena, session, on_finished or _ignore)
             try:
+                play.begin(lanes)
                 while not play.done:
                     if self._num_stops != num_stops:
                         raise TrainingError("the engine was stopped while it played episodes")
@@ -204,8 +203,7 @@ class _Lane:
     call: ModelCall | None = None
     """The last turn of the policy."""
     begun: float = 0.0
-    asked: float = 0.0
-    """When the environment was asked for its next answer."""
+    """When it had its first observation."""
     response: Response | None = None
 
     def __post_init__(self) -> None:
@@ -217,28 +215,29 @@ class _Lane:
 class _Play:
     """The loop of one call: environments and model take turns, and neither waits for a single trajectory."""
 
-    def __init__(
-        self, arena: Arena, session: Session, lanes: Sequence[_Lane], on_finished: Callable[[Response], None]
-    ) -> None:
+    def __init__(self, arena: Arena, session: Session, on_finished: Callable[[Response], None]) -> None:
         self._environments, self._limits, self._clock = arena.environments, arena.limits, arena.clock
         self._begin = arena.dialogue
         self._session = session
-        self._waiting = list(reversed(lanes))
         self._playing: dict[Hashable, _Lane] = {}
         self._on_finished = on_finished
         self.model_seconds = 0.0
         self.waiting_seconds = 0.0
         """In which no row was decoded, because all trajectories waited for their environments."""
 
+    def begin(self, lanes: Sequence[_Lane]) -> None:
+        """Begin all episodes."""
+        for lane in lanes:
+            self._environments.start(lane.number, seed=lane.seed, row=lane.prompt.metadata)
+            self._playing[lane.number] = lane
+
     @property
     def done(self) -> bool:
         """Whether every episode has ended."""
-        return not (self._waiting or self._playing)
+        return not self._playing
 
     def advance(self) -> None:
-        """Begin episodes, take what environments answered, and decode one block of tokens."""
-        while self._waiting and len(self._playing) < self._limits.max_episodes:
-            self._start(self._waiting.pop())
+        """Take what environments answered, and decode one block of tokens."""
         decodes, begun = self._session.num_running > 0, self._clock()
         for number, answer in self._environments.poll(0.0 if decodes else WAIT_SECONDS):
             if (lane := self._playing.get(number)) is not None:
@@ -256,11 +255,6 @@ class _Play:
         for lane in list(self._playing.values()):
             self._leave(lane.number)
 
-    def _start(self, lane: _Lane) -> None:
-        self._playing[lane.number] = lane
-        lane.begun = lane.asked = self._clock()
-        self._environments.start(lane.number, seed=lane.seed, row=lane.prompt.metadata)
-
     def _act(self, lane: _Lane, call: ModelCall) -> None:
         """Give the environment what the policy wrote."""
         if call.finish is Finish.ABORTED:
@@ -269,7 +263,7 @@ class _Play:
         assert lane.dialogue is not None, "the policy is asked after the first observation"
         text = lane.dialogue.turn_text(call.token_ids, call.finish)
         lane.trajectory.add_call(call, text)
-        lane.call, lane.asked = call, self._clock()
+        lane.call = call
         self._environments.step(lane.number, text)
 
     def _take(self, lane: _Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
@@ -279,11 +273,12 @@ class _Play:
         elif lane.call is None or lane.dialogue is None:
             self._observe_first(lane, answer)
         else:
-            lane.trajectory.add_answer(answer, self._clock() - lane.asked)
+            lane.trajectory.add_answer(answer)
             if answer.terminated:
                 self._end(lane, Finish.TERMINATED)
                 return
             lane.dialogue.answered(lane.call.token_ids, lane.call.finish, answer.observation)
+            lane.trajectory.num_cut_observations = lane.dialogue.num_cut_observations
             if answer.truncated or self._is_over(lane):
                 if len(lane.dialogue.prompt_ids) <= self._limits.max_tokens:
                     lane.trajectory.add_prompt(lane.dialogue.prompt_ids)
@@ -295,9 +290,9 @@ class _Play:
         lane.dialogue = self._begin(step.observation, step.info.get("tools"))
         prompt_ids = lane.dialogue.prompt_ids
         prompt = with_observation(lane.prompt, step.observation, prompt_ids)
-        seconds = self._clock() - lane.asked
+        lane.begun = self._clock()
         lane.trajectory = Trajectory(
-            prompt=prompt, sample_index=lane.sample_index, last=step, seconds_in_environment=seconds
+            prompt=prompt, sample_index=lane.sample_index, last=step, seconds_in_environment=step.seconds
         )
         if len(prompt_ids) >= self._limits.max_tokens:
             limit = f"{len(prompt_ids)} tokens, and environment.max_tokens is {self._limits.max_tokens}"

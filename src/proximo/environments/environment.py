@@ -1,13 +1,13 @@
-"""What an environment is: a class with `reset` and `step` on texts, in the form of Gymnasium. What it answers."""
+"""What an environment is: a class with `reset` and `step` on texts, in the form of Gymnasium. What it answers.
 
-import math
+Imports no torch, so that worker processes and the modules of environments can import it.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proximo.records import Message
-
-Observation = str | Sequence[Message]
+Observation = str | Sequence[Mapping[str, Any]]
 """What the policy reads: a text, or messages for the chat template."""
 
 
@@ -42,6 +42,8 @@ class EnvironmentStep:
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Wall-clock time that the environment took."""
 
     @property
     def is_last(self) -> bool:
@@ -56,49 +58,7 @@ class EnvironmentFault:
     reason: str
     """One line for people."""
     kind: str = "error"
-    """One word for counts: `error`, `timeout`, `died`, `memory`, `invalid`."""
-
-
-def as_step(answer: Any, *, first: bool) -> EnvironmentStep | EnvironmentFault:
-    """What `reset` (`first`) or `step` returned, checked: a fault of kind `invalid` for other types."""
-    form = "(observation, info)" if first else "(observation, reward, terminated, truncated, info)"
-    if not isinstance(answer, tuple | list) or len(answer) != (2 if first else 5):
-        return EnvironmentFault(kind="invalid", reason=f"{_method(first)} must return {form}, got {answer!r:.80}")
-    observation, *rest, info = answer
-    reward, terminated, truncated = rest or (0.0, False, False)
-    problems = {
-        f"the observation must be a text or messages, got {observation!r:.80}": _is_observation(observation),
-        f"the reward must be a finite number, got {reward!r:.80}": _is_number(reward),
-        f"info must be a dictionary, got {info!r:.80}": isinstance(info, Mapping),
-    }
-    for problem, holds in problems.items():
-        if not holds:
-            return EnvironmentFault(kind="invalid", reason=f"{_method(first)}: {problem}")
-    return EnvironmentStep(
-        observation=observation,
-        reward=float(reward),
-        terminated=bool(terminated),
-        truncated=bool(truncated),
-        info=info,
-    )
-
-
-def _method(first: bool) -> str:
-    return "reset" if first else "step"
-
-
-def _is_observation(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    messages = isinstance(value, Sequence) and all(isinstance(each, Mapping) and "role" in each for each in value)
-    return messages and len(value) > 0
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return not isinstance(value, str) and math.isfinite(value)
-    except (TypeError, ValueError):
-        return False
+    """One word for counts: `error` (it raised), `timeout`, `died`, `memory`, `invalid` (a wrong type or size)."""
 
 
 class Environments(Protocol):

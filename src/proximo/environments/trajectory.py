@@ -32,6 +32,7 @@ class Trajectory:
     last: EnvironmentStep | None = None
     """The environment's last answer."""
     seconds_in_environment: float = 0.0
+    num_cut_observations: int = 0
     _sequence: list[int] = field(default_factory=list)
     """All ids of the current sequence, its context included."""
 
@@ -71,10 +72,10 @@ class Trajectory:
         self.mask += [is_policy] * len(token_ids)
         self._sequence += token_ids
 
-    def add_answer(self, step: EnvironmentStep, seconds: float) -> None:
+    def add_answer(self, step: EnvironmentStep) -> None:
         """Note the environment's answer to the last turn."""
         self.last = step
-        self.seconds_in_environment += seconds
+        self.seconds_in_environment += step.seconds
         self.turns[-1] = replace(
             self.turns[-1],
             reward=step.reward,
@@ -102,6 +103,7 @@ class Trajectory:
                 info={} if self.last is None else dict(self.last.info),
                 failure=failure,
                 seconds_in_environment=self.seconds_in_environment,
+                num_cut_observations=self.num_cut_observations,
             ),
         )
 
