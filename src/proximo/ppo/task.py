@@ -16,6 +16,7 @@ from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
+from proximo.environments.engine import EnvironmentSource
 from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
@@ -55,6 +56,7 @@ class PPOTask:
         gold: RewardSource | None,
         samples_per_step: int,
         servers: EngineServers | None = None,
+        environments: EnvironmentSource | None = None,
         difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
@@ -69,6 +71,7 @@ class PPOTask:
         self.gold = gold
         self.samples_per_step = samples_per_step
         self.servers = servers
+        self.environments = environments
         self.difficulty = difficulty
         self.inputs_fingerprint = inputs_fingerprint
         self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
@@ -76,10 +79,11 @@ class PPOTask:
         self.num_steps = ppo.config.num_steps
 
     def close(self) -> None:
-        """Close the reward sources and the engine, which ends their processes."""
+        """Close the reward sources, the environments and the engine, which ends their processes."""
         self.ppo.close()
-        if self.servers is not None:
-            self.servers.close()
+        for started in (self.environments, self.servers):
+            if started is not None:
+                started.close()
         for source in (self.reward, self.gold):
             if isinstance(source, ClosableSource):
                 source.close()
