@@ -94,7 +94,7 @@ def serving(reply: str | None = None, **limits: Any) -> Iterator[tuple[ModelServ
         tokenizer=Letters(),
         begin=LetterDialogue,
         style="hermes",
-        vocabulary=Vocabulary(size=300, ending_ids=(EOS,)),
+        vocabulary=Vocabulary(size=300, special_ids=(EOS,)),
     )
     with closing(ModelServer(chat, max_model_len=64, **options)) as server:
         session = WrittenSession(server=server, reply=reply)

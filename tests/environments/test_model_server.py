@@ -24,7 +24,7 @@ from waiting import wait_until
 def test_ids_go_in_and_ids_come_out_in_the_form_that_a_client_of_vllm_reads() -> None:
     with serving("ab") as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         url = server.base_url("secret").removesuffix("/v1") + "/inference/v1/generate"
         body = {"token_ids": list(ids("hi")), "sampling_params": {"max_tokens": 5, "stop_token_ids": [EOS]}}
         choice = read_choice(post(url, body).content, limit=5, vocab_size=300)
@@ -51,7 +51,7 @@ def finished(noted: Recording, reward: float = 0.0) -> Response:
 def test_messages_that_go_on_are_put_behind_the_ids_of_the_policy() -> None:
     with serving() as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         url = server.base_url("secret")
         session.reply = " ab "
         said = chat(url, "hi").json()["choices"][0]
@@ -76,7 +76,7 @@ def test_messages_that_go_on_are_put_behind_the_ids_of_the_policy() -> None:
 def test_other_messages_or_tools_fork(second: tuple[str, ...], tools: Any) -> None:
     with serving("ab") as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         chat(server.base_url("secret"), "hi")
         chat(server.base_url("secret"), *second, tools=tools)
         response = finished(noted)
@@ -87,7 +87,7 @@ def test_other_messages_or_tools_fork(second: tuple[str, ...], tools: Any) -> No
 def test_a_history_that_a_client_shortened_keeps_the_ids_of_the_policy() -> None:
     with serving("ab", max_calls=9) as (server, session):
         noted = recording(session, max_calls=9)
-        server.begin([noted])
+        server.begin(noted)
         url = server.base_url("secret")
         chat(url, "one")
         session.reply = "cd"
@@ -100,7 +100,7 @@ def test_a_history_that_a_client_shortened_keeps_the_ids_of_the_policy() -> None
 def test_an_answer_ends_before_its_stop_string_and_its_tokens_with_it() -> None:
     with serving() as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         asking = Asking(server.base_url("secret"), "hi", stop="END")
         wait_until(lambda: session.asked)
         session.write("abEND", finish=Finish.STOP)
@@ -111,7 +111,7 @@ def test_an_answer_ends_before_its_stop_string_and_its_tokens_with_it() -> None:
 def test_a_call_that_the_engine_gave_up_makes_a_fault() -> None:
     with serving() as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         asking = Asking(server.base_url("secret"), "hi")
         wait_until(lambda: session.asked)
         session.write("ab", finish=Finish.ABORTED)
@@ -122,7 +122,7 @@ def test_a_call_that_the_engine_gave_up_makes_a_fault() -> None:
 def test_two_conversations_of_one_trajectory_keep_their_ids() -> None:
     with serving("ab", max_calls=9) as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         url = server.base_url("secret")
         chat(url, "one")
         chat(url, "two")
@@ -135,7 +135,7 @@ def test_calls_of_tools_come_as_calls_and_are_counted() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     with serving('<tool_call>{"name": "add", "arguments": {"a": "1"}}</tool_call>') as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         url = server.base_url("secret")
         choice = chat(url, "hi", tools=tools).json()["choices"][0]
         assert choice["finish_reason"] == "tool_calls"
@@ -157,7 +157,7 @@ def test_calls_of_tools_come_as_calls_and_are_counted() -> None:
 
 def test_a_stream_is_the_answer_in_one_piece() -> None:
     with serving("ab") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         reply = chat(server.base_url("secret"), "hi", stream=True, stream_options={"include_usage": True})
         events = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
         assert events.pop() == "[DONE]"
@@ -169,7 +169,7 @@ def test_a_stream_is_the_answer_in_one_piece() -> None:
 
 def test_options_of_sampling_have_no_effect_and_are_counted_by_name() -> None:
     with serving("ab") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         url = server.base_url("secret")
         assert chat(url, "hi", temperature=1.0, seed=3, top_p=1, max_tokens=2).is_success
         assert chat(url, "hi", temperature=0, presence_penalty=0.0).is_success
@@ -195,7 +195,7 @@ def test_options_of_sampling_have_no_effect_and_are_counted_by_name() -> None:
 def test_what_the_policy_cannot_do_is_refused_with_the_reason(body: dict[str, Any], said: str) -> None:
     with serving("ab") as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         reply = chat(server.base_url("secret"), "hi", **body)
         assert reply.status_code == 400
         assert said in reply.json()["error"]["message"]
@@ -206,7 +206,7 @@ def test_what_the_policy_cannot_do_is_refused_with_the_reason(body: dict[str, An
 @pytest.mark.parametrize("token_ids", [None, [], [300], [-1], [1.5], [True]])
 def test_ids_outside_the_vocabulary_are_refused(token_ids: Any) -> None:
     with serving("ab") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         url = server.base_url("secret").removesuffix("/v1") + "/inference/v1/generate"
         assert post(url, {"token_ids": token_ids}).status_code == 400
         assert session.asked == []
@@ -215,7 +215,7 @@ def test_ids_outside_the_vocabulary_are_refused(token_ids: Any) -> None:
 @pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000])
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with serving("ab") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         url = server.base_url("secret") + "/chat/completions"
         assert httpx2.post(url, content=body, trust_env=False, verify=False).status_code == 400
 
@@ -223,7 +223,7 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
 def test_limits_of_the_run_refuse_further_calls() -> None:
     with serving("ab") as (server, session):
         noted, long = recording(session, max_calls=1), recording(session, "long", max_tokens=20)
-        server.begin([noted, long])
+        server.begin(noted, long)
         assert chat(server.base_url("secret"), "hi").is_success
         reply = chat(server.base_url("secret"), "hi", "ab", "more")
         assert (reply.status_code, reply.json()["error"]["code"], noted.limit) == (400, "max_turns", "max_turns")
@@ -234,7 +234,7 @@ def test_limits_of_the_run_refuse_further_calls() -> None:
 
 def test_the_last_call_writes_what_there_is_room_for() -> None:
     with serving("ab") as (server, session):
-        server.begin([recording(session, max_tokens=len("user:hi|assistant:") + 3)])
+        server.begin(recording(session, max_tokens=len("user:hi|assistant:") + 3))
         chat(server.base_url("secret"), "hi", max_tokens=7)
         assert session.asked[0].max_new_tokens == 3
 
@@ -242,7 +242,7 @@ def test_the_last_call_writes_what_there_is_room_for() -> None:
 def test_calls_need_a_trajectory_that_has_not_ended() -> None:
     with serving("ab") as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         server.end("secret")
         for url in (server.base_url("secret"), f"{server.url}/v1"):
             assert chat(url, "hi").status_code == 404
@@ -254,14 +254,14 @@ def test_calls_need_a_trajectory_that_has_not_ended() -> None:
 
 def test_a_trajectory_may_be_named_in_a_header() -> None:
     with serving("ab") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         body = {"messages": [{"role": "user", "content": "hi"}]}
         assert post(f"{server.url}/v1/chat/completions", body, headers={"X-Session-ID": "secret"}).is_success
 
 
 def test_a_token_is_asked_for() -> None:
     with serving("ab", token="t0ken") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         assert chat(server.base_url("secret"), "hi").status_code == 401
         url = server.base_url("secret") + "/models"
         assert httpx2.get(url, headers={"Authorization": "Bearer t0ken"}, trust_env=False, verify=False).is_success
@@ -270,7 +270,7 @@ def test_a_token_is_asked_for() -> None:
 def test_a_unix_socket_is_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with serving("ab", host=f"unix://{path}") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         assert path.stat().st_mode & 0o777 == 0o600
         with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path), verify=False)) as client:
             assert client.get(server.base_url("secret") + "/models").is_success
@@ -298,7 +298,7 @@ def break_off(server: ModelServer, session: WrittenSession) -> None:
 def test_a_client_that_breaks_off_leaves_no_trace_and_may_ask_again() -> None:
     with serving() as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         break_off(server, session)
         retry = Asking(server.base_url("secret"), "hi")
         session.reply = "ab"  # for what is asked from now on: the retry, which waits for the end of the first call
@@ -314,7 +314,7 @@ def test_two_clients_at_once_make_a_fault(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recorder, "HANDOVER_SECONDS", 0.01)
     with serving() as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         first = Asking(server.base_url("secret"), "hi")
         wait_until(lambda: session.asked)
         refused = chat(server.base_url("secret"), "ho")
@@ -330,7 +330,7 @@ def test_two_clients_at_once_make_a_fault(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_call_that_waits_ends_with_its_trajectory() -> None:
     with serving() as (server, session):
         noted = recording(session)
-        server.begin([noted])
+        server.begin(noted)
         waiting = Asking(server.base_url("secret"), "hi")
         wait_until(lambda: session.asked)
         server.end("secret")
@@ -342,7 +342,7 @@ def test_a_call_that_waits_ends_with_its_trajectory() -> None:
 
 def test_a_server_that_closes_leaves_nobody_waiting() -> None:
     with serving() as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         waiting = Asking(server.base_url("secret"), "hi")
         wait_until(lambda: session.asked)
     response = waiting.ended()
@@ -353,7 +353,7 @@ def test_a_flood_of_requests_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(server_module, "MAX_WAITING", 2)
     with serving() as (server, session):
         names = [f"t{number}" for number in range(5)]
-        server.begin([recording(session, name) for name in names])
+        server.begin(*(recording(session, name) for name in names))
         asked = [Asking(server.base_url(name), "hi") for name in names]
         wait_until(lambda: server.refused["503"] == 3)
         session.reply = "ab"
@@ -366,6 +366,6 @@ def test_a_flood_of_requests_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_body_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 1000)
     with serving("ab") as (server, session):
-        server.begin([recording(session)])
+        server.begin(recording(session))
         assert chat(server.base_url("secret"), "hi" * 1000).status_code == 413
         assert session.asked == []

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proximo.environments.recorder import RefusedCallError
+from proximo.environments.recorder import Recording, RefusedCallError
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import ModelCall
@@ -34,23 +34,25 @@ class Vocabulary:
     """What a request may name of the tokens of the policy."""
 
     size: int
-    ending_ids: Collection[int]
-    """Tokens that end every call."""
+    special_ids: Collection[int]
+    """Clients may name these as ends: those that end the responses of the run have an effect."""
 
 
-def read_generate(body: Mapping[str, Any], options: SamplingOptions, vocabulary: Vocabulary) -> SampledCall:
+def read_generate(body: Mapping[str, Any], recording: Recording, vocabulary: Vocabulary) -> SampledCall:
     """A request of `/inference/v1/generate`. Raises RefusedCallError."""
+    # A model may have more tokens than its tokenizer, and draw them.
+    drawn = () if recording.trajectory is None else set(recording.trajectory.token_ids)
     token_ids, sampling = body.get("token_ids"), body.get("sampling_params") or {}
     if not isinstance(token_ids, list) or not token_ids:
         raise refused("token_ids must be a list of token ids")
-    if any(type(token) is not int or not 0 <= token < vocabulary.size for token in token_ids):
+    if any(type(token) is not int or not (0 <= token < vocabulary.size or token in drawn) for token in token_ids):
         raise refused(f"token_ids must be whole numbers from 0 to {vocabulary.size - 1}")
     if not isinstance(sampling, Mapping):
         raise refused("sampling_params must be an object")
     for name in ("content_parts", "features", "stream", "prompt_logprobs"):
         if body.get(name) or sampling.get(name):
             raise refused(f"{name} is not served here")
-    max_new_tokens, ignored = sampling_of(sampling, options, vocabulary)
+    max_new_tokens, ignored = sampling_of(sampling, recording.options, vocabulary)
     return SampledCall(token_ids=tuple(token_ids), max_new_tokens=max_new_tokens, ignored=ignored)
 
 
@@ -68,7 +70,7 @@ def sampling_of(
         raise refused(f"max_tokens must be a whole number of at least 1, got {wanted!r:.40}")
     stops = given.get("stop") or ()
     _refuse_others((stops,) if isinstance(stops, str) else stops, options.stop_strings, "stop", "stop_strings")
-    known = {*vocabulary.ending_ids, *options.stop_token_ids}
+    known = {*vocabulary.special_ids, *options.stop_token_ids}
     _refuse_others(given.get("stop_token_ids") or (), known, "stop_token_ids", "stop_token_ids")
     of_the_run = {"temperature": options.temperature, "top_p": options.top_p or 1.0, "top_k": options.top_k}
     ignored = [

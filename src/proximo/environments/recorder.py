@@ -8,7 +8,7 @@ is also used elsewhere.
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from proximo.environments.environment import EnvironmentStep, Observation
@@ -34,6 +34,8 @@ class CallLimits:
     """Ids of one call, read and written together."""
     max_new_tokens: int
     """Ids that one call writes."""
+    max_seconds: float | None = None
+    """An older trajectory makes no further call; None: no such limit."""
 
 
 class RefusedCallError(Exception):
@@ -83,6 +85,10 @@ class Recording:
     conversations: "list[Conversation]" = field(default_factory=list)
     """Those of clients that speak in messages."""
     running: _Running | None = None
+    begun: float = 0.0
+    """When it began, by the clock of the event loop."""
+    model_seconds: float = 0.0
+    """In which a call waited for its answer."""
 
     def note(self, call: ModelCall, observation: Observation, text: str) -> None:
         """Append a call that was answered. `observation`: what was new in its prompt."""
@@ -99,14 +105,7 @@ class Recording:
         """Note what followed the last call: messages of the agent, or its reward at the end."""
         assert self.trajectory is not None, "something was called before"
         counts = dict(zip((TOOL_CALLS, MALFORMED_CALLS), self.tool_calls, strict=True))
-        noted = EnvironmentStep(
-            observation=step.observation,
-            reward=step.reward,
-            terminated=step.terminated,
-            truncated=step.truncated,
-            info={**counts, **step.info},
-        )
-        self.trajectory.add_answer(noted, 0.0)
+        self.trajectory.add_answer(replace(step, info={**counts, **step.info}))
 
 
 class Recorder:
@@ -120,12 +119,13 @@ class Recorder:
 
     def begin(self, recording: Recording) -> None:
         """Answer calls of this id from now on."""
+        recording.begun = asyncio.get_running_loop().time()
         self._recordings[recording.id] = recording
 
     def end(self, id: str) -> None:
         """Answer no further calls of this id. One that waits is refused."""
-        recording = self._recordings.pop(id)
-        if recording.running is not None:
+        recording = self._recordings.pop(id, None)
+        if recording is not None and recording.running is not None:
             self._decoded.pop(recording.running.request.id, None)
             if not recording.running.answer.done():
                 recording.running.answer.set_result(_unknown())
@@ -150,6 +150,8 @@ class Recorder:
         recording.running = running = _Running(request=request)
         self._decoded[request.id] = running
         recording.session.submit(request)
+        clock = asyncio.get_running_loop().time
+        asked = clock()
         try:
             call = await asyncio.shield(running.answer)
         except asyncio.CancelledError:
@@ -157,6 +159,7 @@ class Recorder:
             running.client_left.set()
             raise
         recording.running = None
+        recording.model_seconds += clock() - asked
         if isinstance(call, RefusedCallError):
             raise call
         if call.finish is Finish.ABORTED:
@@ -191,6 +194,9 @@ class Recorder:
         room = limits.max_tokens - len(token_ids)
         if recording.num_calls >= limits.max_calls:
             raise self._beyond(recording, "max_turns", f"this trajectory had {limits.max_calls} calls, which is all")
+        age = asyncio.get_running_loop().time() - recording.begun
+        if limits.max_seconds is not None and age > limits.max_seconds:
+            raise self._beyond(recording, "max_seconds", f"this trajectory is older than {limits.max_seconds:g} s")
         if room < 1:
             reason = f"{len(token_ids)} tokens leave no room for an answer: {limits.max_tokens} are all"
             raise self._beyond(recording, "context_length_exceeded", reason)

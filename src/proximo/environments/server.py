@@ -70,12 +70,15 @@ class ModelServer:
         """What a client of this trajectory is given."""
         return f"{self.url}/t/{id}/v1"
 
-    def begin(self, recordings: Sequence[Recording]) -> None:
+    def begin(self, *recordings: Recording) -> None:
         """Answer calls of these trajectories from now on."""
         self.in_loop(lambda: [self.recorder.begin(recording) for recording in recordings])
 
     def end(self, id: str) -> None:
-        """Answer no further calls of a trajectory; one that waits is refused. Its recording does not change then."""
+        """Answer no further calls of a trajectory, if it has not ended before; one that waits is refused.
+
+        Its recording does not change any more.
+        """
         self.in_loop(lambda: self.recorder.end(id))
 
     def answered(self, calls: Sequence[ModelCall]) -> None:
@@ -146,7 +149,7 @@ class ModelServer:
 
     async def _generate(self, request: Request) -> Response:
         recording, body = await self._read(request)
-        asked = read_generate(body, recording.options, self._chat.vocabulary)
+        asked = read_generate(body, recording, self._chat.vocabulary)
         self._note_ignored(asked.ignored)
         call = await _unless_client_leaves(
             request, self.recorder.call(recording, asked.token_ids, asked.max_new_tokens)
