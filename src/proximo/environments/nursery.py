@@ -16,12 +16,10 @@ from contextlib import suppress
 from typing import Any
 
 from proximo.environments.player import MakeEnvironment, Player, environment_maker
-from proximo.environments.programs import function_agent
 from proximo_verifiers.workers.frames import encode, read_frame
 from proximo_verifiers.workers.services import ReadyService
 
 NURSERY_SERVICE = "proximo.environments.nursery:nursery_service"
-AGENT_SERVICE = "proximo.environments.nursery:agent_nursery_service"
 CLOSE_SECONDS = 5.0
 """Time for environments to close what they opened, before they are killed."""
 _PR_SET_PDEATHSIG = 1
@@ -29,17 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 def nursery_service(path: str, options: Mapping[str, Any]) -> ReadyService:
     """Makes the service that forks players and ends them. Raises ConfigError if there is no such environment."""
-    return _served(environment_maker(path, options))
-
-
-def agent_nursery_service(path: str, options: Mapping[str, Any]) -> ReadyService:
-    """The same for agents, each a function at this path. Raises ConfigError if there is none."""
-    del options
-    return _served(function_agent(path))
-
-
-def _served(make: MakeEnvironment) -> ReadyService:
-    nursery = Nursery(make)
+    nursery = Nursery(environment_maker(path, options))
     gc.collect()
     gc.freeze()  # the collector of a player would write to, and so copy, the shared memory of what was imported
     if sys.platform == "linux":  # the worker would be killed with the trainer; this way it ends its players first

@@ -39,24 +39,18 @@ def environment_maker(path: str, options: Mapping[str, Any]) -> MakeEnvironment:
 
     Raises ConfigError if there is none, or if it cannot be called with these options.
     """
-    make = find_code(path)
-    if problem := calling_problem(make, keywords=options):
-        given = ", ".join(options) or "no options"
-        raise ConfigError(f"environment {path!r} is made with {given}, but {problem}")
-    return lambda: make(**options)
-
-
-def find_code(path: str) -> Callable[..., Any]:
-    """The class or function at `package.module:name` or `file.py:name`. Raises ConfigError if there is none."""
     place, _, name = path.rpartition(":")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(f"environment {path!r}: {place} cannot be imported ({_described(error)})") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    make = getattr(module, name, None)
+    if not callable(make):
         raise ConfigError(f"environment {path!r}: {place} has no class or function {name!r}")
-    return found
+    if problem := calling_problem(make, keywords=options):
+        given = ", ".join(options) or "no options"
+        raise ConfigError(f"environment {path!r} is made with {given}, but {problem}")
+    return lambda: make(**options)
 
 
 def _module_of_file(file: Path) -> ModuleType:

@@ -46,19 +46,15 @@ class _Channel:
 class ProcessPlayers:
     """Players forked from a nursery. To be used from one thread. They end with `close`, or with this process."""
 
-    def __init__(
-        self, path: str, options: Mapping[str, Any], *, memory_bytes: int | None, service: str = NURSERY_SERVICE
-    ) -> None:
+    def __init__(self, path: str, options: Mapping[str, Any], *, memory_bytes: int | None) -> None:
         """`path`: `package.module:Class` or `file.py:Class`. `memory_bytes` limits the address space of each process.
-
-        `service`: of the nursery, which makes environments of `path`.
 
         Raises ConfigError where the environment cannot be imported or called with these options, MissingExtraError if
         it lacks a package, and TrainingError if no process can be started.
         """
         self._spec = WorkerSpec(
             path=path,
-            service=service,
+            service=NURSERY_SERVICE,
             options=options,
             memory_bytes=memory_bytes,
             whole_environment=True,
