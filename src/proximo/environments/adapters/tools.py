@@ -1,4 +1,4 @@
-"""Classes in TRL's form: public methods are tools, `reset(**row)` gives a text or None, `get_reward()` may be missing."""
+"""Classes in TRL's form: public methods are tools, `reset(**row)` gives a text or None, perhaps `get_reward()`."""
 
 import inspect
 import json
