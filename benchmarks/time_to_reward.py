@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 from compare import about
 from compare import run as run_side
-from environments import interpreter
 from race import Race, Settings, arrival
 from sorting import problems
 
 from algorithms import model_of, sorting_sft
 from algorithms import run as run_recipe
+from environments import interpreter
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "time_to_reward.json"

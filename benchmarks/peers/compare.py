@@ -22,9 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environments import interpreter
 from tables import print_tables
 from work import SIZES, Job, make_models
+
+from environments import interpreter
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "peers.json"

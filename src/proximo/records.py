@@ -4,8 +4,9 @@ Records are frozen, and each holds the one before it, so that what belongs toget
 padding: lengths and finish reasons make the masks, never a token id.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,8 @@ from proximo_verifiers.verifier import Finish, ScoreState
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, as chat templates expect them."""
+Continuation = tuple[Sequence[int], Sequence[int]]
+"""A sequence of a trajectory: the ids of its context, and those that follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +36,53 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """Where a trajectory goes on in a further sequence: the prompt of a call did not extend the tokens before it."""
+
+    start: int
+    """Index in `Response.token_ids` of the first token of the new sequence."""
+    context: tuple[int, ...]
+    """All ids that the policy read before that token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One call of the policy in an episode, and what the environment answered."""
+
+    start: int
+    """Its tokens are [start, end) of `Response.token_ids`, all of them the policy's."""
+    end: int
+    text: str
+    """What the environment was given."""
+    reward: float = 0.0
+    observation: str = ""
+    """What the environment answered, as text: for people."""
+    num_tool_calls: int = 0
+    num_malformed_calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """How a trajectory went in its environment."""
+
+    turns: tuple[Turn, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """The last `info` of the environment; its numbers become metrics."""
+    failure: str | None = None
+    """A fault of the environment or of its process, which is never a reward."""
+    seconds_in_environment: float = 0.0
+    num_cut_observations: int = 0
+    """Messages of the environment that were longer than the limit, and cut."""
+
+    @property
+    def reward(self) -> float:
+        """The sum of the rewards of its turns."""
+        return sum(turn.reward for turn in self.turns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """One sampled answer to one prompt."""
+    """One sampled answer to one prompt, or the trajectory that follows the first observation of an environment."""
 
     prompt: Prompt
     sample_index: int
@@ -48,9 +96,21 @@ class Response:
     policy_version: int
     """Version of the policy that drew the first token."""
     text: str
-    """The decoded answer: without end-of-sequence tokens, cut before a stop string."""
+    """The decoded answer: without end-of-sequence tokens, cut before a stop string. Of a trajectory: its last turn."""
     token_versions: tuple[int, ...] | None = None
     """[T] version of the policy that drew each token; None where one drew them all. Versions never decrease."""
+    forks: tuple[Fork, ...] = ()
+    """Where the tokens go on in a further sequence, in order. A fork adds no token: its context is read by packing."""
+    episode: Episode | None = None
+    """None for an answer without an environment."""
+
+    @property
+    def sequences(self) -> "list[Continuation]":
+        """What models read: the sequence of an answer; of a trajectory with forks, each of its sequences."""
+        starts = [0, *(fork.start for fork in self.forks), len(self.token_ids)]
+        contexts = [self.prompt.token_ids, *(fork.context for fork in self.forks)]
+        tokens = (self.token_ids[start:end] for start, end in pairwise(starts))
+        return list(zip(contexts, tokens, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

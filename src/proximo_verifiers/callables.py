@@ -14,6 +14,7 @@ def calling_problem(
     *,
     names: Sequence[str] = (),
     may_yield: bool = False,
+    may_await: bool = False,
 ) -> str | None:
     """Why `function(*arguments, **keywords)` cannot give its answer at once; None where nothing can be found wrong.
 
@@ -25,7 +26,7 @@ def calling_problem(
     """
     if not callable(function):
         return f"it is a {type(function).__name__}, which cannot be called"
-    if problem := deferral(function, may_yield=may_yield):
+    if problem := deferral(function, may_yield=may_yield, may_await=may_await):
         return problem
     try:
         signature = inspect.signature(function)
@@ -47,7 +48,7 @@ def _in_another_order(signature: inspect.Signature, names: Sequence[str]) -> str
     return None
 
 
-def methods_problem(made: Any, calls: Sequence[str]) -> str | None:
+def methods_problem(made: Any, calls: Sequence[str], *, may_await: bool = False) -> str | None:
     """Everything that is wrong with the methods of an object, in one sentence: "it has no a(b) and no c()".
 
     `calls` are the methods as they will be called, such as `write(step, metrics)`; `row=...` is given by name.
@@ -63,7 +64,9 @@ def methods_problem(made: Any, calls: Sequence[str]) -> str | None:
         keywords = {each.removesuffix("=..."): None for each in given if each.endswith("=...")}
         names = [each for each in given if not each.endswith("=...")]
         if call not in absent and (
-            problem := calling_problem(getattr(made, name), [None] * len(names), keywords, names=names)
+            problem := calling_problem(
+                getattr(made, name), [None] * len(names), keywords, names=names, may_await=may_await
+            )
         ):
             problems.append(f"{call} cannot be called, since {problem}")
     return "; ".join(problems) or None

@@ -1,4 +1,4 @@
-"""Log messages about waiting for reward sources."""
+"""Log messages about waiting for reward sources and environments."""
 
 import logging
 import threading
@@ -17,8 +17,8 @@ def log_progress(name: str, answered: int, wanted: int, seconds: float) -> None:
 
 
 @contextmanager
-def logging_start(name: str, what: str) -> Generator[None]:
-    """Logs every LOG_EVERY_SECONDS that `what` is waited for, while the block runs.
+def logging_start(who: str, what: str) -> Generator[None]:
+    """Logs every LOG_EVERY_SECONDS that `who`, such as "reward source maths", waits for `what`, while the block runs.
 
     The messages are warnings, because lower levels are not shown before a run shows its progress.
     """
@@ -26,9 +26,9 @@ def logging_start(name: str, what: str) -> Generator[None]:
 
     def log() -> None:
         while not over.wait(LOG_EVERY_SECONDS):
-            LOG.warning("reward source %s: waiting for %s since %.0f s", name, what, time.monotonic() - start)
+            LOG.warning("%s: waiting for %s since %.0f s", who, what, time.monotonic() - start)
 
-    logger = threading.Thread(target=log, daemon=True, name=f"waiting-{name}")
+    logger = threading.Thread(target=log, daemon=True, name=f"waiting-{who}")
     logger.start()
     try:
         yield

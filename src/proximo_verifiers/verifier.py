@@ -19,13 +19,17 @@ class Finish(StrEnum):
     """A stop token or stop string was completed; it is kept in the tokens."""
     LENGTH = "length"
     """The response was cut at the limit."""
+    TERMINATED = "terminated"
+    """The environment ended the trajectory."""
+    TRUNCATED = "truncated"
+    """The environment cut the trajectory, which might have gone on."""
     ABORTED = "aborted"
     """The engine gave up; the response is left out of everything."""
 
     @property
     def terminated(self) -> bool:
-        """True where the policy itself ended the answer: the state after the last token is worth 0."""
-        return self in (Finish.EOS, Finish.STOP)
+        """True where the policy or the environment ended the answer: the state after the last token is worth 0."""
+        return self in (Finish.EOS, Finish.STOP, Finish.TERMINATED)
 
 
 class ScoreState(StrEnum):

@@ -21,6 +21,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from proximo.distributed.world import current
+from proximo.records import Continuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class PackedResponses:
     value_positions: Int64[Tensor, "states"]
     """For each response, its predictors and then its last token."""
     response_lengths: tuple[int, ...]
-    """[S] tokens of each response; 0 is allowed and leaves a response with its V_T alone."""
+    """[R] tokens of each response or trajectory; 0 is allowed and leaves a response with its V_T alone."""
 
     @property
     def tokens(self) -> Packed:
@@ -135,19 +136,33 @@ def pack_responses(
     Responses to equal prompts share them, except for the last prompt token: each response has its own, because its
     hidden state predicts the first token of this response.
     """
-    if any(len(prompt) == 0 for prompt in prompts):
+    return pack_trajectories([[part] for part in zip(prompts, responses, strict=True)], device=device)
+
+
+def pack_trajectories(
+    trajectories: Sequence[Sequence[Continuation]], *, device: torch.device | str = "cpu"
+) -> PackedResponses:
+    """Pack all sequences of each trajectory (`Response.sequences`); each trajectory counts as one response.
+
+    They share the first prompt as responses to equal prompts do, where they begin with it. A trajectory has one value
+    after its end: after the last token of its last sequence. Raises ValueError for an empty context.
+    """
+    parts = [part for trajectory in trajectories for part in trajectory]
+    if any(len(context) == 0 for context, _ in parts):
         raise ValueError("every prompt needs at least one token, because a hidden state must predict the first one")
-    sequences = [(*prompt, *response) for prompt, response in zip(prompts, responses, strict=True)]
-    packed = _on_host(sequences, [len(prefix) for prefix in shareable_prefixes(prompts)])
-    answers = np.array([len(response) for response in responses], dtype=np.int64)
-    before = _ends(packed) - answers - 1  # index of the hidden state that predicts each first response token
+    shareable = [length for trajectory in trajectories for length in _shared_lengths(trajectory)]
+    packed = _on_host([(*context, *tokens) for context, tokens in parts], shareable)
+    answers = np.array([len(tokens) for _, tokens in parts], dtype=np.int64)
+    before = _ends(packed) - answers - 1  # index of the hidden state that predicts each first token
     predictors = torch.from_numpy(_runs(before, answers))
+    ends = np.zeros_like(answers)
+    ends[np.cumsum([len(trajectory) for trajectory in trajectories]) - 1] = 1
     batch = PackedResponses(
         packed=packed,
         predictors=predictors,
         targets=packed.token_ids[predictors + 1],
-        value_positions=torch.from_numpy(_runs(before, answers + 1)),
-        response_lengths=tuple(len(response) for response in responses),
+        value_positions=torch.from_numpy(_runs(before, answers + ends)),
+        response_lengths=tuple(sum(len(tokens) for _, tokens in trajectory) for trajectory in trajectories),
     )
     return batch.to(device)
 
@@ -155,6 +170,19 @@ def pack_responses(
 def shareable_prefixes(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """The prefixes that `pack_responses` shares between responses to equal prompts: prompts without the last token."""
     return [prompt[:-1] for prompt in prompts]
+
+
+def packed_length(trajectory: Sequence[Continuation]) -> int:
+    """Tokens that are computed for all sequences of a trajectory, whose shared prefix counts once."""
+    lengths = sum(len(context) + len(tokens) for context, tokens in trajectory)
+    return lengths - sum(_shared_lengths(trajectory)[1:])
+
+
+def _shared_lengths(trajectory: Sequence[Continuation]) -> list[int]:
+    """For each sequence, the tokens of the first prompt that it shares: all but the last one, or none."""
+    prefix = tuple(trajectory[0][0][:-1])
+    size = len(prefix)
+    return [size if len(context) > size and tuple(context[:size]) == prefix else 0 for context, _ in trajectory]
 
 
 def pack_nothing(device: torch.device | str) -> PackedResponses:

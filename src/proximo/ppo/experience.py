@@ -28,7 +28,7 @@ from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.kl import RewardKLConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
+from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,6 @@ def make_experience(
     )
     rewards = _whitened(rewards, mask, config)
     groups = pair_ids(scored) if config.policy_loss.objective.is_pairwise else group_ids(scored)
-    bootstraps = config.truncation.bootstraps
     step = StepRewards(
         rewards=rewards,
         mask=mask,
@@ -111,7 +110,7 @@ def make_experience(
         group_ids=groups,
         counted=counted,
         values=passes.values,
-        bootstrap=torch.tensor([bootstraps and s.response.finish is Finish.LENGTH for s in scored], dtype=torch.bool),
+        bootstrap=torch.tensor([_goes_on(s.response, config) for s in scored], dtype=torch.bool),
     )
     advantages, returns = estimator.estimate(step)
     advantages = torch.where(mask, advantages, 0.0)
@@ -314,10 +313,19 @@ def token_values(experience: Experience) -> Tensor:
 def has_score(scored: Scored, config: PPOConfig) -> bool:
     """Whether a response has a score.
 
-    False if scoring failed, or it was cut and `truncation` gives it none.
+    False if scoring failed, or it was cut and `truncation` gives it none. What an environment gave before the cut stays
+    a trajectory's own where the value of the rest is added.
     """
-    unscored = scored.response.finish is Finish.LENGTH and not config.truncation.keeps_score
+    response, truncation = scored.response, config.truncation
+    earned = response.episode is not None and truncation.bootstraps
+    unscored = response.finish is Finish.LENGTH and not (truncation.keeps_score or earned)
     return scored.valid and not unscored
+
+
+def _goes_on(response: Response, config: PPOConfig) -> bool:
+    """Whether the value after the last token stands for what was cut off: by the environment, or at a limit."""
+    at_limit = response.finish is Finish.LENGTH and config.truncation.bootstraps
+    return response.finish is Finish.TRUNCATED or at_limit
 
 
 def group_ids(scored: Sequence[Scored]) -> Tensor:

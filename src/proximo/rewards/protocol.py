@@ -55,7 +55,7 @@ class _Response(_Part):
     sample_index: int
     text: str
     token_ids: list[int]
-    finish: Literal["eos", "stop", "length", "aborted"]
+    finish: Literal["eos", "stop", "length", "terminated", "truncated", "aborted"]
 
 
 class _Request(_Part):

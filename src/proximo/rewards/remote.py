@@ -86,7 +86,7 @@ class RemoteReward:
         """
         call = _Call(time.monotonic() + min(CHECK_SECONDS, self.limits.step_seconds))
         try:
-            with logging_start(self.name, f"a reply of {self._requests.url}"):
+            with logging_start(f"reward source {self.name}", f"a reply of {self._requests.url}"):
                 self._answer(_Batch(index=0, responses=(), body=request_body(())), call)
         except RequestRefusedError as error:
             raise ConfigError(f"reward source {self.name!r}: {error}") from None
@@ -104,7 +104,7 @@ class RemoteReward:
         requests.
         """
         size = self.limits.responses_per_request
-        with logging_start(self.name, f"{self._requests.url}, which checks the rows"):
+        with logging_start(f"reward source {self.name}", f"{self._requests.url}, which checks the rows"):
             for start in range(0, len(prompts), size):
                 body = check_body(prompts[start : start + size], origins)
                 try:

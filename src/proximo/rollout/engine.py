@@ -95,6 +95,20 @@ class MeasuredEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class SharingEngine(Engine, Protocol):
+    """An engine that may be on every rank of a run, each of which then samples a share of the prompts."""
+
+    @property
+    def samples_a_share(self) -> bool:
+        """Whether it is on every rank; else rank 0 alone samples."""
+        ...
+
+    def samples_from(self, model: "LanguageModel") -> bool:
+        """Whether this model's own tensors are those that it samples with."""
+        ...
+
+
 def statistics_of(engine: Engine) -> dict[str, MetricValue]:
     """The metrics of an engine since the last call; empty for an engine without metrics."""
     return dict(engine.statistics()) if isinstance(engine, MeasuredEngine) else {}

@@ -46,6 +46,7 @@ class LocalEngine:
     """
 
     thread_safe = True
+    samples_a_share = True
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from proximo.distributed.shard_files import is_sharded, local_part
 from proximo.distributed.world import alone, current, whole
-from proximo.records import Finish, Prompt, Response
+from proximo.records import Episode, Finish, Fork, Prompt, Response, Turn
 from proximo.rollout.engine import Fingerprint, distance_of_entries
 
 Result = TypeVar("Result")
@@ -41,6 +41,7 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
                 "token_versions": response.token_versions,
                 "text": response.text,
                 "lengths": [len(response.token_ids), len(logprobs), len(mask)],
+                "trajectory": None if response.episode is None else _trajectory(response, response.episode),
             }
         )
         numbers += [
@@ -73,8 +74,11 @@ def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Res
     found = []
     for row in json.loads(message[8:offset]):
         num_tokens, num_logprobs, num_marks = row["lengths"]
+        prompt, trajectory = prompts[row["prompt"]], {}
+        if row["trajectory"] is not None:
+            prompt, trajectory = _as_trajectory(prompt, **row["trajectory"])
         response = Response(
-            prompt=prompts[row["prompt"]],
+            prompt=prompt,
             sample_index=row["sample"],
             token_ids=tuple(taken(num_tokens, np.int64).tolist()),
             logprobs=torch.from_numpy(taken(num_logprobs, np.float32).copy()),
@@ -83,9 +87,43 @@ def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Res
             policy_version=row["version"],
             text=row["text"],
             token_versions=None if row["token_versions"] is None else tuple(row["token_versions"]),
+            **trajectory,
         )
         found.append((row["prompt"], response))
     return found
+
+
+def _trajectory(response: Response, episode: Episode) -> dict[str, Any]:
+    """What a trajectory has besides the numbers of any response, as JSON values: also what its policy read first."""
+    prompt = response.prompt
+    return {
+        "observed": {"token_ids": prompt.token_ids, "text": prompt.text, "messages": prompt.messages},
+        "forks": [[fork.start, fork.context] for fork in response.forks],
+        "turns": [asdict(turn) for turn in episode.turns],
+        "episode": {
+            "info": json.loads(json.dumps(dict(episode.info), default=repr)),
+            "failure": episode.failure,
+            "seconds_in_environment": episode.seconds_in_environment,
+            "num_cut_observations": episode.num_cut_observations,
+        },
+    }
+
+
+def _as_trajectory(
+    row: Prompt,
+    *,
+    observed: Mapping[str, Any],
+    forks: Sequence[tuple[int, Sequence[int]]],
+    turns: Sequence[Mapping[str, Any]],
+    episode: Mapping[str, Any],
+) -> tuple[Prompt, dict[str, Any]]:
+    """The prompt of a trajectory, which was begun with a row, and the further fields of its record."""
+    messages = None if observed["messages"] is None else tuple(observed["messages"])
+    prompt = replace(row, token_ids=tuple(observed["token_ids"]), text=observed["text"], messages=messages)
+    return prompt, {
+        "forks": tuple(Fork(start=start, context=tuple(context)) for start, context in forks),
+        "episode": Episode(turns=tuple(Turn(**turn) for turn in turns), **episode),
+    }
 
 
 class StreamedWeights(Mapping[str, Tensor]):

@@ -16,8 +16,7 @@ from proximo.errors import ProximoError, RankError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Engine, EngineOfRanks, Holding, push_weights, statistics_of
-from proximo.rollout.local import LocalEngine
+from proximo.rollout.engine import Engine, EngineOfRanks, Holding, SharingEngine, push_weights, statistics_of
 from proximo.rollout.rank_transfers import StreamedWeights, as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -26,7 +25,7 @@ POLL_SECONDS = 0.02
 CHANNEL = "responses"
 _END = b"all"
 """The message of a rank that has sampled all its responses, or failed."""
-_Identity = tuple[int, int, tuple[int, ...], bytes]
+_Identity = tuple[str, int, tuple[int, ...], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +45,7 @@ class RanksEngine(EngineOfRanks):
     of the prompt's index in the whole batch.
     """
 
-    def __init__(self, own: LocalEngine) -> None:
+    def __init__(self, own: SharingEngine) -> None:
         self.own = own
 
     @property
@@ -71,6 +70,10 @@ class RanksEngine(EngineOfRanks):
     def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
         """Gather sharded weights on every rank while the block runs."""
         return model.backbone.gathered()
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """See `statistics_of`: those of rank 0, which every rank has to ask for."""
+        return current().once(lambda: statistics_of(self.own), what="statistics of the engine")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`. Where tensors are sharded, the fingerprint is that of this rank's parts."""
@@ -143,7 +146,7 @@ def _in_order(
 
 def _identity(response: Response) -> _Identity:
     # With the log-probs: a batch may ask one prompt several times, and their last bits depend on the neighbours.
-    return id(response.prompt), response.sample_index, response.token_ids, response.logprobs.numpy().tobytes()
+    return response.prompt.id, response.sample_index, response.token_ids, response.logprobs.numpy().tobytes()
 
 
 def _raised_elsewhere(rank: int, share: _Share) -> Exception:
@@ -161,7 +164,7 @@ class _Begun:
         self._world = world
         self._prompts = prompts
         # Equal prompts of a batch are one object, and the callback needs no more than that.
-        self._indices = {id(prompt): index for index, prompt in reversed(list(enumerate(prompts)))}
+        self._indices = {prompt.id: index for index, prompt in reversed(list(enumerate(prompts)))}
         self._callback = callback
         self._num_ended = 0
         self._last_look = 0.0
@@ -171,7 +174,7 @@ class _Begun:
     def ended(self, response: Response) -> None:
         """Call with each response of this rank when it ends."""
         if not self._world.leads:
-            self._world.send_to_first(CHANNEL, to_bytes([(self._indices[id(response.prompt)], response)]))
+            self._world.send_to_first(CHANNEL, to_bytes([(self._indices[response.prompt.id], response)]))
             return
         self._callback(response)
         if time.monotonic() - self._last_look > POLL_SECONDS:
@@ -311,4 +314,5 @@ def on_ranks(engine: Engine) -> Engine:
     """
     if current().size == 1 or isinstance(engine, EngineOfRanks):
         return engine
-    return RanksEngine(engine) if isinstance(engine, LocalEngine) else FirstRankEngine(engine)
+    shares = isinstance(engine, SharingEngine) and engine.samples_a_share
+    return RanksEngine(engine) if shares else FirstRankEngine(engine)

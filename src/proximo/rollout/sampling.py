@@ -147,6 +147,10 @@ class RandomKey:
         drawn = int.from_bytes(self._digest(self._in_batch(prompt_index), "limit"), "little")
         return options.random_limit_min + drawn % (options.max_new_tokens - options.random_limit_min + 1)
 
+    def episode_seed(self, prompt_id: str) -> int:
+        """Seed of the environment, below 2^31: the same for all samples of a prompt."""
+        return int.from_bytes(self._digest("episode", prompt_id)[:4], "little") >> 1
+
     def _in_batch(self, prompt_index: int) -> int:
         return self.first_prompt + prompt_index * self.prompt_stride
 

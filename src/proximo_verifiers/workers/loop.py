@@ -201,7 +201,7 @@ class WorkerLoop:
     def _on_message(self, worker: WorkerProcess, message: Any) -> None:
         if not worker.is_ready:
             if "failed" in message:
-                worker.start_error = _as_error(message["failed"], message["message"])
+                worker.start_error = reported_error(message["failed"], message["message"])
                 self._reap(worker, None)
                 return
             self.about = message["ready"]
@@ -297,8 +297,11 @@ class WorkerLoop:
         return max(0.0, min(due) - now) if due else None
 
 
-def _as_error(kind: str, message: str) -> VerifierError:
-    """The error of a failed start. Only names of classes of `errors` are resolved; others become WorkersError."""
+def reported_error(kind: str, message: str) -> VerifierError:
+    """The error that a worker reported instead of becoming ready.
+
+    Only names of classes of `errors` are resolved; others become WorkersError.
+    """
     error_class = vars(errors).get(kind)
     if isinstance(error_class, type) and issubclass(error_class, VerifierError):
         return error_class(message)

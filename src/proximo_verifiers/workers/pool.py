@@ -36,7 +36,7 @@ class WorkerPool:
         self._thread = threading.Thread(target=self._loop.run, daemon=True, name=f"workers-{name}")
         self._thread.start()
         atexit.register(self.close)
-        with logging_start(name, "its first worker"):
+        with logging_start(f"reward source {name}", "its first worker"):
             decided = self._loop.decided.wait(START_SECONDS + 10)
         error = self._loop.start_error
         if error is None and not (decided and self._thread.is_alive()):

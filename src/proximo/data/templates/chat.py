@@ -51,7 +51,7 @@ def render_conversation(
     Raises DataError if the template refuses the messages or leaves out tools, their calls or their results, and
     ModelError if there is no template, it exceeds its limits, or it rewrites turns that are `learned`.
     """
-    template = _Template(encoder, origin, variables or {})
+    template = ChatTemplate(encoder, origin, variables or {})
     asked = template.text(prompt, open_reply=True)
     try:
         segments = _segments(template, prompt, asked, open_reply=True)
@@ -80,7 +80,7 @@ def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
     """
     if not encoder.tokenizer.chat_template:
         return ()
-    template = _Template(encoder, "end of turn", {})
+    template = ChatTemplate(encoder, "end of turn", {})
     template.try_out()
     ending = template.ending
     return encoder.texts([ending])[0] if ending.endswith(encoder.marks) else ()
@@ -111,8 +111,8 @@ class _RewrittenError(Exception):
         self.turn = turn
 
 
-class _Template:
-    """The chat template of one tokenizer, for the messages of one row."""
+class ChatTemplate:
+    """The chat template of one tokenizer, for the messages of one row or of one conversation."""
 
     def __init__(self, encoder: TextEncoder, origin: str, variables: Mapping[str, Any]) -> None:
         self.encoder = encoder
@@ -280,7 +280,7 @@ def _ending(source: str, tokens: str, marks: tuple[str, ...], eos: str) -> str:
 
 
 def _segments(
-    template: _Template,
+    template: ChatTemplate,
     messages: Sequence[Message],
     whole: str,
     *,
@@ -320,7 +320,7 @@ def _is_context(message: Message) -> bool:
     return message.get("weight") == 0
 
 
-def _before(template: _Template, messages: Sequence[Message], turn: int) -> str:
+def _before(template: ChatTemplate, messages: Sequence[Message], turn: int) -> str:
     try:
         return template.text(messages[:turn], open_reply=True)
     except RenderingError:
@@ -330,7 +330,7 @@ def _before(template: _Template, messages: Sequence[Message], turn: int) -> str:
 
 
 def _answer(
-    template: _Template,
+    template: ChatTemplate,
     prompt: Sequence[Message],
     asked: str,
     response: Sequence[Message],
@@ -360,7 +360,7 @@ def _answer(
     ]
 
 
-def _split_reply(template: _Template, before: str, through: str, messages: Sequence[Message]) -> _Reply | None:
+def _split_reply(template: ChatTemplate, before: str, through: str, messages: Sequence[Message]) -> _Reply | None:
     """The last turn, opened by `before`; None if the template rewrites it.
 
     `through`: the rendering up to and including the turn.

@@ -17,7 +17,7 @@ from proximo.distributed.world import current
 from proximo.learner.update import Learner
 from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, plan_shares, shareable_prefixes
+from proximo.models.packing import PackedResponses, packed_length, plan_shares, shareable_prefixes
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.train_state import TrainState
@@ -99,7 +99,7 @@ def over_batches(
     """
     world = current()
     plans = plan_shares(
-        [len(r.prompt.token_ids) + len(r.token_ids) for r in responses],
+        [packed_length(response.sequences) for response in responses],
         token_budget=config.tokens_per_microbatch,
         num_ranks=world.size,
         prefixes=shareable_prefixes([r.prompt.token_ids for r in responses]),

@@ -22,7 +22,8 @@ from proximo.models.packing import (
     Packed,
     PackedResponses,
     pack_nothing,
-    pack_responses,
+    pack_trajectories,
+    packed_length,
     plan_own_share,
     send,
     shareable_prefixes,
@@ -208,15 +209,15 @@ def cut_minibatch(
     responses = [scored.response for scored in experience.scored]
     sizes, ends = experience.lengths, list(accumulate(experience.lengths))
     units = [minibatch[i : i + 2] for i in range(0, len(minibatch), 2)] if in_pairs else [[i] for i in minibatch]
-    prompts = [responses[unit[0]].prompt.token_ids for unit in units]
+    prefixes = shareable_prefixes([responses[unit[0]].prompt.token_ids for unit in units])
     plan = plan_own_share(
         # The responses of a pair share their prompt, except for its last token.
         [
-            len(prompt) + sum(sizes[i] for i in unit) + len(unit) - 1
-            for prompt, unit in zip(prompts, units, strict=True)
+            sum(packed_length(responses[i].sequences) for i in unit) - len(prefix) * (len(unit) - 1)
+            for prefix, unit in zip(prefixes, units, strict=True)
         ],
         token_budget=token_budget,
-        prefixes=shareable_prefixes(prompts),
+        prefixes=prefixes,
     )
     chosen = [[i for index in indices for i in units[index]] for indices in plan]
     # Indexing is several times as fast as splitting every column into all its responses.
@@ -245,8 +246,7 @@ def pack_members(responses: Sequence[Response], indices: Sequence[int], *, devic
     """Pack the selected responses with their prompts; none of them as a sequence of one token without a response."""
     if not indices:
         return pack_nothing(device)
-    chosen = [responses[i] for i in indices]
-    return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)
+    return pack_trajectories([responses[i].sequences for i in indices], device=device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,337 @@
+"""An engine whose responses are trajectories: the policy plays one episode for each sample of each prompt.
+
+An environment that thinks holds no row of the model: its trajectory comes back with the next prompt. Draws depend on
+the trajectory and on the position of the token alone, so samples depend neither on the speed of environments nor on
+how many are played at once.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from proximo.environments.environment import EnvironmentFault, Environments, EnvironmentStep, Observation
+from proximo.environments.trajectory import Trajectory, with_observation
+from proximo.errors import ConfigError, TrainingError
+from proximo.metrics.values import MetricValue, Sum
+from proximo.models.language import LanguageModel
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.asynchronous import ThreadSafeEngine
+from proximo.rollout.engine import Engine, Holding, SharingEngine
+from proximo.rollout.engine import statistics_of as engine_statistics
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.session import CallRequest, ModelCall, Session, SessionEngine
+
+WAIT_SECONDS = 0.05
+"""Longest wait for answers of environments or of the model, after which both are looked at again."""
+
+
+class Dialogue(Protocol):
+    """One trajectory as ids: what is said between the turns of the policy."""
+
+    prompt_ids: tuple[int, ...]
+    """All ids that the policy reads in its next turn."""
+    num_cut_observations: int
+    """Messages that were longer than the limit of an observation."""
+
+    def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
+        """What the environment is given of a turn."""
+        ...
+
+    def answered(self, token_ids: Sequence[int], finish: Finish, observation: Observation) -> None:
+        """Go on after a turn of the policy with what the environment answered."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Where the run ends a trajectory, with `Finish.LENGTH`."""
+
+    max_turns: int = 16
+    max_tokens: int = 2048
+    """Most ids that the policy reads and writes in one call."""
+    max_seconds: float | None = None
+    """A trajectory that is older begins no further turn. It then depends on the clock; None: no such limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arena:
+    """Where the engines of a run play: its environments, one call of `generate` at a time."""
+
+    environments: Environments
+    dialogue: Callable[[Observation, Any], Dialogue]
+    """First observation and JSON schemas of tools, or None -> the dialogue of a trajectory."""
+    limits: Limits = Limits()
+    clock: Callable[[], float] = time.monotonic
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    """A lane is never used again."""
+
+    def engine(self, inner: Engine) -> "EnvironmentEngine":
+        """An engine that plays here with the model of `inner`."""
+        return EnvironmentEngine(inner, self)
+
+
+class EnvironmentEngine:
+    """Plays episodes with the sessions of another engine. Prompts are rows; one with token ids is answered plainly."""
+
+    def __init__(self, inner: Engine, arena: Arena) -> None:
+        """Raises ConfigError for an engine without sessions."""
+        if not isinstance(inner, SessionEngine):
+            raise ConfigError(
+                f"environments are played in sessions of the engine, and {type(inner).__name__} has no method session: "
+                "use the built-in engine or vLLM"
+            )
+        self.inner: Engine = inner
+        self._sessions: SessionEngine = inner
+        self._arena = arena
+        self._num_stops = 0
+        self._model_seconds = 0.0
+        self._waiting_seconds = 0.0
+
+    @property
+    def logprobs_are_the_learners(self) -> bool:
+        """False: the learner computes them again, so that training depends on the tokens alone."""
+        return False
+
+    @property
+    def max_logprob_error(self) -> float | None:
+        """See `Engine.max_logprob_error`."""
+        return self.inner.max_logprob_error
+
+    @property
+    def thread_safe(self) -> bool:
+        """See `ThreadSafeEngine`."""
+        return isinstance(self.inner, ThreadSafeEngine) and self.inner.thread_safe
+
+    @property
+    def samples_a_share(self) -> bool:
+        """Whether each rank plays a share of the episodes."""
+        return isinstance(self.inner, SharingEngine) and self.inner.samples_a_share
+
+    def samples_from(self, model: LanguageModel) -> bool:
+        """Whether this model's own tensors are those that it samples with."""
+        return isinstance(self.inner, SharingEngine) and self.inner.samples_from(model)
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `Engine.load_weights`."""
+        self.inner.load_weights(version, tensors)
+
+    def holds(self) -> Holding | None:
+        """See `Engine.holds`."""
+        return self.inner.holds()
+
+    def stop(self) -> None:
+        """End the running calls of `generate` in other threads, which raise TrainingError."""
+        self._num_stops += 1
+        if isinstance(self.inner, ThreadSafeEngine):
+            self.inner.stop()
+
+    def statistics(self) -> Mapping[str, MetricValue]:
+        """Where the time of the rollouts went since the last call, and the metrics of the other engine."""
+        times: dict[str, MetricValue] = {
+            "environment/model_seconds": Sum(self._model_seconds),
+            "environment/waiting_seconds": Sum(self._waiting_seconds),
+        }
+        self._model_seconds = self._waiting_seconds = 0.0
+        return times | engine_statistics(self.inner)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        on_finished: Callable[[Response], None] | None = None,
+    ) -> list[Response]:
+        """See `Engine.generate`: one trajectory for each sample. A call waits for an earlier one in another thread.
+
+        Samples of one prompt begin with the same seed of the environment. Raises TrainingError if it was stopped.
+        """
+        if all(prompt.token_ids for prompt in prompts):
+            plain = {"num_samples": num_samples, "options": options, "key": key, "on_finished": on_finished}
+            return self.inner.generate(prompts, **plain)
+        lanes = [
+            _Lane(
+                number=next(self._arena.numbers),
+                prompt=prompt,
+                sample_index=sample,
+                seed=key.episode_seed(prompt.id),
+                stream=key.stream(index, sample),
+                limit=key.limit(index, options),
+            )
+            for index, prompt in enumerate(prompts)
+            for sample in range(num_samples)
+        ]
+        num_stops = self._num_stops
+        with self._arena.turn, self._sessions.session(options, max_tokens=self._arena.limits.max_tokens) as session:
+            play = _Play(self._arena, session, on_finished or _ignore)
+            try:
+                play.begin(lanes)
+                while not play.done:
+                    if self._num_stops != num_stops:
+                        raise TrainingError("the engine was stopped while it played episodes")
+                    play.advance()
+            finally:
+                play.close()
+                self._model_seconds += play.model_seconds
+                self._waiting_seconds += play.waiting_seconds
+        return [lane.response for lane in lanes if lane.response is not None]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Lane:
+    """An episode: the trajectory so far, and what it waits for."""
+
+    number: int
+    prompt: Prompt
+    sample_index: int
+    seed: int
+    stream: int
+    limit: int
+    """Most tokens of one turn."""
+    trajectory: Trajectory = field(init=False)
+    dialogue: Dialogue | None = None
+    """None until the first observation."""
+    call: ModelCall | None = None
+    """The last turn of the policy."""
+    begun: float = 0.0
+    """When it had its first observation."""
+    response: Response | None = None
+
+    def __post_init__(self) -> None:
+        # An episode that never began has no observation, and every pass reads at least one token.
+        prompt = replace(self.prompt, token_ids=(0,))
+        self.trajectory = Trajectory(prompt=prompt, sample_index=self.sample_index)
+
+
+class _Play:
+    """The loop of one call: environments and model take turns, and neither waits for a single trajectory."""
+
+    def __init__(self, arena: Arena, session: Session, on_finished: Callable[[Response], None]) -> None:
+        self._environments, self._limits, self._clock = arena.environments, arena.limits, arena.clock
+        self._begin = arena.dialogue
+        self._session = session
+        self._playing: dict[Hashable, _Lane] = {}
+        self._on_finished = on_finished
+        self.model_seconds = 0.0
+        self.waiting_seconds = 0.0
+        """In which no row was decoded, because all trajectories waited for their environments."""
+
+    def begin(self, lanes: Sequence[_Lane]) -> None:
+        """Begin all episodes."""
+        for lane in lanes:
+            self._environments.start(lane.number, seed=lane.seed, row=lane.prompt.metadata)
+            self._playing[lane.number] = lane
+
+    @property
+    def done(self) -> bool:
+        """Whether every episode has ended."""
+        return not self._playing
+
+    def advance(self) -> None:
+        """Take what environments answered, and decode one block of tokens."""
+        decodes, begun = self._session.num_running > 0, self._clock()
+        for number, answer in self._environments.poll(0.0 if decodes else WAIT_SECONDS):
+            if (lane := self._playing.get(number)) is not None:
+                self._take(lane, answer)
+        polled = self._clock()
+        self.waiting_seconds += 0.0 if decodes else polled - begun
+        if self._session.num_running:
+            calls = self._session.advance(WAIT_SECONDS)
+            self.model_seconds += self._clock() - polled
+            for call in calls:
+                self._act(self._playing[call.request.lane], call)
+
+    def close(self) -> None:
+        """End the episodes that are left."""
+        for lane in list(self._playing.values()):
+            self._leave(lane.number)
+
+    def _act(self, lane: _Lane, call: ModelCall) -> None:
+        """Give the environment what the policy wrote."""
+        if call.finish is Finish.ABORTED:
+            self._end(lane, Finish.ABORTED, failure="engine: it gave up a call of the policy")
+            return
+        assert lane.dialogue is not None, "the policy is asked after the first observation"
+        text = lane.dialogue.turn_text(call.token_ids, call.finish)
+        lane.trajectory.add_call(call, text)
+        lane.call = call
+        self._environments.step(lane.number, text)
+
+    def _take(self, lane: _Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
+        """Go on after the environment's answer, or end the trajectory."""
+        if isinstance(answer, EnvironmentFault):
+            self._end(lane, Finish.ABORTED, failure=f"{answer.kind}: {answer.reason}")
+        elif lane.call is None or lane.dialogue is None:
+            self._observe_first(lane, answer)
+        else:
+            lane.trajectory.add_answer(answer)
+            if answer.terminated:
+                self._end(lane, Finish.TERMINATED)
+                return
+            lane.dialogue.answered(lane.call.token_ids, lane.call.finish, answer.observation)
+            lane.trajectory.num_cut_observations = lane.dialogue.num_cut_observations
+            if answer.truncated or self._is_over(lane):
+                if len(lane.dialogue.prompt_ids) <= self._limits.max_tokens:
+                    lane.trajectory.add_prompt(lane.dialogue.prompt_ids)
+                self._end(lane, Finish.TRUNCATED if answer.truncated else Finish.LENGTH)
+            else:
+                self._ask(lane)
+
+    def _observe_first(self, lane: _Lane, step: EnvironmentStep) -> None:
+        lane.dialogue = self._begin(step.observation, step.info.get("tools"))
+        prompt_ids = lane.dialogue.prompt_ids
+        prompt = with_observation(lane.prompt, step.observation, prompt_ids)
+        lane.begun = self._clock()
+        lane.trajectory = Trajectory(
+            prompt=prompt, sample_index=lane.sample_index, last=step, seconds_in_environment=step.seconds
+        )
+        if len(prompt_ids) >= self._limits.max_tokens:
+            limit = f"{len(prompt_ids)} tokens, and environment.max_tokens is {self._limits.max_tokens}"
+            self._end(lane, Finish.ABORTED, failure=f"too_long: the first observation has {limit}")
+        else:
+            self._ask(lane)
+
+    def _is_over(self, lane: _Lane) -> bool:
+        """Whether a limit of the run ends the trajectory after this turn."""
+        limits = self._limits
+        assert lane.dialogue is not None, "it has had a turn"
+        too_old = limits.max_seconds is not None and self._clock() - lane.begun > limits.max_seconds
+        full = len(lane.dialogue.prompt_ids) >= limits.max_tokens
+        return too_old or full or len(lane.trajectory.turns) >= limits.max_turns
+
+    def _ask(self, lane: _Lane) -> None:
+        """Ask the policy for its next turn."""
+        assert lane.dialogue is not None, "the policy reads an observation"
+        prompt_ids = lane.dialogue.prompt_ids
+        request = CallRequest(
+            id=(lane.number, len(lane.trajectory.turns)),
+            lane=lane.number,
+            token_ids=prompt_ids,
+            stream=lane.stream,
+            first_position=lane.trajectory.num_drawn,
+            max_new_tokens=min(lane.limit, self._limits.max_tokens - len(prompt_ids)),
+        )
+        self._session.submit(request)
+
+    def _end(self, lane: _Lane, finish: Finish, *, failure: str | None = None) -> None:
+        lane.response = lane.trajectory.response(finish, failure=failure)
+        self._leave(lane.number)
+        self._on_finished(lane.response)
+
+    def _leave(self, number: int) -> None:
+        del self._playing[number]
+        self._environments.stop(number)
+        self._session.forget(number)
+
+
+def _ignore(response: Response) -> None:
+    del response

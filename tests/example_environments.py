@@ -1,0 +1,131 @@
+"""Environments for tests, well-behaved and not. Imports no torch: worker processes import it."""
+
+import asyncio
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Echo:
+    """Answers each text with itself and the number of the step; ends with "end" or "cut"."""
+
+    def __init__(self, mark: str | None = None) -> None:
+        self.mark = mark
+        self.steps = 0
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.steps = 0
+        return f"seed {seed}, row {dict(row)}", {"seed": seed, "process": os.getpid()}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return f"{text} {self.steps}", 0.5, text == "end", text == "cut", {"steps": self.steps}
+
+    def close(self) -> None:
+        if self.mark:
+            Path(self.mark).touch()
+
+
+class Async(Echo):
+    """The same, with methods that are coroutines and share a lock, which belongs to one event loop."""
+
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:  # ty: ignore
+        self.lock = asyncio.Lock()
+        async with self.lock:
+            await asyncio.sleep(0)
+            return super().reset(seed, row)
+
+    async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:  # ty: ignore
+        async with self.lock:
+            await asyncio.sleep(0)
+            return super().step(text)
+
+
+class Dice:
+    """Draws from the random numbers of its whole process, and never seeds them."""
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        return str(random.random()), {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return str(random.random()), 0.0, False, False, {}
+
+
+class Faulty(Echo):
+    """Does what it is told to by a step, or by the row of a reset; "raise once" only if the file `begun` is absent."""
+
+    def __init__(self, begun: str = "") -> None:
+        super().__init__()
+        self.begun = begun
+        self.kept: list[bytearray] = []
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[Any, Any]:
+        super().reset(seed, row)
+        return self.act(row.get("do", "")), {"process": os.getpid()}
+
+    def step(self, text: str) -> tuple[Any, Any, Any, Any, Any]:
+        observation = self.act(text)
+        return observation, *super().step(text)[1:]
+
+    def act(self, do: str) -> Any:
+        name, _, rest = do.partition(" ")
+        return getattr(self, f"do_{name}")(rest) if name else "began"
+
+    def do_say(self, text: str) -> str:
+        return text
+
+    def do_raise(self, text: str) -> str:
+        if text == "once":
+            if Path(self.begun).exists():
+                return "raised before"
+            Path(self.begun).touch()
+        raise ValueError(f"it broke: {text}")
+
+    def do_leave(self, status: str) -> str:
+        os._exit(int(status))
+
+    def do_quit(self, _: str) -> str:
+        raise SystemExit(0)
+
+    def do_hang(self, _: str) -> str:
+        with Path(self.begun).open("a") as file:
+            file.write("!")
+        threading.Event().wait()
+        return ""
+
+    def do_leak(self, _: str) -> str:
+        while True:
+            self.kept.append(bytearray(2**20))
+
+    def do_flood(self, _: str) -> str:
+        return "x" * (2**22 + 1)
+
+    def do_print(self, _: str) -> str:
+        os.write(1, b"x" * 2**24)
+        os.write(2, b"x" * 2**24)
+        return "printed"
+
+    def do_child(self, _: str) -> str:
+        child = subprocess.Popen(["sleep", "10000"])
+        return str(child.pid)
+
+    def do_return(self, _: str) -> list[int]:
+        return [1, 2]
+
+
+class Broken:
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no such service")
+
+
+class NoStep:
+    """Lacks a method."""
+
+    def reset(self, seed: int) -> str:
+        return ""
