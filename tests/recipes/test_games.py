@@ -1,4 +1,4 @@
-"""The games: their rules, and the exact scores of random and of the best play, computed again in other ways and played."""
+"""The games: their rules, and the exact scores of random and of the best play, computed in other ways and played."""
 
 import math
 from fractions import Fraction
@@ -159,8 +159,8 @@ def test_a_game_is_given_up_after_three_texts_that_are_no_move(game: Game) -> No
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: type(game).__name__)
 def test_a_seed_is_a_game(game: Game) -> None:
     def transcript(seed: int) -> list[Any]:
-        random, seen = Random(1), [begin(game, seed)]
-        while seen[-1] == seen[0] or not (seen[-1][2] or seen[-1][3]):
+        random, seen = Random(1), list[Any]([begin(game, seed)])
+        while len(seen) == 1 or not any(seen[-1][2:4]):
             seen.append(game.step(random.choice(game.moves(game.state))))
         return seen
 

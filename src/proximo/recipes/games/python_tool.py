@@ -1,4 +1,4 @@
-"""Questions about a list of numbers, and a Python interpreter in the sandbox: the best play writes one line of Python."""
+"""Questions about three numbers, and a Python interpreter in the sandbox: the best play writes one line of Python."""
 
 import re
 from collections.abc import Sequence

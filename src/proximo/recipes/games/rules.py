@@ -30,8 +30,8 @@ class Outcome:
 class Game:
     """A game against chance or a fixed opponent, in the text form of Gymnasium's protocol.
 
-    Chance is drawn from the seed of `reset` alone. A text that is no legal move is answered by a hint; the game is given
-    up after `max_malformed` of them, with the reward `forfeit`.
+    Chance is drawn from the seed of `reset` alone. A text that is no legal move is answered by a hint; the game is
+    given up after `max_malformed` of them, with the reward `forfeit`.
     """
 
     hint: str
