@@ -154,7 +154,7 @@ class FakeEngine:
 class NumberDialogue:
     """Observations are numbers in text, and so are turns. `thoughts` are dropped from what is read later: a fork."""
 
-    def __init__(self, observation: str, tools: Any = None) -> None:
+    def __init__(self, renderer: None, observation: str, *, tools: Any = None) -> None:
         self.prompt_ids: tuple[int, ...] = (1, *numbers(observation))
         self.num_cut_observations = 0
         self.tools = tools
@@ -171,10 +171,8 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def arena(environments: Any, *, clock: Clock | None = None, **limits: Any) -> Arena:
-    return Arena(
-        environments=environments, dialogue=NumberDialogue, limits=Limits(**limits), clock=clock or environments.clock
-    )
+def arena(environments: Any, *, renderer: Any = None, **limits: Any) -> Arena:
+    return Arena(environments=environments, renderer=renderer, limits=Limits(**limits), clock=environments.clock)
 
 
 def rows(count: int) -> list[Prompt]:

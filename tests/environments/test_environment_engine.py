@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
-from environments.played import Clock, FakeEngine, FakeEnvironments, FakeSession, arena, play, rows
+from environments.played import Clock, FakeEngine, FakeEnvironments, FakeSession, NumberDialogue, arena, play, rows
 from proximo.environments.engine import EnvironmentEngine
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response
+
+
+@pytest.fixture(autouse=True)
+def _numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proximo.environments.engine.Dialogue", NumberDialogue)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from proximo.environments.players import ThreadPlayers
 from proximo.environments.pool import EnvironmentPool
 from proximo.environments.processes import ProcessPlayers
 from proximo.errors import ConfigError, DataError
-from waiting import LATEST_SECONDS, wait_until
+from waiting import wait_until
 from worker_processes import workers_of
 
 MIB = 2**20

@@ -50,7 +50,7 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     if samples_per_prompt < 1 or (num_prompts is not None and num_prompts < 1):
         raise UserError(f"samples_per_prompt ({samples_per_prompt}) and num_prompts ({num_prompts}) must be at least 1")
-    if not recipe.reward:
+    if not recipe.is_rewarded:
         raise UserError("the recipe has no reward, so no response passes or fails: give it one")
     verify_models(inputs_of(recipe))
     title = str(output)

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from proximo.environments.environment import EnvironmentFault, Environments, EnvironmentStep, Observation
+from proximo.environments.dialogue import Dialogue
+from proximo.environments.environment import EnvironmentFault, Environments, EnvironmentStep
 from proximo.environments.trajectory import Trajectory, with_observation
-from proximo.errors import ConfigError, TrainingError
+from proximo.environments.turn_renderer import TurnRenderer
+from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Prompt, Response
@@ -31,20 +33,16 @@ WAIT_SECONDS = 0.05
 """Longest wait for answers of environments or of the model, after which both are looked at again."""
 
 
-class Dialogue(Protocol):
-    """One trajectory as ids: what is said between the turns of the policy."""
+@runtime_checkable
+class EnvironmentSource(Protocol):
+    """What the engines of a run play in."""
 
-    prompt_ids: tuple[int, ...]
-    """All ids that the policy reads in its next turn."""
-    num_cut_observations: int
-    """Messages that were longer than the limit of an observation."""
-
-    def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
-        """What the environment is given of a turn."""
+    def engine(self, inner: Engine) -> Engine:
+        """An engine whose responses are trajectories of the model of `inner`."""
         ...
 
-    def answered(self, token_ids: Sequence[int], finish: Finish, observation: Observation) -> None:
-        """Go on after a turn of the policy with what the environment answered."""
+    def close(self) -> None:
+        """End all environments and their processes."""
         ...
 
 
@@ -63,9 +61,9 @@ class Limits:
 class Arena:
     """Where the engines of a run play: its environments, one call of `generate` at a time."""
 
-    environments: Environments
-    dialogue: Callable[[Observation, Any], Dialogue]
-    """First observation and JSON schemas of tools, or None -> the dialogue of a trajectory."""
+    environments: Environments | None
+    """None on a rank that plays none."""
+    renderer: TurnRenderer
     limits: Limits = Limits()
     clock: Callable[[], float] = time.monotonic
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -73,8 +71,13 @@ class Arena:
     """A lane is never used again."""
 
     def engine(self, inner: Engine) -> "EnvironmentEngine":
-        """An engine that plays here with the model of `inner`."""
+        """See `EnvironmentSource.engine`."""
         return EnvironmentEngine(inner, self)
+
+    def close(self) -> None:
+        """See `EnvironmentSource.close`."""
+        if self.environments is not None:
+            self.environments.close()
 
 
 class EnvironmentEngine:
@@ -216,8 +219,9 @@ class _Play:
     """The loop of one call: environments and model take turns, and neither waits for a single trajectory."""
 
     def __init__(self, arena: Arena, session: Session, on_finished: Callable[[Response], None]) -> None:
+        assert arena.environments is not None, "this rank plays"
         self._environments, self._limits, self._clock = arena.environments, arena.limits, arena.clock
-        self._begin = arena.dialogue
+        self._renderer = arena.renderer
         self._session = session
         self._playing: dict[Hashable, _Lane] = {}
         self._on_finished = on_finished
@@ -270,25 +274,33 @@ class _Play:
         """Go on after the environment's answer, or end the trajectory."""
         if isinstance(answer, EnvironmentFault):
             self._end(lane, Finish.ABORTED, failure=f"{answer.kind}: {answer.reason}")
-        elif lane.call is None or lane.dialogue is None:
-            self._observe_first(lane, answer)
-        else:
-            lane.trajectory.add_answer(answer)
-            if answer.terminated:
-                self._end(lane, Finish.TERMINATED)
-                return
-            lane.dialogue.answered(lane.call.token_ids, lane.call.finish, answer.observation)
-            lane.trajectory.num_cut_observations = lane.dialogue.num_cut_observations
-            if answer.truncated or self._is_over(lane):
-                if len(lane.dialogue.prompt_ids) <= self._limits.max_tokens:
-                    lane.trajectory.add_prompt(lane.dialogue.prompt_ids)
-                self._end(lane, Finish.TRUNCATED if answer.truncated else Finish.LENGTH)
+            return
+        try:
+            if lane.call is None or lane.dialogue is None:
+                self._observe_first(lane, answer)
             else:
-                self._ask(lane)
+                self._observe(lane, lane.dialogue, lane.call, answer)
+        except DataError as error:  # the chat template refuses what the environment says
+            self._end(lane, Finish.ABORTED, failure=f"invalid: {error}")
+
+    def _observe(self, lane: _Lane, dialogue: Dialogue, call: ModelCall, step: EnvironmentStep) -> None:
+        """Go on after a turn, or end the trajectory, with what the policy would read next."""
+        lane.trajectory.add_answer(step)
+        if step.terminated:
+            self._end(lane, Finish.TERMINATED)
+            return
+        dialogue.answered(call.token_ids, call.finish, step.observation)
+        lane.trajectory.num_cut_observations = dialogue.num_cut_observations
+        if not step.truncated and not self._is_over(lane, dialogue):
+            self._ask(lane, dialogue)
+            return
+        if len(dialogue.prompt_ids) <= self._limits.max_tokens:
+            lane.trajectory.add_prompt(dialogue.prompt_ids)
+        self._end(lane, Finish.TRUNCATED if step.truncated else Finish.LENGTH)
 
     def _observe_first(self, lane: _Lane, step: EnvironmentStep) -> None:
-        lane.dialogue = self._begin(step.observation, step.info.get("tools"))
-        prompt_ids = lane.dialogue.prompt_ids
+        lane.dialogue = dialogue = Dialogue(self._renderer, step.observation, tools=step.info.get("tools"))
+        prompt_ids = dialogue.prompt_ids
         prompt = with_observation(lane.prompt, step.observation, prompt_ids)
         lane.begun = self._clock()
         lane.trajectory = Trajectory(
@@ -298,20 +310,18 @@ class _Play:
             limit = f"{len(prompt_ids)} tokens, and environment.max_tokens is {self._limits.max_tokens}"
             self._end(lane, Finish.ABORTED, failure=f"too_long: the first observation has {limit}")
         else:
-            self._ask(lane)
+            self._ask(lane, dialogue)
 
-    def _is_over(self, lane: _Lane) -> bool:
+    def _is_over(self, lane: _Lane, dialogue: Dialogue) -> bool:
         """Whether a limit of the run ends the trajectory after this turn."""
         limits = self._limits
-        assert lane.dialogue is not None, "it has had a turn"
         too_old = limits.max_seconds is not None and self._clock() - lane.begun > limits.max_seconds
-        full = len(lane.dialogue.prompt_ids) >= limits.max_tokens
+        full = len(dialogue.prompt_ids) >= limits.max_tokens
         return too_old or full or len(lane.trajectory.turns) >= limits.max_turns
 
-    def _ask(self, lane: _Lane) -> None:
+    def _ask(self, lane: _Lane, dialogue: Dialogue) -> None:
         """Ask the policy for its next turn."""
-        assert lane.dialogue is not None, "the policy reads an observation"
-        prompt_ids = lane.dialogue.prompt_ids
+        prompt_ids = dialogue.prompt_ids
         request = CallRequest(
             id=(lane.number, len(lane.trajectory.turns)),
             lane=lane.number,

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from proximo.records import Episode, Finish, Response, Scored, ScoreState
+from proximo.rewards.weighted import as_pairs
 
 
 class EnvironmentReward:
@@ -38,3 +40,11 @@ def token_rewards(episode: Episode, num_tokens: int) -> tuple[float, ...]:
     for turn in episode.turns:
         rewards[turn.end - 1] += turn.reward
     return tuple(rewards)
+
+
+def with_environment(reward: Any, *, per_turn: bool) -> Any:
+    """A reward in any form, or None, together with the environment's; unchanged if that is among its sources."""
+    pairs = [] if reward is None else as_pairs(reward)
+    if any(isinstance(source, EnvironmentReward) for _, source in pairs):
+        return reward
+    return [(1.0, EnvironmentReward(per_turn=per_turn)), *pairs]

@@ -10,6 +10,7 @@ from itertools import product
 from pkgutil import resolve_name
 
 from proximo.config.engine import VLLMEngineConfig
+from proximo.config.environment import EnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.implied import policy_optimizer_or_default
 from proximo.config.ppo.kl import NoKLConfig
@@ -28,7 +29,7 @@ from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.function_binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
-from proximo.run.preflight import reward_inputs
+from proximo.run.preflight import environment_inputs, reward_inputs
 from proximo_verifiers import errors as verifiers
 
 ON_BASE = ", on the policy's base, no second copy"
@@ -38,7 +39,8 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
     yield from _roles(recipe)
-    num_rows = yield from data_lines(recipe, recipe.data, partial(_read_rows, recipe=recipe, functions=functions))
+    reader = partial(_read_rows, recipe=recipe, functions=functions) if recipe.environment is None else None
+    num_rows = yield from data_lines(recipe, recipe.data, reader)
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
         learns_all = recipe.ptx_data.train_on == "everything"
         reader = partial(text_exchanges, form=recipe.ptx_data.form, learns_all=learns_all)
@@ -46,7 +48,7 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
             yield "ptx" if name == "data" else name, text
         yield "", f"{count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
     yield from _learning(recipe)
-    yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
+    yield from _steps(recipe.ppo, recipe.longest)
     if num_rows:
         passes = recipe.ppo.num_steps * recipe.ppo.prompts_per_step / num_rows
         drawn = f"{count_of(recipe.ppo.num_steps, 'step')} x {count_of(recipe.ppo.prompts_per_step, 'prompt')}"
@@ -101,12 +103,22 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
         yield "engine", _engine(recipe.engine)
     if staleness := recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
-    if not recipe.reward:
+    if recipe.environment is not None:
+        yield from _environment(recipe.environment, recipe.ppo)
+    if not recipe.is_rewarded:
         yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.kind}"
     for index, source in enumerate(recipe.reward):
         yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
     if recipe.gold is not None:
         yield "gold", f"{_source(recipe.gold, 'gold')}, watched only"
+
+
+def _environment(environment: EnvironmentConfig, ppo: PPOConfig) -> Iterator[Line]:
+    named = next((each.name for each in environment_inputs(environment, "environment")), environment.kind)
+    yield "environment", f"{named}, {environment.workers} at once"
+    turns, tokens = count_of(environment.max_turns, "turn"), ppo.rollout.max_new_tokens
+    yield "", f"at most {turns} of {tokens:,} tokens, and {environment.max_tokens:,} in a conversation"
+    yield "", f"rewards each {'turn' if ppo.advantage.is_per_token else 'episode'}, weight 1"
 
 
 def _engine(engine: VLLMEngineConfig) -> str:
@@ -183,11 +195,12 @@ def _rate(role: str, optimizer: OptimizerConfig, *, num_updates: int) -> str:
     return f"{role}: {rate}, {optimizer.schedule}{after}{short}"
 
 
-def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[Line]:
+def _steps(ppo: PPOConfig, longest: tuple[int, int]) -> Iterator[Line]:
     responses, of_update = ppo.responses_per_step, ppo.responses_per_update
     minibatches = -(-responses // of_update)
     updates = ppo.epochs_per_step * minibatches
-    tokens = responses * (max_prompt_tokens + ppo.rollout.max_new_tokens)
+    prompt, response = longest
+    tokens = responses * (prompt + response)
     rest = responses % of_update
     uneven = f", the last of {rest}" if rest else ""
     prompts, scored = count_of(ppo.prompts_per_step, "prompt"), count_of(responses, "response")
@@ -198,7 +211,7 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[Line]:
         yield "", f"the {kept} of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
     cut = f"{count_of(minibatches, 'minibatch', 'minibatches')} of {of_update:,}{uneven}"
     yield "", f"{count_of(ppo.epochs_per_step, 'epoch')} x {cut} = {count_of(updates, 'update')}"
-    yield "", f"at most {responses:,} x ({max_prompt_tokens:,} + {ppo.rollout.max_new_tokens:,}) = {tokens:,} tokens"
+    yield "", f"at most {responses:,} x ({prompt:,} + {response:,}) = {tokens:,} tokens"
     if ppo.critic_warmup_steps:
         yield "", f"in the first {count_of(ppo.critic_warmup_steps, 'step')} the value model learns alone"
     yield (
@@ -219,7 +232,11 @@ def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
         reason = "with run.precision float32 and the built-in engine, sampled log-probs are the learner's own"
         yield from given_keys(recipe.ppo.guards, ("max_mismatch",), f"{prefix}ppo.guards.", reason)
     yield from _unused_rewards(recipe, prefix)
-    if not recipe.reward and recipe.ppo.kl.in_loss:
+    if recipe.environment is not None:
+        reason = "an environment writes its own observations"
+        keys = ("max_prompt_tokens", "too_long", "as_messages", "system", "first_words", "fill_to_max")
+        yield from given_keys(recipe.data, keys, f"{prefix}data.", reason)
+    if not recipe.is_rewarded and recipe.ppo.kl.in_loss:
         yield from _unused_without_advantages(recipe.ppo, f"{prefix}ppo.")
 
 

@@ -1,26 +1,19 @@
 """Builds the task of `proximo ppo` from its recipe, with its critic. The steps: task.py, trainer.py."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ModelConfig, ScalarModelConfig
-from proximo.data.difficulty import DifficultyFilter
-from proximo.data.examples import TextExample, load_text_examples
-from proximo.data.load_report import LoadReport
-from proximo.data.prompts import load_prompts
 from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
-from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
+from proximo.environments.reward import EnvironmentReward
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
 from proximo.models.pretrained.folders import refuse_second_adapter
@@ -29,16 +22,16 @@ from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_m
 from proximo.models.sharing import check_scalar_adapter, is_shared, scalar_from_adapter, value_on_base
 from proximo.models.transformers_model import check_lengths
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles.reward import answer_responses
-from proximo.ppo.task import PPOTask, make_difficulty_filter
+from proximo.ppo.recipe_data import Data, load_data
+from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource, build_on_first
 from proximo.rewards.weighted import WeightedReward
-from proximo.run.make.conversion import check_optimizer, example_options, prompt_options
-from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
+from proximo.run.make.conversion import check_optimizer
+from proximo.run.make.data import SplitRows, read_split, token_cache
 from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
+from proximo.run.make.environments import make_environments
 from proximo.run.make.models import (
     DeviceSpec,
     build_language_model,
@@ -83,7 +76,11 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     tokenizer = _tokenizer_of_all(recipe, reference_config)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
-    data = _load_data(recipe, rows, tokenizer, cache)
+    data = load_data(recipe, rows, tokenizer, cache)
+    environments = None
+    if recipe.environment is not None:
+        environments = make_environments(recipe.environment, tokenizer, on_every_rank=recipe.engine.kind == "local")
+        started.callback(environments.close)
     for own in owns:
         if own is not None and not gives_same_ids(own, tokenizer):
             check_rendering(TextEncoder(own), data.all_prompts)
@@ -111,6 +108,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     sources = [
         (config.weight, source) for config, source in zip(recipe.reward, all_sources[: len(recipe.reward)], strict=True)
     ]
+    if environments is not None:
+        sources.insert(0, (1.0, EnvironmentReward(per_turn=recipe.ppo.advantage.is_per_token)))
     reward = WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
@@ -131,6 +130,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         reward=reward,
         ptx=data.texts.examples,
         engine=engine_of(servers, policy, tokenizer),
+        environment=environments,
         config=recipe.ppo,
         seed=recipe.run.seed,
         devices=recipe.devices,
@@ -142,6 +142,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         reward=reward,
         gold=gold,
         servers=servers,
+        environments=environments,
         samples_per_step=recipe.run.samples_per_step,
         difficulty=data.difficulty,
         inputs_fingerprint=fingerprint,
@@ -187,7 +188,7 @@ def _prepare_frozen(
         reference.narrow_frozen(beside=beside)
 
 
-def _check_rows(sources: Sequence[RewardSource | None], rows: SplitRows, data: "_Data") -> None:
+def _check_rows(sources: Sequence[RewardSource | None], rows: SplitRows, data: "Data") -> None:
     """Raises DataError for a prompt that a reward source could not grade, whatever the response."""
     checking = [source for source in sources if isinstance(source, CheckingSource)]
     for part, prompts in ((rows.training, data.prompts), (rows.held_out, data.held_out)):
@@ -196,68 +197,17 @@ def _check_rows(sources: Sequence[RewardSource | None], rows: SplitRows, data: "
             source.check_prompts(prompts, origins)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Texts:
-    """PTX texts with fingerprints and notes; empty if the recipe has no `ptx_data`."""
-
-    examples: Sequence[TextExample] | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest text; 0 if there is none."""
-        return max((len(text.token_ids) for text in self.examples or ()), default=0)
+def _longest(recipe: PPORecipe, data: Data) -> tuple[int, int]:
+    """Most tokens of a prompt and of its response; of an episode, together those of its longest call."""
+    if recipe.environment is not None:
+        return recipe.longest
+    return max(len(prompt.token_ids) for prompt in data.all_prompts), recipe.ppo.rollout.max_new_tokens
 
 
-def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Texts:
-    if recipe.ptx_data is None:
-        return _Texts()
-    rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
-    examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
-    notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
-    return _Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Data:
-    """What a run reads besides models: prompts, their reference answers where asked for, PTX texts."""
-
-    prompts: Sequence[Prompt]
-    held_out: Sequence[Prompt]
-    answers: list[Response]
-    texts: _Texts
-    difficulty: DifficultyFilter | None
-    notes: tuple[str, ...]
-
-    @property
-    def all_prompts(self) -> Iterator[Prompt]:
-        """Training prompts, then held-out prompts."""
-        return chain(self.prompts, self.held_out)
-
-
-def _load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Data:
-    options = prompt_options(recipe.data)
-    held_out: Sequence[Prompt] = []
-    prompts, report = load_prompts(rows.training, tokenizer, options, cache=cache)
-    difficulty = make_difficulty_filter(recipe, prompts)
-    texts = _load_texts(recipe, tokenizer, cache)
-    answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
-    held_out_report: LoadReport | None = None
-    if rows.held_out:
-        held_out, held_out_report = load_prompts(rows.held_out, tokenizer, options, cache=cache)
-    evaluated = evaluation_notes(recipe.data, held_out_report)
-    notes = (f"data: {rows.description}", f"prompts: {report}", *evaluated, *texts.notes)
-    return _Data(prompts=prompts, held_out=held_out, answers=answers, texts=texts, difficulty=difficulty, notes=notes)
-
-
-def _sampling(recipe: PPORecipe, data: _Data) -> Sampling:
+def _sampling(recipe: PPORecipe, data: Data) -> Sampling:
     """What servers have to know of the rollouts when they start."""
-    rollout = recipe.ppo.rollout
-    longest = max(len(prompt.token_ids) for prompt in data.all_prompts)
-    return Sampling(
-        temperature=rollout.temperature, max_tokens=longest + rollout.max_new_tokens, staleness=rollout.staleness
-    )
+    rollout, longest = recipe.ppo.rollout, sum(_longest(recipe, data))
+    return Sampling(temperature=rollout.temperature, max_tokens=longest, staleness=rollout.staleness)
 
 
 def _check_shared_bases(recipe: PPORecipe) -> None:
@@ -301,7 +251,7 @@ def _unsaved_models(
 
 def _check_context(
     recipe: PPORecipe,
-    data: _Data,
+    data: Data,
     scorers: Mapping[str, ScalarModel],
     models: Mapping[str, LanguageModel | ScalarModel | None],
 ) -> None:
@@ -309,14 +259,13 @@ def _check_context(
 
     `scorers`: reward models, which also read the reference answers. `models`: those of the other roles.
     """
-    longest = max(len(prompt.token_ids) for prompt in data.all_prompts)
+    longest, response = _longest(recipe, data)
     lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in data.answers]
     answered = max(lengths, key=sum, default=(0, 0))
 
     for role, model in (*scorers.items(), *models.items()):
         if model is not None:
-            config, response = model.base.config, recipe.ppo.rollout.max_new_tokens
-            check_lengths(config, role=role, max_prompt_tokens=longest, max_response_tokens=response)
+            check_lengths(model.base.config, role=role, max_prompt_tokens=longest, max_response_tokens=response)
     for role, model in scorers.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=answered[0], max_response_tokens=answered[1])
     if (policy := models["policy"]) is not None:

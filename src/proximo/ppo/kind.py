@@ -65,7 +65,8 @@ class PPOKind(TrainerKind["PPORecipe"]):
         return PPO_METRICS
 
     def recognises(self, tree: "Mapping[str, Any]") -> bool:
-        return super().recognises(tree) or ("model" in tree and isinstance(tree.get("reward"), (list, tuple)))
+        has_reward = isinstance(tree.get("reward"), (list, tuple)) or "environment" in tree
+        return super().recognises(tree) or ("model" in tree and has_reward)
 
     def build(self, recipe: "PPORecipe") -> "PPOTask":
         from proximo.ppo.from_recipe import build_task
@@ -83,7 +84,7 @@ class PPOKind(TrainerKind["PPORecipe"]):
         return plan_ppo(recipe, context)
 
     def limits(self, recipe: "PPORecipe") -> str:
-        return self.card_limits if recipe.reward else self.taught_limits
+        return self.card_limits if recipe.is_rewarded else self.taught_limits
 
     def ineffective_keys(self, recipe: "PPORecipe", prefix: str) -> "Iterator[str]":
         from proximo.ppo.dry_run import ineffective_keys

@@ -61,7 +61,8 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
     with building():
         models = ppo_models(recipe, context.configs, precision=context.precision)
     to_fake_tensors(*(model.model for model in models.values()))
-    lengths = truncated_lengths(models, prompt=recipe.data.max_prompt_tokens, response=ppo.rollout.max_new_tokens)
+    prompt, response = recipe.longest
+    lengths = truncated_lengths(models, prompt=prompt, response=response)
     texts = None
     if recipe.ptx_data is not None:
         texts = truncated_lengths({"policy": models["policy"]}, prompt=1, response=recipe.ptx_data.max_tokens - 1)
@@ -86,6 +87,11 @@ def _notes_on(recipe: PPORecipe, policy: Model) -> Iterator[str]:
         yield "the critic's warm-up is left out: there the value head learns alone, which takes less"
     if any(source.kind == "model" and source.tokenizer is not None for source in recipe.reward):
         yield "a reward model with a tokenizer of its own is taken to read as many tokens as the policy"
+    if recipe.environment is not None:
+        yield (
+            "an episode is taken to be one conversation of environment.max_tokens tokens, nearly all of them decoded: "
+            "the time of its environment is not counted, and where a chat template drops earlier text more is read"
+        )
     if recipe.ppo.rollout.staleness and recipe.engine.kind == "local":
         yield "generate takes place beside the rest of earlier steps (rollout.staleness): the seconds add up here"
     if recipe.engine.kind == "vllm":
@@ -184,6 +190,7 @@ def ppo_costs(
     """Name of a call -> its cost in one step, in the order of the step. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
     exact = models["policy"].precision is Precision.FLOAT32 and SAMPLER not in models and recipe.engine.kind == "local"
+    exact = exact and recipe.environment is None
     serve = exact and not config.rollout.reshapes_distribution
     calls = trace_step(config, reuses_sampled_logprobs=serve, shares_trunk=_shares_trunk(models))
     possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(

@@ -9,10 +9,11 @@ from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
+from proximo.config.environment import ENVIRONMENT, EnvironmentConfig, with_rows
 from proximo.config.ppo.implied import with_policy_rate
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.run_checks import distillation_problem, trunk_problem
+from proximo.config.ppo.run_checks import distillation_problem, environment_problem, trunk_problem
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
@@ -57,12 +58,16 @@ class PPORecipe(TrainerRecipe):
     value: ScalarModelConfig = ScalarModelConfig()
     """The critic; unused if `ppo.advantage` needs none."""
     data: PromptDataConfig
-    """Prompts."""
+    """Prompts. With an `environment` each row begins an episode, and `sources` may be left out."""
+    environment: EnvironmentConfig | None = None
+    """Where the policy acts over several turns, and what rewards it; null for prompts with one answer.
+    docs/environments.md."""
     ptx_data: TextDataConfig | None = None
     """Texts that are mixed into the updates of the policy, weighted by `ppo.ptx`."""
     reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...]
     """What is rewarded: the weighted sum of these sources. An empty list rewards nothing: the policy then learns from
-    `reference` alone (docs/distillation.md)."""
+    `reference` alone (docs/distillation.md). With an `environment` they are added to its rewards, and may be left
+    out."""
     gold: Annotated[WatchedSourceConfig, Field(discriminator="kind")] | None = None
     """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
     engine: Annotated[EngineConfig, Field(discriminator="kind")] = LocalEngineConfig()
@@ -72,8 +77,8 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_policy_rate(cls, values: Any) -> Any:
-        return with_policy_rate(values)
+    def _with_implied(cls, values: Any) -> Any:
+        return with_rows(with_policy_rate(values))
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -84,10 +89,10 @@ class PPORecipe(TrainerRecipe):
     def _consistent(self) -> Self:
         check_tokenizer(self.model, "model", self.tokenizer)
         check_names(self.reward)
-        if self.reward and all(source.weight == 0 for source in self.reward):
+        if self.reward and not self.environment and all(source.weight == 0 for source in self.reward):
             raise ValueError("every reward source has weight 0, so every score would be 0: set another weight")
-        names = [source.name for source in self.reward]
-        if self.reward and not self.ppo.task_reward_is_of(names):
+        names = [*([ENVIRONMENT] if self.environment else []), *(source.name for source in self.reward)]
+        if names and not self.ppo.task_reward_is_of(names):
             raise ValueError(
                 f"ppo.task_reward is {self.ppo.task_reward}, which is no reward source and no part of one; sources: "
                 f"{', '.join(names)}"
@@ -119,7 +124,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _learns_from_something(self) -> Self:
-        if self.reward:
+        if self.is_rewarded:
             return self
         if problem := distillation_problem(self.ppo, has_teacher=self.reference is not None):
             raise ValueError(problem)
@@ -130,10 +135,36 @@ class PPORecipe(TrainerRecipe):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_be_played(self) -> Self:
+        models = [source.name for source in self.reward if isinstance(source, ModelRewardConfig)]
+        if self.environment and (problem := environment_problem(self.ppo, reads_text=models)):
+            raise ValueError(f"environment: {problem}")
+        if any(source.name == ENVIRONMENT for source in self.reward):
+            raise ValueError(
+                f"{ENVIRONMENT} is the name of what an environment gives: name the reward source otherwise"
+            )
+        return self
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether responses have scores; else the policy learns from its reference alone."""
+        return bool(self.reward) or self.environment is not None
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Most tokens of a prompt and of its response. In an environment, of the first observation and the rest."""
+        if self.environment is None:
+            return self.data.max_prompt_tokens, self.ppo.rollout.max_new_tokens
+        whole = self.environment.max_tokens
+        first = min(self.environment.max_observation_tokens, whole // 2)
+        return first, whole - first
+
     @property
     def sampler_is_exact(self) -> bool:
         """Whether the keys alone say that sampled log-probs are the learner's."""
-        return self.run.precision == "float32" and self.engine.kind == "local" and not self.ppo.rollout.staleness
+        exact = self.run.precision == "float32" and self.engine.kind == "local"
+        return exact and not self.ppo.rollout.staleness
 
     @model_validator(mode="after")
     def _loss_fits_the_run(self) -> Self:
@@ -208,7 +239,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _one_pass_in_backward(self) -> Self:
-        longest = self.ppo.responses_per_update * (self.data.max_prompt_tokens + self.ppo.rollout.max_new_tokens)
+        longest = self.ppo.responses_per_update * sum(self.longest)
         value_optimizer = self.ppo.value_optimizer if self.ppo.uses_critic else None
         for optimizer in (self.ppo.policy_optimizer, value_optimizer):
             check_one_pass(
@@ -320,6 +351,8 @@ class PPORecipe(TrainerRecipe):
         return self.reward
 
     def longest_sequence(self) -> dict[str, int]:
+        if self.environment is not None:
+            return {"environment.max_tokens": self.environment.max_tokens}
         return {
             "data.max_prompt_tokens": self.data.max_prompt_tokens,
             "ppo.rollout.max_new_tokens": self.ppo.rollout.max_new_tokens,

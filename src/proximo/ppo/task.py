@@ -16,9 +16,11 @@ from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
+from proximo.environments.engine import EnvironmentSource
 from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
+from proximo.ppo.episodes import episode_fields, evaluation_metrics
 from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.build import Roles
@@ -55,6 +57,7 @@ class PPOTask:
         gold: RewardSource | None,
         samples_per_step: int,
         servers: EngineServers | None = None,
+        environments: EnvironmentSource | None = None,
         difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
@@ -69,6 +72,7 @@ class PPOTask:
         self.gold = gold
         self.samples_per_step = samples_per_step
         self.servers = servers
+        self.environments = environments
         self.difficulty = difficulty
         self.inputs_fingerprint = inputs_fingerprint
         self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
@@ -76,10 +80,11 @@ class PPOTask:
         self.num_steps = ppo.config.num_steps
 
     def close(self) -> None:
-        """Close the reward sources and the engine, which ends their processes."""
+        """Close the reward sources, the environments and the engine, which ends their processes."""
         self.ppo.close()
-        if self.servers is not None:
-            self.servers.close()
+        for started in (self.environments, self.servers):
+            if started is not None:
+                started.close()
         for source in (self.reward, self.gold):
             if isinstance(source, ClosableSource):
                 source.close()
@@ -203,6 +208,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),
+        **episode_fields(response),
         "finish": response.finish.value,
         **({} if scored.state is ScoreState.SCORED else {"state": scored.state.value, "reason": scored.reason}),
     }
@@ -289,6 +295,7 @@ def evaluate_policy(
         divergences = [float(part.double().sum()) for part in parts]
     is_scored = not isinstance(reward, NoReward)
     metrics = _metrics(scored, divergences, is_scored=is_scored) | statistics_of(reward)
+    metrics |= evaluation_metrics(scored)
     if roles.reference is not None and not is_scored:
         metrics["evaluation/k3_per_token"] = Mean(float(k3(*both).double().sum()), len(both[0]))
     if config.solved_score is not None:

@@ -20,6 +20,10 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
+from proximo.environments.engine import EnvironmentSource
+from proximo.environments.environment import Environment
+from proximo.environments.prompts import given_prompts
+from proximo.environments.reward import with_environment
 from proximo.errors import ConfigError
 from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
@@ -50,17 +54,21 @@ from proximo.ppo.trainer_arguments import (
     check_training,
 )
 from proximo.records import Experience, Prompt, Response, Scored
-from proximo.rewards.source import scored_once, statistics_of
+from proximo.rewards.source import RewardSource, scored_once, statistics_of
 from proximo.rewards.weighted import Reward
 from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
+from proximo.run.make.environments import PythonEnvironment, as_environments
 from proximo.run.memory import check_release
 from proximo.trainer_kinds import TrainerKind, recipe_kind
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Prompts = Sequence[PromptLike | Mapping[str, Any]] | int
+"""Prompts to answer; with an environment, rows, or a number of episodes."""
 
 
 class PPOTrainer:
@@ -79,6 +87,8 @@ class PPOTrainer:
         engine: samples from the policy, and gets its weights when they change. None makes the built-in engine, which
             uses the policy's own tensors.
         own_calls: functions of yours at the calls of every step (docs/dataflow.md).
+        environment: a class with `reset` and `step`, a function that makes one, or a `PythonEnvironment`: the policy
+            plays episodes, and what it earns there is added to `reward` (docs/environments.md).
         optimizers: custom optimizers for "policy" and "value", which replace those of the configuration.
         devices: how the models lie on several ranks (docs/scale.md). Nothing on one.
         kl_controller: controls the KL coefficient instead of `config.kl`. After each step that trains the policy, it
@@ -105,6 +115,7 @@ class PPOTrainer:
         config: PPOConfig | None = None,
         seed: int = 0,
         engine: Engine | None = None,
+        environment: "Callable[[], Environment] | PythonEnvironment | EnvironmentSource | None" = None,
         own_calls: Sequence[OwnCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,
@@ -113,9 +124,9 @@ class PPOTrainer:
         check_config(config)
         check_tokenizer(tokenizer)
         self.config = config or PPOConfig()
-        reward, seed = as_source(reward, task=self.config.task_reward), as_seed(seed)
-        self.seed = seed
+        self.seed = as_seed(seed)
         self.tokenizer = tokenizer
+        self.environments = as_environments(environment, tokenizer)
         self.policy = as_policy(policy)
         reference, value = as_reference(reference, self.policy), as_value(value)
         moves = self.config.kl.reference_every_steps is not None
@@ -127,9 +138,10 @@ class PPOTrainer:
             reference=reference,
             value=value,
             config=self.config,
-            seed=seed,
-            reward=reward,
+            seed=self.seed,
+            reward=self._source(reward),
             engine=engine,
+            environments=self.environments,
             texts=ptx,
             optimizers=optimizers,
             devices=devices,
@@ -164,15 +176,25 @@ class PPOTrainer:
         exact = self.policy.precision is Precision.FLOAT32 and self.roles.policy.engine.logprobs_are_the_learners
         return exact and not (self.config.rollout.staleness or compared or self.config.rollout.reshapes_distribution)
 
-    def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
+    def generate(self, prompts: Prompts) -> list[Response]:
         """Sample responses to each prompt as the next step would, `samples_per_prompt` or else `responses_per_prompt`.
 
-        A prompt is a text, its token ids (a list or a tensor without padding) or a Prompt.
+        A prompt is a text, its token ids (a list or a tensor without padding) or a Prompt. With an environment it is a
+        row, that is a mapping; or there is a number of episodes in place of all rows.
         """
         return Responses(self.roles.policy.sample(self._prompts(prompts), self.state))
 
-    def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
-        return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
+    def _source(self, reward: Reward | None) -> RewardSource | None:
+        """The reward as a source, with that of the environment."""
+        if self.environments is not None:
+            reward = with_environment(reward, per_turn=self.config.advantage.is_per_token)
+        return as_source(reward, task=self.config.task_reward)
+
+    def _prompts(self, prompts: Prompts) -> list[Prompt]:
+        given: Any = prompts
+        if self.environments is not None:
+            return given_prompts(given)
+        return as_prompts(self.tokenizer, given, num_tokens=self.policy.vocab_size)
 
     def step(
         self,
@@ -201,7 +223,7 @@ class PPOTrainer:
 
     def train(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Prompts,
         *,
         reward: Reward | None = None,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
@@ -216,7 +238,7 @@ class PPOTrainer:
         DataError for prompts that the reward cannot score.
         """
         if reward is not None:
-            self.roles.reward.source = as_source(reward, task=self.config.task_reward)
+            self.roles.reward.source = self._source(reward)
         check_learning(self.roles.reward.source, self.config, has_teacher=self.roles.has_teacher)
         known = self._prompts(prompts)
         scored = self.roles.reward.source is not None or any(own.is_instead_of("score") for own in self.own_calls)

@@ -13,6 +13,7 @@ from typing import Any
 from proximo import session_functions
 from proximo.checkpoint.run_folder import Resume, check_run, is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
+from proximo.config.environment import ClassEnvironmentConfig
 from proximo.config.functions import function_problem
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.kinds import RewardSourceConfig
@@ -46,7 +47,7 @@ class Input:
     key: str
     name: str
     kind: str
-    """`folder`, `file`, `Hub`, `function`, `service`, `secret`, `verifier`, `stage` or `random start`."""
+    """`folder`, `file`, `Hub`, `function`, `environment`, `service`, `secret`, `verifier`, `stage`, `random start`."""
     problem: str | None = None
     num_rows: int | None = None
     """For rows given in Python, how many there are."""
@@ -84,7 +85,8 @@ def inputs_of(recipe: Recipe) -> Iterator[Input]:
         trained = stage.models().get("model")
         start = None if trained is None else trained.path
         for key, section in stage.sections().items():
-            for each in _section_inputs(section, f"{prefix}{key}", start):
+            name = f"{prefix}{key}"
+            for each in (*_section_inputs(section, name, start), *environment_inputs(section, name)):
                 yield _with_stage(each, Path(recipe.run.folder)) if each.name in left_out else each
 
 
@@ -175,6 +177,19 @@ def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -
             yield Input(key=f"{key}.url", name=source.url, kind="service")
             if (name := source.token_env) is not None:
                 yield Input(key=f"{key}.token_env", name=name, kind="secret", problem=secret_problem(name))
+
+
+def environment_inputs(environment: Section, key: str) -> Iterator[Input]:
+    """The class of an environment, by its file or module. It is imported when its processes start."""
+    if not isinstance(environment, ClassEnvironmentConfig):
+        return
+    place, _, _ = environment.path.rpartition(":")
+    problem = None
+    if not place.endswith(".py"):
+        problem = function_problem(environment.path)
+    elif not Path(place).is_file():
+        problem = f"there is no file {place} in {Path.cwd()}"
+    yield Input(key=f"{key}.path", name=environment.path, kind="environment", problem=problem)
 
 
 def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:

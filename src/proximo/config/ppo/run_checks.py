@@ -1,5 +1,7 @@
 """Checks the options of PPO against the rest of a run: its reward and teacher, and where its value head is."""
 
+from collections.abc import Sequence
+
 from proximo.config.ppo.options import PPOConfig
 
 
@@ -64,3 +66,22 @@ def trunk_problem(config: PPOConfig, *, shares_trunk: bool) -> str | None:
             "learns alone, with it"
         )
     return None
+
+
+def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | None:
+    """Why a run cannot play in an environment; None if it can. `reads_text`: rewards by models, by name."""
+    score = ppo.score
+    whole = "which read a prompt and one response, and the conversation of an environment has many turns"
+    checks = {
+        f"reward {', '.join(reads_text)}: there are reward models, {whole}: remove them, or score in the environment": (
+            not reads_text
+        ),
+        "score.minus_reference_answer compares with an answer of the row, and an environment is played, not answered: "
+        "remove it": not score.minus_reference_answer,
+        "score.overlong_buffer_tokens measures one response against rollout.max_new_tokens, which is the limit of a "
+        "turn here: remove it, and let the environment reward short episodes": score.overlong_buffer_tokens is None,
+        "rollout.min_new_tokens counts the tokens of one response, and an episode has several turns: remove it": (
+            ppo.rollout.min_new_tokens == 0
+        ),
+    }
+    return next((problem for problem, holds in checks.items() if not holds), None)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +14,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import trunk_problem
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
+from proximo.environments.engine import EnvironmentSource
 from proximo.errors import ConfigError
 from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.optimizers import OwnOptimizer
@@ -88,11 +89,14 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     seed: int,
     reward: RewardSource | None = None,
     engine: Engine | None = None,
+    environments: EnvironmentSource | None = None,
     texts: Sequence[TextExample | str] | None = None,
     optimizers: Mapping[str, OwnOptimizer] | None = None,
     devices: DevicesConfig | None = None,
 ) -> Roles:
     """The workers that the configuration needs. Creates reference, critic and engine if they are None.
+
+    `environments`: what all engines play in; None for prompts that are answered.
 
     On several ranks the models are sharded as `devices` says, after all copies of them were made.
 
@@ -115,26 +119,30 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     _shard(devices or DevicesConfig(), policy=policy, value=critic, reference=reference, average=copy)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
     reward_worker = RewardWorker(reward, tokenizer, config)
-    own_engine = engine is None
-    engine = built_in_engine(policy, tokenizer, config) if engine is None else on_ranks(engine)
+    own_engine, play = engine is None, _as_it_is if environments is None else environments.engine
+
+    def built_in(model: LanguageModel) -> Engine:
+        return on_ranks(play(built_in_engine(model, tokenizer, config)))
+
+    engine = built_in(policy) if engine is None else on_ranks(play(engine))
     policy_worker = PolicyWorker(
         policy,
         learner,
         config,
         engine=engine,
-        ahead=_ahead(policy, tokenizer, config, seed=seed, engine=None if own_engine else engine),
+        ahead=_ahead(policy, tokenizer, config, seed=seed, engine=None if own_engine else engine, play=play),
         seed=seed,
         texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
         on_finished=lambda: eager_begin(reward_worker.source),
     )
     reference_worker = value_worker = average = None
     if reference is not None:
-        reference_engine = built_in_engine(reference, tokenizer, config) if config.evaluate_reference else None
+        reference_engine = built_in(reference) if config.evaluate_reference else None
         reference_worker = ReferenceWorker(reference, config, engine=reference_engine)
     if critic is not None:
         value_worker = ValueWorker(critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk)
     if copy is not None:
-        average = AverageWorker(copy, config, engine=built_in_engine(copy, tokenizer, config))
+        average = AverageWorker(copy, config, engine=built_in(copy))
     return Roles(
         policy=policy_worker,
         reward=reward_worker,
@@ -152,6 +160,7 @@ def _ahead(
     *,
     seed: int,
     engine: Engine | None,
+    play: Callable[[Engine], Engine],
 ) -> RolloutsAhead | None:
     """Sampling ahead, if the configuration asks for it. `engine`: None for the built-in one, on its own weights."""
     if not config.rollout.staleness:
@@ -175,7 +184,11 @@ def _ahead(
     copied = LocalEngine(
         policy.frozen_copy(), tokenizer, eos_token_ids=endings, max_num_seqs=max_num_seqs, owns_model=True
     )
-    return RolloutsAhead(copied, plan, copies_weights=True)
+    return RolloutsAhead(play(copied), plan, copies_weights=True)
+
+
+def _as_it_is(engine: Engine) -> Engine:
+    return engine
 
 
 def _shard(devices: DevicesConfig, *, policy: LanguageModel, **others: LanguageModel | ScalarModel | None) -> None:
@@ -213,10 +226,10 @@ def _critic(
     return scalar_from_language_model(policy, HeadStart.ZERO, seed=seed) if value is None else value
 
 
-def built_in_engine(model: LanguageModel, tokenizer: "PreTrainedTokenizerBase", config: PPOConfig) -> Engine:
-    """The built-in engine, which uses the model's own tensors, on all ranks."""
+def built_in_engine(model: LanguageModel, tokenizer: "PreTrainedTokenizerBase", config: PPOConfig) -> LocalEngine:
+    """The built-in engine, which uses the model's own tensors."""
     endings = ending_ids(model.base, tokenizer)
-    return on_ranks(LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs))
+    return LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs)
 
 
 def make_learners(

@@ -132,23 +132,31 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             raise ConfigError(
                 "ppo.rollout.staleness samples the prompts of later steps, which only `train` knows: use it"
             )
-        self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
+        self._keep_canaries(prompts)
         self.push_weights()
         begin = {"version": self.version, "on_finished": self.on_finished()}
-        return self.ahead.responses(state.steps_done, self.prompts_of, **begin)
+        responses = self.ahead.responses(state.steps_done, self.prompts_of, **begin)
+        self._keep_canaries([response.prompt for response in responses])
+        return responses
 
     def sample(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """Sample the configured number of responses to each prompt."""
-        self._canaries = self._canaries or list(prompts[:NUM_CANARIES])
+        self._keep_canaries(prompts)
         with sampling_with(self.engine, self.model):
             self.push_weights()
-            return self.engine.generate(
+            responses = self.engine.generate(
                 prompts,
                 num_samples=self.config.sampled_per_prompt,
                 options=sampling_options(self.config),
                 key=rollout_key(self.seed, state.rollouts_done),
                 on_finished=self.on_finished(),
             )
+        self._keep_canaries([response.prompt for response in responses])
+        return responses
+
+    def _keep_canaries(self, prompts: Sequence[Prompt]) -> None:
+        """Keep the first prompts with tokens, which those of episodes have after their first observation."""
+        self._canaries = self._canaries or [prompt for prompt in prompts if prompt.token_ids][:NUM_CANARIES]
 
     def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """The greedy response to each prompt."""

@@ -1,0 +1,92 @@
+"""What a PPO run reads besides models: prompts or rows of episodes, reference answers, PTX texts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.data.difficulty import DifficultyFilter
+from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.load_report import LoadReport
+from proximo.data.prompts import load_prompts
+from proximo.data.token_cache import TokenCache
+from proximo.environments.prompts import row_prompts
+from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.roles.reward import answer_responses
+from proximo.ppo.task import make_difficulty_filter
+from proximo.records import Prompt, Response
+from proximo.run.make.conversion import example_options, prompt_options
+from proximo.run.make.data import SplitRows, evaluation_notes, read_split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Texts:
+    """PTX texts with fingerprints and notes; empty if the recipe has no `ptx_data`."""
+
+    examples: Sequence[TextExample] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text; 0 if there is none."""
+        return max((len(text.token_ids) for text in self.examples or ()), default=0)
+
+
+def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> Texts:
+    if recipe.ptx_data is None:
+        return Texts()
+    rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
+    examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
+    notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
+    return Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What a run reads besides models: prompts, their reference answers where asked for, PTX texts."""
+
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    answers: list[Response]
+    texts: Texts
+    difficulty: DifficultyFilter | None
+    notes: tuple[str, ...]
+
+    @property
+    def all_prompts(self) -> Iterator[Prompt]:
+        """Training prompts, then held-out prompts."""
+        return chain(self.prompts, self.held_out)
+
+
+def load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> Data:
+    """Tokenise the rows, or take them as they are where they begin episodes. Raises DataError for a row of no use."""
+    if recipe.environment is not None:
+        return _load_rows(recipe, rows, tokenizer, cache)
+    options = prompt_options(recipe.data)
+    held_out: Sequence[Prompt] = []
+    prompts, report = load_prompts(rows.training, tokenizer, options, cache=cache)
+    difficulty = make_difficulty_filter(recipe, prompts)
+    texts = _load_texts(recipe, tokenizer, cache)
+    answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
+    held_out_report: LoadReport | None = None
+    if rows.held_out:
+        held_out, held_out_report = load_prompts(rows.held_out, tokenizer, options, cache=cache)
+    evaluated = evaluation_notes(recipe.data, held_out_report)
+    notes = (f"data: {rows.description}", f"prompts: {report}", *evaluated, *texts.notes)
+    return Data(prompts=prompts, held_out=held_out, answers=answers, texts=texts, difficulty=difficulty, notes=notes)
+
+
+def _load_rows(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> Data:
+    """The rows that episodes begin with."""
+    prompts, texts = row_prompts(rows.training), _load_texts(recipe, tokenizer, cache)
+    return Data(
+        prompts=prompts,
+        held_out=row_prompts(rows.held_out),
+        answers=[],
+        texts=texts,
+        difficulty=make_difficulty_filter(recipe, prompts),
+        notes=(f"data: {rows.description}", *texts.notes),
+    )

@@ -1,0 +1,87 @@
+"""Makes what a run plays in, from a section of its recipe or from a class that is given in Python."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proximo.config.environment import ClassEnvironmentConfig, EnvironmentConfig
+from proximo.distributed.world import current
+from proximo.environments.engine import Arena, EnvironmentSource, Limits
+from proximo.environments.environment import Environment
+from proximo.environments.pool import EnvironmentPool
+from proximo.environments.turn_renderer import TurnRenderer
+from proximo.errors import ConfigError
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonEnvironment:
+    """An environment that is given in Python and runs in threads of this process, and the limits of its episodes.
+
+    `PPOTrainer(environment=MyEnvironment)` means `PythonEnvironment(make=MyEnvironment)`. A thread that hangs cannot be
+    ended, and memory is not limited: a recipe runs environments in processes.
+    """
+
+    make: Callable[[], Environment]
+    """The class, or a function that makes an environment."""
+    limits: Limits = field(default_factory=Limits)
+    max_observation_tokens: int | None = 512
+    """Tokens of one observation. A longer one is cut, with a mark."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template reads besides messages and tools."""
+    workers: int = 64
+    """Episodes that are played at once."""
+    timeout_seconds: float = 60.0
+    """Wall-clock limit of one `reset` or `step`."""
+
+    def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
+        """What engines play in."""
+        from proximo.environments.players import ThreadPlayers
+
+        name = getattr(self.make, "__name__", type(self.make).__name__)
+        options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
+        pool = EnvironmentPool(ThreadPlayers(self.make), name=name, **options)
+        renderer = TurnRenderer(
+            tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
+        )
+        return Arena(environments=pool, renderer=renderer, limits=self.limits)
+
+
+def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
+    """What engines play in: for a class, a function or a `PythonEnvironment`; None for None.
+
+    Raises ConfigError for anything else, and for an environment that cannot be made.
+    """
+    if given is None or isinstance(given, EnvironmentSource):
+        return given
+    if isinstance(given, PythonEnvironment):
+        return given.arena(tokenizer)
+    if not callable(given):
+        raise ConfigError(
+            "environment must be a class with reset and step, a function that makes an environment, or a "
+            f"PythonEnvironment, got {type(given).__name__}"
+        )
+    return PythonEnvironment(make=given).arena(tokenizer)
+
+
+def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizerBase", *, on_every_rank: bool) -> Arena:
+    """What the engines of a recipe play in. Environments start now, in worker processes, on the ranks that play.
+
+    Raises ConfigError for an environment that cannot be imported or made.
+    """
+    limits = Limits(max_turns=config.max_turns, max_tokens=config.max_tokens, max_seconds=config.max_seconds)
+    renderer = TurnRenderer(
+        tokenizer, variables=config.template_variables, max_observation_tokens=config.max_observation_tokens
+    )
+    plays = on_every_rank or current().leads
+    return Arena(environments=_started(config) if plays else None, renderer=renderer, limits=limits)
+
+
+def _started(config: ClassEnvironmentConfig) -> EnvironmentPool:
+    from proximo.environments.processes import ProcessPlayers
+
+    memory = None if config.memory_mib is None else config.memory_mib * 2**20
+    players = ProcessPlayers(config.path, config.kwargs, memory_bytes=memory)
+    return EnvironmentPool(players, name=config.path, workers=config.workers, timeout_seconds=config.timeout_seconds)
