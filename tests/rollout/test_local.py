@@ -264,6 +264,26 @@ def test_a_prompt_is_computed_once_for_all_its_samples(monkeypatch: pytest.Monke
     assert computed == [token for prompt in PROMPTS for token in prompt.token_ids]
 
 
+def test_a_beginning_that_all_prompts_share_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system message, say. The samples are those of prompts that are computed one by one."""
+    prompts = prompts_of(*[f"be brief and kind. {question}" for question in ("why?", "who is it?", "b", "b")])
+    expected = generate(twin(), prompts, num_samples=2, engine={"prefill_tokens": 1})
+    lengths: list[tuple[int, ...]] = []
+    original = LanguageModel.prefill
+
+    def noting(self, packed, cache):
+        lengths.append(packed.lengths)
+        return original(self, packed, cache)
+
+    monkeypatch.setattr(LanguageModel, "prefill", noting)
+    assert tokens_of(generate(twin(), prompts, num_samples=2)) == tokens_of(expected)
+    shared = len("be brief and kind. ")
+    assert lengths == [(shared, *(len(prompt.token_ids) - shared for prompt in prompts))]
+    lengths.clear()
+    generate(twin(), prompts_of("be kind", "be good"))
+    assert lengths == [(7, 7)], "too few tokens to share"
+
+
 def test_rows_are_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever a pass runs with a free row, no sample is waiting."""
     passes: list[int] = []

@@ -63,13 +63,12 @@ def _module_file(module_name: str) -> tuple[bool, Path | None]:
     """Whether the module exists, and its source file if it has one."""
     top, *submodules = module_name.split(".")
     spec = find_spec(top)
-    name = top
     for piece in submodules:
         if spec is None or spec.submodule_search_locations is None:
             return False, None
-        name = f"{name}.{piece}"
-        # Unlike find_spec, this does not import the parent packages.
-        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+        # Unlike find_spec, this does not import the parent packages. A folder without __init__.py would look for its
+        # parent among the imported modules, had it a name with dots.
+        spec = PathFinder.find_spec(piece, list(spec.submodule_search_locations))
     is_source = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
     return spec is not None, Path(spec.origin) if spec and spec.origin and is_source else None
 

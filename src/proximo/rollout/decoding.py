@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import PromptCache, RowCache
     from proximo.models.fast_path import Decoder
 
+LEAST_SHARED_TOKENS = 8
+"""Fewest tokens with which all prompts of a prefill must begin, such as a system message, to be computed once."""
 TOKENS_PER_TRANSFER = 8
 """Tokens per row that an accelerator decodes before the host waits for a copy of them.
 
@@ -173,8 +175,9 @@ class DecodingCall:
 
         if not prompt_indices:
             return
-        packed = pack([self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._device)
-        cache = PromptCache(packed.lengths)
+        prompts = [self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices]
+        packed = pack(prompts, shareable=_shared_tokens(prompts), device=self._device)
+        cache = PromptCache(packed.lengths, packed.prefixes)
         hidden = self._model.prefill(packed, cache)
         logits = self._head.logits(hidden)
         for index, prompt in enumerate(prompt_indices):
@@ -237,6 +240,15 @@ class DecodingCall:
         slot = self._scheduler.rows[row]
         assert slot is not None
         return self._samples[slot.prompt_index][slot.sample_index]
+
+
+def _shared_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """How many first tokens of each prompt are the same in all; empty if too few to share. The last one is not shared,
+    because its hidden state predicts the first token of a response."""
+    least, most = min(prompts), max(prompts)  # in alphabetical order, which all others lie between
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(least[:-1], most[:-1], strict=False))
+    count = min(sum(1 for _ in same), min(map(len, prompts)) - 1)
+    return [count] * len(prompts) if count >= LEAST_SHARED_TOKENS else []
 
 
 def _count_within(lengths: Sequence[int], *, limit: int) -> int:

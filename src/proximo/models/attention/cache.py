@@ -19,7 +19,7 @@ Legend: B active rows, H query heads, H_kv key/value heads, K head width, M long
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,9 +43,16 @@ def cache_argument(model_type: type[nn.Module]) -> str:
 class PromptCache(Cache):
     """The keys and values of several prompts from one packed pass, as [1, H_kv, T, K] per layer."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], prefixes: Sequence[int | None] = ()) -> None:
+        """Both as in `Packed`: tokens of each segment, and the prefix that each follows."""
         super().__init__(layers=[])
-        self.bounds = [0, *accumulate(lengths)]
+        ranges = list(pairwise((0, *accumulate(lengths))))
+        self.pieces = [
+            [own] if prefix is None else [ranges[prefix], own]
+            for segment, (own, prefix) in enumerate(zip(ranges, prefixes or [None] * len(ranges), strict=True))
+            if segment not in prefixes
+        ]
+        """[prompts] first token and end, among T, of the prefix of each prompt, if it has one, and of the rest."""
         self.captured: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(
@@ -75,17 +82,17 @@ class RowCache(Cache):
 
     def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
         """Copy the keys and values of prompt `index` into `rows`, which replaces their contents."""
-        start, end = prompts.bounds[index], prompts.bounds[index + 1]
-        num_tokens = end - start
+        pieces = prompts.pieces[index]
+        num_tokens = sum(end - start for start, end in pieces)
         self._ensure(num_tokens)
         for layer, captured in prompts.captured.items():
             if layer not in self._storage:
                 self._made.clear()
                 self._storage[layer] = self._allocate(captured[0]), self._allocate(captured[1])
             for storage, states in zip(self._storage[layer], captured, strict=True):
-                piece = states[0, :, start:end]
+                prompt = torch.cat([states[0, :, start:end] for start, end in pieces], dim=1)
                 for row in rows:  # one copy per row: indexing with a list of rows takes three times as long
-                    storage[row, :, :num_tokens] = piece
+                    storage[row, :, :num_tokens] = prompt
         for row in rows:
             self._set_length(row, num_tokens)
 
