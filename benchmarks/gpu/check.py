@@ -26,6 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from gpu.bench import Bench
 from gpu.beside_peers import peers_generate, peers_training, peers_trl
+from gpu.fused_sampler import fused_sampler
 from gpu.grouped_attention import attention
 from gpu.outcomes import Outcome, Section, run_section, save
 from gpu.right import correctness, environment, ppo_steps, sampler_and_learner
@@ -37,6 +38,7 @@ SECTIONS: dict[Section, int] = {
     correctness: 45,
     ppo_steps: 60,
     attention: 20,
+    fused_sampler: 30,
     sampler_and_learner: 30,
     rollout_speed: 60,
     decode_profile: 25,
