@@ -17,6 +17,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.ppo.calls import PHASES, TracedCall
+from proximo.ppo.episodes import episode_metrics
 from proximo.ppo.experience import (
     RawAdvantages,
     ShapedScores,
@@ -118,7 +119,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
     valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
     counted = counted_responses(experience)
-    metrics: dict[str, MetricValue] = response_metrics(experience.scored)
+    metrics: dict[str, MetricValue] = response_metrics(experience.scored) | episode_metrics(experience.scored)
     metrics |= (score_metrics(experience.scored) if outcome.is_scored else {}) | {
         "reward/mean": Mean.of(totals[i] for i in counted),
         "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),
@@ -167,8 +168,8 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     if outcome.own_seconds:
         metrics["time/extra_seconds"] = Sum(outcome.own_seconds)
     responses = [scored.response for scored in outcome.experience.scored]
-    sampled = sum(len(scored.response.token_ids) for scored in outcome.sampled)
-    read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
+    sampled = sum(int(scored.response.response_mask.sum()) for scored in outcome.sampled)
+    read = sum(len(context) + len(tokens) for response in responses for context, tokens in response.sequences)
     if "generate" in outcome.seconds:
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
         del metrics["time/generate_seconds"]

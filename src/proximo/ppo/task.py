@@ -20,6 +20,7 @@ from proximo.environments.engine import EnvironmentSource
 from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
+from proximo.ppo.episodes import episode_fields, evaluation_metrics
 from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.build import Roles
@@ -207,6 +208,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),
+        **episode_fields(response),
         "finish": response.finish.value,
         **({} if scored.state is ScoreState.SCORED else {"state": scored.state.value, "reason": scored.reason}),
     }
@@ -293,6 +295,7 @@ def evaluate_policy(
         divergences = [float(part.double().sum()) for part in parts]
     is_scored = not isinstance(reward, NoReward)
     metrics = _metrics(scored, divergences, is_scored=is_scored) | statistics_of(reward)
+    metrics |= evaluation_metrics(scored)
     if roles.reference is not None and not is_scored:
         metrics["evaluation/k3_per_token"] = Mean(float(k3(*both).double().sum()), len(both[0]))
     if config.solved_score is not None:

@@ -3,6 +3,7 @@
 from proximo.metrics.definitions import Curve, Section, Trace, held_out
 from proximo.metrics.shared_declarations import COMMON_RULES, MEMORY, TrainerMetrics
 from proximo.ppo.metrics.alarms import PPO_RULES
+from proximo.ppo.metrics.episodes import EPISODES, EVALUATED, TURNS, WAITING
 from proximo.ppo.metrics.experience import EXPERIENCE, GENERATED, ROLLOUT, SCORE, SOURCES
 from proximo.ppo.metrics.updates import FIRST_MINIBATCH, MISMATCH, PAIRS, POLICY, PTX, STALENESS, VALUE
 
@@ -145,12 +146,13 @@ PPO_METRICS = TrainerMetrics(
         "PPO: scores": (*SCORE, *SOURCES),
         "PPO: experience": EXPERIENCE,
         "PPO: responses": ROLLOUT,
+        "PPO: environments": EPISODES,
         "PPO: engine and learner": MISMATCH,
         "PPO: asynchronous rollouts": STALENESS,
         "PPO: policy updates": (*FIRST_MINIBATCH, *POLICY, *PAIRS, *PTX),
         "PPO: value updates": VALUE,
     },
-    evaluation=GENERATED,
+    evaluation=(*GENERATED, *EVALUATED),
     watched={
         "score/mean": "score",
         "gold/mean": "gold",
@@ -158,6 +160,7 @@ PPO_METRICS = TrainerMetrics(
         "evaluation/gold": "held-out gold",
         "kl/sequence": "kl",
         "response/tokens_mean": "length",
+        "environment/turns_mean": "turns",
         "policy/entropy": "entropy",
         "policy/clip_fraction": "clipped",
         "policy/skipped_updates": "skipped updates",
@@ -174,7 +177,7 @@ PPO_METRICS = TrainerMetrics(
         "Finished": ("evaluation/finished_fraction", "response/finished_fraction"),
         "Distinct-2": ("evaluation/distinct_2", "response/distinct_2"),
     },
-    curves=(*PPO_MAIN, *PPO_SPEED, MEMORY, *PPO_MORE),
+    curves=(*PPO_MAIN, TURNS, *PPO_SPEED, WAITING, MEMORY, *PPO_MORE),
     rules=(*PPO_RULES, *COMMON_RULES),
     num_headlines=4,
 )

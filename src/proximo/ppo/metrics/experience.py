@@ -9,11 +9,13 @@ from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Quan
 
 ROLLOUT = (
     Metric("response/tokens_mean", Mean, "tokens").means(
-        "Mean number of tokens of a response, including its end-of-sequence token."
+        "Mean number of tokens of a response, including its end-of-sequence token. Of an episode, all tokens after the "
+        "first prompt."
     ),
     Metric("response/tokens_max", Max, "tokens").means("Number of tokens of the longest response."),
     Metric("response/finished_fraction", Mean, "fraction", UP).means(
-        "Fraction of responses that ended with a stop token (`eos` or `stop`); the others were cut at the limit."
+        "Fraction of responses that ended with a stop token (`eos` or `stop`), or whose episode the environment ended "
+        "(`terminated`); the others were cut."
     ),
     Metric("response/repeat_4gram", Mean, "fraction", DOWN).means(
         "Mean over responses of the fraction of 4-grams of tokens that occurred earlier in the same response. Near 1 "
