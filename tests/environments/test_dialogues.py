@@ -140,6 +140,22 @@ def test_a_thought_that_was_cut_is_ended_or_left_out() -> None:
     assert left_out.text.endswith("Go.<|im_end|>\n<|im_start|>assistant\n<|im_end|>" + NEXT)
 
 
+def test_an_environment_is_given_no_thoughts_of_a_model_whose_template_knows_them() -> None:
+    said = {
+        "<think>\nhm\n</think>\n\nyes": "yes",
+        "<think>\nhm": "",
+        "no thought": "no thought",
+        "a</think>b</think>c": "c",
+    }
+    for name, opened in (("qwen 3", {}), ("deepseek, thinking", {"no thought": ""})):
+        talk = Talk(TURN_FAMILIES[name])
+        for text, given in (said | opened).items():
+            assert talk.dialogue.turn_text(talk.ids(text), Finish.EOS) == given
+    talk = Talk(CHAT)
+    for text in said:
+        assert talk.dialogue.turn_text(talk.ids(f"{text}<|im_end|>"), Finish.EOS) == text
+
+
 def test_a_prompt_that_opens_a_thought_is_forked_by_a_template_that_leaves_thoughts_out() -> None:
     family = FAMILIES["deepseek, thinking"]
     talk = Talk(family).say("hm</think>\n\n§<|finish|>")
