@@ -68,6 +68,10 @@ class Policy:
         before, message = self.tokens(gap + thought), {"role": "assistant"}
         if is_call:
             text, fields = self.call()
+            if self.name != "mistral" and self.draw.random() < 0.3:
+                cut = self.cut(self.tokens(text))
+                content = {"content": thought + self.tokenizer.decode(cut)}
+                return Said([*before, *cut], len(before), message | content, Finish.LENGTH)
             content = {"content": thought + fields["content"]}
             return Said([*before, *self.tokens(text + self.end)], len(before), message | fields | content)
         if thinks and self.draw.random() < 0.3:
