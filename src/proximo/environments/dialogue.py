@@ -10,6 +10,7 @@ text.
 from collections.abc import Sequence
 from itertools import groupby
 
+from proximo.data.codec import end_of_prompt
 from proximo.data.formats.prompt_response import no_template
 from proximo.data.templates.chat import render_conversation
 from proximo.data.templates.limits import RenderingError
@@ -70,7 +71,7 @@ class Dialogue:
         is_only_thought = renderer.knows_thoughts and self._is_only_thought(text)
         turn = PolicyTurn(
             token_ids=ids,
-            before=self.prompt_ids,
+            before=end_of_prompt(renderer.tokenizer, self.prompt_ids),
             opening=self._opening,
             text=text,
             is_thinking=is_only_thought or (renderer.knows_thoughts and "</think>" in text),
