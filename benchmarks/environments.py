@@ -2,8 +2,8 @@
 
     python benchmarks/environments.py --folder runs/environments --seeds 3
 
-For each game and seed a small model is fine-tuned on random play, and all runs start from it. All run in this process,
-with one thread; a finished run is not repeated. Prints the table of benchmarks/README.md and keeps the curves in
+For each game and seed a small model is fine-tuned on random play, and all runs start from it; its seconds are part of
+the run with a critic. All run in this process, with one thread; a finished run is not repeated. Prints the table of benchmarks/README.md and keeps the curves in
 results/environments.json. The method `unmasked` is an experiment, not an option of the product: the tokens of the
 environment are trained on as if the policy had written them.
 """
@@ -13,7 +13,7 @@ import json
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -65,18 +65,19 @@ def main() -> None:
 
 
 def run(folder: Path, game: str, method: str, seed: int) -> None:
-    """One run, from the model that is fine-tuned for its game and seed before it."""
+    """One run. That with a critic comes first and is the whole pipeline; the others start from its fine-tuned model."""
     path, name = f"proximo.recipes.games.{game}", game.partition(":")[0]
-    first, last = folder / f"{name}-{seed}", folder / f"{name}-{seed}-{method}"
+    first, last = folder / f"{name}-{seed}-critic", folder / f"{name}-{seed}-{method}"
     own = {
         "sft.data.sources.0.kwargs.game": path,
         "ppo.environment.path": path,
         **{"run.seed": seed, "run.tensorboard": False},
         **GAMES[game],
     }
-    fit(first, "games", {**own, "ppo": None})
-    with everything_learned() if method == "unmasked" else mock.patch.dict({}):
-        fit(last, METHODS[method], {**own, "sft": None, "ppo.model.path": str(fine_tuned(first))})
+    fit(first, "games", own)
+    if method != "critic":
+        with everything_learned() if method == "unmasked" else nullcontext():
+            fit(last, METHODS[method], {**own, "sft": None, "ppo.model.path": str(fine_tuned(first))})
 
 
 def fit(folder: Path, recipe: str, overrides: dict[str, Any]) -> None:
@@ -146,9 +147,7 @@ def curve(run: Path, normalised: Callable[[float], float]) -> dict[str, Any]:
 
 def print_table(found: dict[str, dict[str, Any]]) -> None:
     """A row for each game and method: what was reached by each seed."""
-    print(
-        "| game | random, optimum | method | (score - random) / (optimum - random), by seed | steps | seconds |"
-    )
+    print("| game | random, optimum | method | (score - random) / (optimum - random), by seed | steps | seconds |")
     print("|---|---|---|---|---|---|")
     for game, each in found.items():
         for method, curves in each["runs"].items():
