@@ -3,9 +3,11 @@
     python benchmarks/environments.py --folder runs/environments --seeds 3
 
 For each game and seed a small model is fine-tuned on random play, and all runs start from it; its seconds are part of
-the run with a critic. All run in this process, with one thread; a finished run is not repeated. Prints the table of benchmarks/README.md and keeps the curves in
-results/environments.json. The method `unmasked` is an experiment, not an option of the product: the tokens of the
-environment are trained on as if the policy had written them.
+the run with a critic. All run in this process, with one thread; a finished run is not repeated. Prints the table of
+benchmarks/README.md and keeps the curves in results/environments.json.
+
+The method `unmasked` is an experiment, not an option of the product: the tokens of the environment are trained on as if
+the policy had written them.
 """
 
 import argparse
@@ -26,15 +28,15 @@ from proximo.environments.trajectory import Trajectory
 from proximo.recipes.games.rules import Solver
 
 GAMES: dict[str, dict[str, Any]] = {
-    "guess:Guess": {"ppo.ppo.num_steps": 80},
-    "nim:Nim": {"ppo.ppo.num_steps": 60},
+    "guess:Guess": {},
+    "nim:Nim": {"ppo.ppo.kl.coefficient": 0.05},
     # What a hand wins varies so much that the mean of few says little.
-    "kuhn:Kuhn": {"ppo.ppo.num_steps": 40, "ppo.data.held_out_rows": 4000, "ppo.run.evaluate_every_steps": None},
-    "frozen_lake:FrozenLake": {"ppo.ppo.num_steps": 20},
-    "tic_tac_toe:TicTacToe": {"ppo.ppo.num_steps": 60},
-    "calculator:Calculator": {"ppo.ppo.num_steps": 40, "ppo.ppo.rollout.max_new_tokens": 16},
+    "kuhn:Kuhn": {"ppo.ppo.num_steps": 25, "ppo.data.held_out_rows": 4000, "ppo.run.evaluate_every_steps": None},
+    "frozen_lake:FrozenLake": {"ppo.ppo.num_steps": 20, "ppo.ppo.kl.coefficient": 0.01},
+    "tic_tac_toe:TicTacToe": {},
+    "calculator:Calculator": {"ppo.ppo.num_steps": 30, "ppo.ppo.rollout.max_new_tokens": 16},
     "python_tool:PythonTool": {"ppo.ppo.num_steps": 20, "ppo.ppo.rollout.max_new_tokens": 40},
-    "search:Search": {"ppo.ppo.num_steps": 40, "ppo.ppo.rollout.max_new_tokens": 16},
+    "search:Search": {"ppo.ppo.rollout.max_new_tokens": 16},
 }
 """Game -> overrides of the shipped recipes beside the game itself."""
 METHODS = {"critic": "games", "groups": "games-groups", "unmasked": "games"}
