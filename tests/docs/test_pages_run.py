@@ -28,7 +28,7 @@ MINUTES = ["proximo", "pipeline", "demo", "--overwrite"]
 QUOTED = re.compile(r"\$'([^']*)'")
 """What the shell replaces escapes in, such as the end of a line."""
 README = ROOT / "README.md"
-SHELL_PAGES = ("README", "getting-started", "pipeline", "dpo")
+SHELL_PAGES = ("README", "getting-started", "pipeline", "dpo", "environments-tutorial")
 COMMON = ["run.precision=float32", "run.device=cpu", "run.tensorboard=false"]
 PPO = [
     *COMMON,
@@ -41,6 +41,11 @@ TINY = {
     "dpo": [*COMMON, "data.held_out_rows=4", "data.max_tokens=60", "dpo.pairs_per_step=8"],
     "ppo": PPO,
     "ppo-function": [*PPO, "model.path=tiny"],
+    "lift.yaml": [
+        *("run.tensorboard=false", "sft.model.config.hidden_size=16", "sft.model.config.intermediate_size=16"),
+        *("sft.data.held_out_rows=4", "ppo.data.held_out_rows=4", "ppo.environment.workers=2"),
+        *("ppo.environment.num_rows=40", "ppo.ppo.num_steps=1", "ppo.ppo.prompts_per_step=8"),
+    ],
 }
 """By recipe: what makes it run in a second."""
 
@@ -62,7 +67,8 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in asked])
     (tmp_path / "mine.csv").write_text("question,answer\n" + "".join(f"{text},1\n" for text in asked))
     yield tmp_path
-    sys.modules.pop("my_reward", None)
+    for name in ("my_reward", "lift"):
+        sys.modules.pop(name, None)
 
 
 def save_tiny(path: Path) -> None:
@@ -84,7 +90,7 @@ def small(arguments: list[str]) -> list[str]:
     if arguments[:2] == ["pipeline", "demo"]:
         again = [] if arguments[2:] == MINUTES[3:] else ["--dry-run"]
         return ["pipeline", "tiny", *(["run.folder=runs/demo"] if not again else []), *arguments[2:], *again]
-    if command not in ("sft", "reward", "dpo", "kto", "ppo"):
+    if command not in ("sft", "reward", "dpo", "kto", "ppo") and recipe not in TINY:
         return arguments
     if "--dry-run" in arguments:
         # It counts the rows of the small files, and knows how much the tiny model can read.

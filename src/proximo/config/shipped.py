@@ -29,7 +29,7 @@ class ShippedRecipe:
 def shipped_recipes() -> tuple[ShippedRecipe, ...]:
     """All shipped recipes, sorted by name."""
     folder = files("proximo") / "recipes"
-    places = (folder, *(folder / name for name in ("presets", "pretrained", "process", "verifiable", "vllm")))
+    places = (folder, *(folder / name for name in ("games", "presets", "pretrained", "process", "verifiable", "vllm")))
     entries = [entry for place in places for entry in place.iterdir()]
     entries = sorted((entry for entry in entries if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return tuple(

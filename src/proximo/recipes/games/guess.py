@@ -9,7 +9,7 @@ class Guess(Game):
     State: (number, guesses left).
     """
 
-    def __init__(self, largest: int = 15, turns: int = 4) -> None:
+    def __init__(self, largest: int = 7, turns: int = 3) -> None:
         self.largest, self.turns = largest, turns
         self.hint = f"1 to {largest}"
 

@@ -1,0 +1,173 @@
+"""Learning over several turns: games whose best and random play are computed, with a critic and in groups, over seeds.
+
+    python benchmarks/environments.py --folder runs/environments --seeds 3
+
+For each game and seed a small model is fine-tuned on random play, and all runs start from it; its seconds are part of
+the run with a critic. All run in this process, with one thread; a finished run is not repeated. Prints the table of
+benchmarks/README.md and keeps the curves in results/environments.json.
+
+The method `unmasked` is an experiment, not an option of the product: the tokens of the environment are trained on as if
+the policy had written them.
+"""
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from proximo import Training
+from proximo.environments.trajectory import Trajectory
+from proximo.recipes.games.rules import Solver
+
+GAMES: dict[str, dict[str, Any]] = {
+    "guess:Guess": {},
+    "nim:Nim": {"ppo.ppo.kl.coefficient": 0.05},
+    # What a hand wins varies so much that the mean of few says little.
+    "kuhn:Kuhn": {"ppo.ppo.num_steps": 25, "ppo.data.held_out_rows": 4000, "ppo.run.evaluate_every_steps": None},
+    "frozen_lake:FrozenLake": {"ppo.ppo.num_steps": 20, "ppo.ppo.kl.coefficient": 0.01},
+    "tic_tac_toe:TicTacToe": {},
+    "calculator:Calculator": {"ppo.ppo.num_steps": 30, "ppo.ppo.rollout.max_new_tokens": 16},
+    "python_tool:PythonTool": {"ppo.ppo.num_steps": 20, "ppo.ppo.rollout.max_new_tokens": 40},
+    "search:Search": {"ppo.ppo.rollout.max_new_tokens": 16},
+}
+"""Game -> overrides of the shipped recipes beside the game itself."""
+METHODS = {"critic": "games", "groups": "games-groups", "unmasked": "games"}
+"""Method -> recipe."""
+ENOUGH = 0.9
+RESULTS = Path(__file__).parent / "results" / "environments.json"
+
+
+def main() -> None:
+    """Run what is missing; print and keep what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/environments"), help="where the runs go")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="which seeds")
+    parser.add_argument("--games", nargs="+", choices=list(GAMES), default=list(GAMES)[:6], help="which games")
+    parser.add_argument(
+        "--methods", nargs="+", choices=list(METHODS), default=["critic", "groups"], help="which methods"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in options.seeds:
+        for game in options.games:
+            for method in options.methods:
+                run(options.folder.resolve(), game, method, seed)
+    found = {game: found_of(options.folder.resolve(), game) for game in GAMES}
+    known = {"processor": processor(), "torch": torch.__version__, "games": found}
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    print_table(found)
+
+
+def run(folder: Path, game: str, method: str, seed: int) -> None:
+    """One run. That with a critic comes first and is the whole pipeline; the others start from its fine-tuned model."""
+    path, name = f"proximo.recipes.games.{game}", game.partition(":")[0]
+    first, last = folder / f"{name}-{seed}-critic", folder / f"{name}-{seed}-{method}"
+    own = {
+        "sft.data.sources.0.kwargs.game": path,
+        "ppo.environment.path": path,
+        **{"run.seed": seed, "run.tensorboard": False},
+        **GAMES[game],
+    }
+    fit(first, "games", own)
+    if method != "critic":
+        with everything_learned() if method == "unmasked" else nullcontext():
+            fit(last, METHODS[method], {**own, "sft": None, "ppo.model.path": str(fine_tuned(first))})
+
+
+def fit(folder: Path, recipe: str, overrides: dict[str, Any]) -> None:
+    """A run, unless it is finished; its seconds of the processor, those of the environments included, go beside it."""
+    costs = folder.with_suffix(".seconds.json")
+    if costs.exists():
+        return
+    begun, used = time.monotonic(), processor_seconds()
+    Training(recipe, {"run.folder": str(folder), **overrides}, quiet=True).fit(overwrite=True, quiet=True)
+    seconds = {"processor": processor_seconds() - used, "wall": time.monotonic() - begun}
+    costs.write_text(json.dumps({name: round(value, 1) for name, value in seconds.items()}))
+
+
+def processor_seconds() -> float:
+    """Of this process, and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@contextmanager
+def everything_learned() -> Iterator[None]:
+    """Every token of a trajectory counts as the policy's."""
+    response = Trajectory.response
+
+    def unmasked(self: Trajectory, *arguments: Any, **options: Any) -> Any:
+        self.mask = [True] * len(self.mask)
+        return response(self, *arguments, **options)
+
+    with mock.patch.object(Trajectory, "response", unmasked):
+        yield
+
+
+def fine_tuned(folder: Path) -> Path:
+    """The model of the first stage, as the pipeline itself takes it."""
+    checkpoints = folder / "sft" / "checkpoints"
+    pointer = checkpoints / "best" if (checkpoints / "best").exists() else checkpoints / "latest"
+    return checkpoints / pointer.read_text().strip() / "policy"
+
+
+def found_of(folder: Path, game: str) -> dict[str, Any]:
+    """What random and the best play score, and the finished runs by method."""
+    module, name = game.split(":")
+    exact = Solver(getattr(import_module(f"proximo.recipes.games.{module}"), name)()).scores()
+    runs = {
+        method: [
+            curve(file.with_suffix("").with_suffix(""), exact.normalised)
+            for file in sorted(folder.glob(f"{module}-[0-9]-{method}.seconds.json"))
+        ]
+        for method in METHODS
+    }
+    return {"random": exact.random, "optimum": exact.optimum, "runs": runs}
+
+
+def curve(run: Path, normalised: Callable[[float], float]) -> dict[str, Any]:
+    """The held-out scores of a run, and what it cost."""
+    lines = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    seen = [line for line in lines if "evaluation/score" in line]
+    costs = json.loads(run.with_suffix(".seconds.json").read_text())
+    return {
+        "seed": int(run.name.split("-")[1]),
+        "step": [line["step"] for line in seen],
+        "score": [round(line["evaluation/score"], 4) for line in seen],
+        "normalised": [round(normalised(line["evaluation/score"]), 3) for line in seen],
+        "seconds": costs,
+    }
+
+
+def print_table(found: dict[str, dict[str, Any]]) -> None:
+    """A row for each game and method: what was reached by each seed."""
+    print("| game | random, optimum | method | (score - random) / (optimum - random), by seed | steps | seconds |")
+    print("|---|---|---|---|---|---|")
+    for game, each in found.items():
+        for method, curves in each["runs"].items():
+            if curves:
+                ends = ", ".join(f"{one['normalised'][-1]:.2f}" for one in curves)
+                missed = "" if all(one["normalised"][-1] >= ENOUGH for one in curves) else f" (below {ENOUGH})"
+                seconds = ", ".join(f"{one['seconds']['processor']:.0f}" for one in curves)
+                print(
+                    f"| {game.partition(':')[2]} | {each['random']:.3f}, {each['optimum']:.3f} | {method} | "
+                    f"{ends}{missed} | {curves[0]['step'][-1]} | {seconds} |"
+                )
+
+
+def processor() -> str:
+    """Its name, where the system says it."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return f"{len(names)} x {names[0].partition(': ')[2]}" if names else "unknown"
+
+
+if __name__ == "__main__":
+    main()
