@@ -140,7 +140,7 @@ def split_pairs(folder: Path) -> None:
     for row in read_rows(folder / "pandalm_dev.jsonl"):
         votes = Counter(row[f"annotator{number}"] for number in (1, 2, 3))
         better, agreed = votes.most_common(1)[0]
-        prompt = "\n\n".join(part for part in (row["instruction"], row["input"]) if part)
+        prompt = " ".join(f"{row['instruction']} {row['input']}".split())
         first, second = str(row["response1"]), str(row["response2"])
         if better and agreed >= 2 and first != second and len(prompt) + max(len(first), len(second)) <= 800:
             chosen, rejected = (first, second) if better == 1 else (second, first)
@@ -149,6 +149,7 @@ def split_pairs(folder: Path) -> None:
         prompts = [prompt for number, prompt in enumerate(pairs) if (number % 5 == 0) is held_out]
         write_rows(folder / f"pairs_{name}.jsonl", [pair for prompt in prompts for pair in pairs[prompt]])
         write_rows(folder / f"prompts_{name}.jsonl", [{"prompt": prompt} for prompt in prompts])
+        (folder / f"prompts_{name}.txt").write_text("\n".join([*prompts, ""]), encoding="utf-8")
 
 
 def verified_rows(source: Source) -> list[Row]:

@@ -1,6 +1,6 @@
-"""How often answers of one model beat those of another, by the scores of a judge: `wins.py base.jsonl other.jsonl ...`
+"""How often answers of a model beat those of another, by a judge's scores: `wins.py base.jsonl other.jsonl ...`
 
-The files are those of `proximo generate --chat --reward JUDGE --output FILE`, for the same prompts. Of each prompt every
+These are files of `proximo generate --chat --reward JUDGE --output FILE`, for the same prompts. Of each prompt every
 answer meets every answer of the base; a tie counts half. The interval (95%) is a bootstrap over prompts.
 """
 
