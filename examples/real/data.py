@@ -12,6 +12,7 @@ import os
 import sys
 import urllib.request
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,12 @@ def labelled_lines(content: bytes) -> Iterator[Row]:
         label, _, text = line.partition(" ")
         if text:
             yield {"label": int(label), "text": text}
+
+
+def comparisons(content: bytes) -> Iterator[Row]:
+    """The rows that pandalm.txt lists, out of an array of all 999."""
+    listed = {int(number) for number in (HERE / "pandalm.txt").read_text(encoding="utf-8").split()}
+    yield from (row for row in json.loads(content) if row["idx"] in listed)
 
 
 def first_stories(content: bytes) -> Iterator[Row]:
@@ -81,6 +88,12 @@ SOURCES = (
         sha256="e6c52ca96a440c1a97f20fb2df4839aeae30a53bd6834bbe2993eb67609a94ac",
     ),
     Source(
+        name="preferences/pandalm_dev.jsonl",
+        origin="WeOpenML/PandaLM/3871806e72b4832f815ecafd24d3503c73403f48/data/testset-v1.json",
+        read=comparisons,
+        sha256="86072a4db131c5a58408aac6b192ecebfd26de0f671db6179736ba4568606692",
+    ),
+    Source(
         name="lm_corpus/stories.jsonl",
         at_hand="lm_corpus/tinystories_dev.txt",
         origin="gusjengis/toy-RNN/e4c7ff8bba4ff7989e69a3a816ebe4b14813b41e/data/tinystories_sample.txt",
@@ -103,9 +116,40 @@ def main() -> None:
             print(f"{path}: kept as it is")
             continue
         write_rows(path, verified_rows(source))
-    reviews = read_rows(folder / "sentiment/movie_reviews_dev.jsonl")
-    write_rows(folder / "sentiment/reviews_held_out.jsonl", reviews[:HELD_OUT_REVIEWS])
-    write_rows(folder / "sentiment/reviews_train.jsonl", reviews[HELD_OUT_REVIEWS:])
+    split_reviews(folder / "sentiment")
+    split_pairs(folder / "preferences")
+
+
+def split_reviews(folder: Path) -> None:
+    """Held-out reviews and their openings, the other reviews, and the positive sentences of SST-2."""
+    reviews = read_rows(folder / "movie_reviews_dev.jsonl")
+    write_rows(folder / "reviews_held_out.jsonl", reviews[:HELD_OUT_REVIEWS])
+    write_rows(folder / "reviews_train.jsonl", reviews[HELD_OUT_REVIEWS:])
+    openings = [" ".join(review["text"].split()[:8]) for review in reviews[:HELD_OUT_REVIEWS]]
+    (folder / "openings.txt").write_text("".join(f"{opening}\n" for opening in openings), encoding="utf-8")
+    sentences = read_rows(folder / "sst2_train.jsonl")
+    write_rows(folder / "sst2_positive.jsonl", [{"text": row["text"]} for row in sentences if row["label"]])
+
+
+def split_pairs(folder: Path) -> None:
+    """Pairs of which two of three annotators preferred the same answer, of at most 800 characters with the prompt.
+
+    All pairs of a prompt are on one side; every fifth prompt, in the order of the file, is held out.
+    """
+    pairs: dict[str, list[Row]] = {}
+    for row in read_rows(folder / "pandalm_dev.jsonl"):
+        votes = Counter(row[f"annotator{number}"] for number in (1, 2, 3))
+        better, agreed = votes.most_common(1)[0]
+        prompt = " ".join(f"{row['instruction']} {row['input']}".split())
+        first, second = str(row["response1"]), str(row["response2"])
+        if better and agreed >= 2 and first != second and len(prompt) + max(len(first), len(second)) <= 800:
+            chosen, rejected = (first, second) if better == 1 else (second, first)
+            pairs.setdefault(prompt, []).append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    for name, held_out in (("train", False), ("held_out", True)):
+        prompts = [prompt for number, prompt in enumerate(pairs) if (number % 5 == 0) is held_out]
+        write_rows(folder / f"pairs_{name}.jsonl", [pair for prompt in prompts for pair in pairs[prompt]])
+        write_rows(folder / f"prompts_{name}.jsonl", [{"prompt": prompt} for prompt in prompts])
+        (folder / f"prompts_{name}.txt").write_text("\n".join([*prompts, ""]), encoding="utf-8")
 
 
 def verified_rows(source: Source) -> list[Row]:

@@ -119,6 +119,16 @@ def test_the_time_left_counts_the_steps_of_this_process_only():
     assert resumed.seconds_left(8, started) is None
 
 
+def test_an_evaluation_before_training_does_not_enter_the_time_left():
+    clock = FakeClock()
+    view, stream = opened(info(clock))
+    clock.now += 500
+    view.write(0, {"evaluation/score": 0.5})
+    clock.now += 20
+    view.write(1, LINE)
+    assert stream.getvalue().splitlines()[1].endswith("  3m00s left")
+
+
 def test_quiet_shows_warnings_only_and_each_once():
     view, stream = opened(quiet=True)
     assert isinstance(view, QuietProgress)

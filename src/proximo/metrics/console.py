@@ -78,7 +78,7 @@ class ProgressInfo:
     def seconds_left(self, step: int, started: float) -> float | None:
         """Estimated seconds to the end of the run, from the mean step time of this process; None before its first step.
 
-        `started`: time of the clock when the process started.
+        `started`: time of the clock when its first step began.
         """
         done = step - self.first_step
         if done <= 0:
@@ -160,6 +160,8 @@ class PlainProgress:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         begins, ends = step == self._info.first_step, step == self._info.total_steps
+        if begins:  # an evaluation before training is not a step
+            self._started = self._info.clock()
         self._waiting_for = step if ends else step + 1 if begins else None
         numbers = self._info.watched(metrics)
         if step == 0 and not numbers:  # nothing was evaluated
@@ -258,6 +260,8 @@ class TerminalProgress:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         watched = self._info.trainer.metrics.watched
         self._numbers |= {name: number for name, number in metrics.items() if name in watched}
+        if step == self._info.first_step:  # an evaluation before training is not a step
+            self._started = self._info.clock()
         left = self._info.seconds_left(step, self._started)
         self._bar.update(
             self._task,
