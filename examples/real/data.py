@@ -129,9 +129,7 @@ def verified_rows(source: Source) -> list[Row]:
         rows = list(source.read(copy.read_bytes() if copy else downloaded(source)))
     found = hashlib.sha256("".join(ENCODER.encode(row) + "\n" for row in rows).encode()).hexdigest()
     if found != source.sha256:
-        sys.exit(
-            f"{copy or source.origin} has other rows than the runs had: their SHA-256 is {found}, and should be {source.sha256}"
-        )
+        sys.exit(f"{copy or source.origin}: the SHA-256 of its rows should be {source.sha256}, and is {found}")
     return rows
 
 

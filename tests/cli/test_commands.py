@@ -300,6 +300,7 @@ ONE_BASE = [
             "reward_model: reward model owner/reward (from the Hub: no local folder has that name), weight 2",
         ),
         (["model.path=model"], "policy", "model (folder), trained whole"),
+        (["model.path=model", "model.frozen_layers=3"], "policy", "model (folder), all but its first 3 layers trained"),
         (
             ["devices.num=2", "devices.reference.shard=replicate"],
             "ranks",

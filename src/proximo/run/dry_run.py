@@ -74,10 +74,10 @@ def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
 
 
 def trained_part(model: ModelConfig | ScalarModelConfig) -> str:
-    """Which part of a model is trained: all of it, or an adapter."""
+    """Which part of a model is trained: all of it, its upper layers, or an adapter."""
     lora = model.lora
     if lora is None:
-        return "trained whole"
+        return f"all but its first {model.frozen_layers} layers trained" if model.frozen_layers else "trained whole"
     targets = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
     stored = "" if model.quantisation == "none" else f", its base in {model.quantisation}"
     return f"LoRA of rank {lora.rank} on {targets}{stored}"
