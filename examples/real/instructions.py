@@ -1,14 +1,13 @@
 """Short tasks, each with one of six rules that a program can check, and the reward functions that check them."""
 
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proximo.errors import ConfigError
 
-FILES = ("self_instruct_seed_tasks.jsonl", "user_oriented_dev.jsonl")
+TASKS = "data/instruct/self_instruct_seed_tasks.jsonl"
 MOST_WORDS = 20
 HELD_OUT_EVERY = 5
 
@@ -31,30 +30,28 @@ ENGLISH = frozenset(
 )
 
 
-def rows(split: str = "train") -> Iterator[dict[str, str]]:
+def rows(split: str = "train", *, path: str = TASKS) -> Iterator[dict[str, str]]:
     """`prompt` and `asked`, the rule that it asks for: every task with every rule. Every fifth task is held out.
 
     Raises ConfigError for a split other than `train` and `held_out`.
     """
     if split not in ("train", "held_out"):
         raise ConfigError(f"the split of the instructions is train or held_out, got {split!r}")
-    for number, task in enumerate(tasks()):
+    for number, task in enumerate(tasks(Path(path))):
         if (number % HELD_OUT_EVERY == 0) == (split == "held_out"):
             for name, rule in RULES.items():
                 yield {"prompt": f"{task} {rule}", "asked": name}
 
 
-def tasks() -> list[str]:
-    """The instructions of self-instruct that need no input and have at most 20 words."""
-    folder = Path(os.environ["PROXIMO_TEST_DATA"]) / "instruct"
-    lines = [line for name in FILES for line in (folder / name).read_text().splitlines()]
-    found = [json.loads(line) for line in lines]
-    return [
+def tasks(path: Path) -> list[str]:
+    """The instructions that need no input and have at most 20 words."""
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [
         " ".join(row["instruction"].split())
         for row in found
         if not any(instance["input"] for instance in row["instances"])
-        and len(row["instruction"].split()) <= MOST_WORDS
     ]
+    return [text for text in texts if len(text.split()) <= MOST_WORDS]
 
 
 def keeps(responses: Sequence[str], asked: Sequence[str], rule: str) -> list[dict[str, float] | None]:

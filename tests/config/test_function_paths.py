@@ -1,0 +1,19 @@
+"""Import paths are checked without importing anything, also below folders without __init__.py."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from proximo.config.functions import function_problem
+
+
+def test_a_function_below_folders_without_init_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "outer_folder" / "inner"
+    place.mkdir(parents=True)
+    (place / "mine.py").write_text("def rows():\n    yield {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert function_problem("outer_folder.inner.mine:rows") is None
+    assert function_problem("outer_folder.inner.mine:others") == f"{place / 'mine.py'} defines no others; it defines rows"
+    assert "there is no module outer_folder.inner.none" in str(function_problem("outer_folder.inner.none:rows"))
+    assert not {"outer_folder", "outer_folder.inner"} & {*sys.modules}

@@ -1,0 +1,97 @@
+"""The tasks of the runs with a real model: sums and checked instructions, their recipes, and GSM8K for who has a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builders import tiny_language_model, tiny_tokenizer
+from examples.real import instructions, sums
+from proximo.cli import main
+from proximo.config.loader import load_recipe
+from proximo.errors import ConfigError
+from real_data import real_data
+
+PLACE = Path(__file__).parents[1] / "examples" / "real"
+SMALL = [
+    *("model.path=model", "model.lora.rank=2", "run.tensorboard=false", "data.max_prompt_tokens=200"),
+    *("ppo.num_steps=1", "ppo.prompts_per_step=6", "ppo.responses_per_prompt=2", "ppo.num_minibatches=1"),
+    "ppo.rollout.max_new_tokens=4",
+]
+
+
+def test_a_held_out_sum_is_not_learned_the_other_way_round() -> None:
+    learned, held_out = ({row["prompt"]: row["answer"] for row in sums.rows(split)} for split in ("train", "held_out"))
+    assert (len(learned), len(held_out)) == (1100, 500)
+    pairs = [
+        {tuple(sorted(map(int, prompt.split("?")[0][len("What is ") :].split(" + ")))) for prompt in split}
+        for split in (learned, held_out)
+    ]
+    assert len(pairs[0] | pairs[1]) == 820 and not pairs[0] & pairs[1], "40 numbers: every pair, in one split alone"
+    assert learned["What is 10 + 10? Answer with the number only."] == "20"
+    with pytest.raises(ConfigError, match="train or held_out, got 'test'"):
+        next(sums.rows("test"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "broken"),
+    [
+        ("json", ['{"answer": "x"}', '```json\n{"answer": 3}\n```'], ['{"answer": "x"', '{"reply": "x"}', "[1]", "3"]),
+        ("short", ["Yes.", "one two three four five"], ["", "...", "one two three four five six"]),
+        ("use", ["Because it rains", "so, because"], ["becauses", "cause"]),
+        ("avoid", ["Then another thing ends"], ["Take the bus", "An apple and A pear", "go now"]),
+        ("capitals", ["DO IT NOW!", "ABC 12"], ["Do it", "12", "A1"]),
+        ("german", ["Ich bin der Mann", "Das ist nicht a test"], ["I am the man", "der", "the cat is with die Katze in it"]),
+    ],
+)
+def test_a_rule_is_kept_by_what_it_says(rule: str, kept: list[str], broken: list[str]) -> None:
+    texts = [*kept, *broken]
+    found = instructions.keeps(texts, [rule] * len(texts), rule)
+    assert [row and row["kept"] for row in found] == [1.0] * len(kept) + [0.0] * len(broken)
+    assert all(row and row["score"] == 1 for row in found[: len(kept)])
+    assert all(row and row["score"] < 1 for row in found[len(kept) :])
+
+
+def test_what_leads_to_a_rule_scores_something_and_other_rules_do_not_apply() -> None:
+    texts = ["Yes", "YeS", '{"answer": 1', "{}", "none"]
+    assert [row and round(row["score"], 3) for row in instructions.keeps(texts[:2], ["capitals"] * 2, "capitals")] == [
+        round(0.5 / 3, 3),
+        round(1 / 3, 3),
+    ]
+    assert [row and row["score"] for row in instructions.keeps(texts[2:], ["json"] * 3, "json")] == [0.5, 0.25, 0.0]
+    assert instructions.keeps(["YES", "YES"], ["use", "capitals"], "json") == [None, None]
+
+
+@pytest.mark.parametrize("recipe", ["sums-critic", "instructions"])
+def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*SMALL, f"run.folder={tmp_path / 'run'}"]
+    if recipe == "instructions":
+        path = real_data("instruct/self_instruct_seed_tasks.jsonl")
+        overrides += [f"data.sources.0.kwargs.path={path}", f"data.evaluation_sources.0.kwargs.path={path}"]
+    overrides += ["data.sources.0.max_rows=12", "data.evaluation_sources.0.max_rows=6"]
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained("model")
+    tiny_language_model(num_hidden_layers=1, max_position_embeddings=256).save_pretrained("model")
+    assert main(["ppo", str(PLACE / f"{recipe}.yaml"), *overrides, "--quiet"]) == 0
+    start, step = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert start["evaluation/unscored"] == step["response/unscored"] == 0
+    names = [f"{rule}.kept" for rule in instructions.RULES] if recipe == "instructions" else ["maths"]
+    assert {f"evaluation/score/{name}" for name in names} <= {*start}
+
+
+def test_both_recipes_of_sums_have_the_same_samples() -> None:
+    groups, critic = (load_recipe("ppo", str(PLACE / f"sums-{name}.yaml"), []).recipe for name in ("groups", "critic"))
+    assert (groups.data, groups.reward, groups.model, groups.ppo.rollout, groups.ppo.policy_optimizer) == (
+        *(critic.data, critic.reward, critic.model, critic.ppo.rollout, critic.ppo.policy_optimizer),
+    )
+    assert len({(ppo.num_steps, ppo.prompts_per_step, ppo.responses_per_prompt) for ppo in (groups.ppo, critic.ppo)}) == 1
+
+
+@pytest.mark.parametrize(("recipe", "prompts", "updates"), [("gsm8k-verl", 256, 4), ("gsm8k-nemo", 1024, 4)])
+def test_the_gate_is_the_published_setting(recipe: str, prompts: int, updates: int) -> None:
+    loaded = load_recipe("ppo", str(PLACE / f"{recipe}.yaml"), []).recipe
+    assert loaded.ppo.prompts_per_step == prompts == updates * loaded.ppo.minibatch_responses
+    assert (loaded.ppo.policy_optimizer.learning_rate, loaded.ppo.value_optimizer.learning_rate) == (1e-6, 1e-5)
+    assert loaded.ppo.rollout.max_new_tokens == loaded.data.max_prompt_tokens == 512
