@@ -18,7 +18,6 @@ import pytest
 from builders import tiny_tokenizer
 from proximo.environments.agents import AgentArena, model_server
 from proximo.environments.engine import EnvironmentEngine, Limits
-from proximo.environments.nursery import AGENT_SERVICE
 from proximo.environments.players import Players, ThreadPlayers
 from proximo.environments.pool import EnvironmentPool
 from proximo.environments.processes import ProcessPlayers
@@ -334,17 +333,19 @@ async def run(base_url, row, seed):
 """
 
 
+def in_file(folder: Path) -> Players:
+    options = {"path": f"{folder}/agent.py:run"}
+    return ProcessPlayers("proximo.environments.programs:function_agent", options, memory_bytes=None)
+
+
 def test_a_function_in_a_file_is_played_in_processes(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    path = f"{tmp_path}/agent.py:run"
-    players = ProcessPlayers(path, {}, memory_bytes=None, service=AGENT_SERVICE)
-    with playing(players) as engine:
+    with playing(in_file(tmp_path)) as engine:
         responses = play(engine, num_rows=2, num_samples=2)
     assert [each.episode.reward for each in responses] == [1.0] * 4
 
 
 def test_a_function_that_cannot_be_called_so_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("def run(url): ...")
-    path = f"{tmp_path}/agent.py:run"
     with pytest.raises(ConfigError, match=r"is called as run\(base_url=\.\.\., row=\.\.\., seed=\.\.\.\), but"):
-        ProcessPlayers(path, {}, memory_bytes=None, service=AGENT_SERVICE)
+        in_file(tmp_path)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from proximo.environments.player import find_code
+from proximo.environments.player import MakeEnvironment, imported, prepares
 from proximo.errors import ConfigError
 from proximo_verifiers.callables import calling_problem
 from proximo_verifiers.workers.services import one_line
@@ -22,9 +22,10 @@ MAX_OUTPUT_BYTES = 2**20
 """Most of what a program may print."""
 
 
-def function_agent(path: str) -> "Callable[[], FunctionAgent]":
-    """What makes an agent of a function `run(base_url, row, seed)`, which is imported once. Raises ConfigError."""
-    function = find_code(path)
+@prepares
+def function_agent(path: str) -> MakeEnvironment:
+    """What makes an agent of the function `run(base_url, row, seed)` at a path. Raises ConfigError for another."""
+    function = imported(path)
     if problem := calling_problem(function, keywords={"base_url": "", "row": {}, "seed": 0}, may_await=True):
         raise ConfigError(f"environment.path: {path} is called as run(base_url=..., row=..., seed=...), but {problem}")
     return lambda: FunctionAgent(function)
