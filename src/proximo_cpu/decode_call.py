@@ -68,7 +68,7 @@ class _Angles(Structure):
 class _Pass(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("num_rows", "num_threads", "capacity")),
-        ("positions", c_void_p),
+        *((name, c_void_p) for name in ("positions", "sequences")),
         ("angles", POINTER(_Angles)),
         *((name, c_void_p) for name in ("keys", "values", "hidden", "scratch")),
     ]
@@ -95,15 +95,16 @@ def decode(
     model: ModelPointers,
     hidden: Tensor,
     positions: Tensor,
+    sequences: Tensor,
     *,
     angles: Sequence[tuple[Tensor, Tensor]],
     cache: CachePointers,
 ) -> None:
-    """Run one token of each row through all layers.
+    """Run B tokens through all layers. Several may be of one sequence, each behind those before it.
 
-    hidden [B, D] holds the embeddings, and afterwards the hidden states after the last norm. positions [B] int64;
-    angles: pairs of cosines and sines, [B, half] contiguous each, in the order that layers name them by. Writes the new
-    keys and values to the cache at these positions.
+    hidden [B, D] holds the embeddings, and afterwards the hidden states after the last norm. positions and sequences
+    [B] int64: where the cache has each token's keys and values, which are written there. angles: pairs of cosines and
+    sines, [B, half] contiguous each, in the order that layers name them by.
     """
     pairs = [_Angles(pointer(cosines), pointer(sines), cosines.shape[1]) for cosines, sines in angles]
     task = _Pass(
@@ -111,6 +112,7 @@ def decode(
         num_threads=torch.get_num_threads(),
         capacity=cache.capacity,
         positions=pointer(positions),
+        sequences=pointer(sequences),
         angles=(_Angles * max(1, len(pairs)))(*pairs),
         keys=ctypes.addressof(cache.keys),
         values=ctypes.addressof(cache.values),

@@ -1,4 +1,4 @@
-"""Decodes one token per row through all layers of a model in a single call of a C kernel.
+"""Runs tokens over a cache of keys and values, through all layers of a model in a single call of a C kernel.
 
 The kernel computes the formulas of `fused_functions.py`, in the same types. In float32 it reads the model's own
 weights, which may change in place between two calls; matrices with an adapter, and those of GPT-2, are copied for it in
@@ -6,7 +6,7 @@ the form that it reads. In bf16 it reads the casts of the weights (`casting` in 
 and an adapter multiplies apart. When a model is loaded, the probe compares the kernel's results with the model's own
 code.
 
-Legend: B rows, D width, K head width.
+Legend: B tokens, one or several for each row of the cache, D width, K head width.
 """
 
 import math
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from proximo.models.attention.cache import RowCache, RowLayout
+from proximo.models.attention.cache import RowCache, TokenLayout
 from proximo.models.attention.packed import AttentionLayout
 from proximo.models.fast_path import Decoder
 from proximo_cpu import decode_call
@@ -27,6 +27,8 @@ from proximo_cpu.model_reader import LayerParts
 from proximo_cpu.operators import Linear, Norm, RMSNorm
 from proximo_cpu.row_kernels import ACTIVATIONS
 
+_AT_ONCE = 128
+"""Tokens of one call of the kernel, whose hidden states stay in the processor's cache."""
 _MATRICES = ("query", "key", "value", "output", "down", "gate", "up")
 """The matrices of a layer, of which a layer without gate has no `up`."""
 
@@ -88,33 +90,37 @@ class KernelDecoder:
     @torch.no_grad()
     def decode(
         self,
-        token_ids: Int64[Tensor, "rows"],
-        position_ids: Int64[Tensor, "rows"],
+        token_ids: Int64[Tensor, "tokens"],
+        position_ids: Int64[Tensor, "tokens"],
         cache: Cache,
         layout: AttentionLayout,
-    ) -> Float[Tensor, "rows hidden"]:
+    ) -> Float[Tensor, "tokens hidden"]:
         """token_ids and position_ids [B] -> hidden states [B, D] after the final norm.
 
-        Writes the keys and values of the new tokens to the cache.
+        Writes the keys and values of the new tokens to the cache. Of each token the results are the same to the bit,
+        whatever the others are.
         """
         kernels = library() if is_plain(self._embeddings) else None
         if kernels is None or not isinstance(cache, RowCache):
             return self._otherwise(token_ids, position_ids, cache, layout)
-        assert isinstance(layout, RowLayout)
+        assert isinstance(layout, TokenLayout)
         hidden = self._parts.embed(token_ids, position_ids)
         assert kernels_for(hidden) is not None, "a hook on the embedding made another kind of tensor"
         found = self._parts.angles(hidden, position_ids)
         angles = [_columns(*found[kind]) for kind in self._parts.kinds]
         # The kernel overwrites it, and a hook may have kept the embedding.
         result = hidden.clone(memory_format=torch.contiguous_format)
-        decode_call.decode(
-            kernels,
-            self._model,
-            result,
-            layout.positions,
-            angles=angles,
-            cache=cache.made_of_storage(decode_call.CachePointers.of),
-        )
+        for start in range(0, len(result), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            decode_call.decode(
+                kernels,
+                self._model,
+                result[part],
+                layout.positions[part],
+                layout.rows[part],
+                angles=[(cosines[part], sines[part]) for cosines, sines in angles],
+                cache=cache.made_of_storage(decode_call.CachePointers.of),
+            )
         layout.num_calls += self._model.num_layers
         return result if self._parts.finish is None else self._parts.finish(result)
 

@@ -53,7 +53,7 @@ def operators_of_a_decoding_pass(model_type: str, num_layers: int) -> Counter[st
         cache.place(captured, 0, [0])
         cache.place(captured, 1, [1])
         tokens = torch.zeros(2, dtype=torch.long).to(CUDA)
-        decoder, (layout,) = model.decoder(), cache.passes(2, 1)
+        decoder, (layout,) = model.decoder(), cache.passes(range(2), 1)
         kernels.operators.clear()
         decoder(tokens, layout.positions, cache, layout)
     return Counter({name: count for name, count in kernels.operators.items() if name != "device"})  # a question

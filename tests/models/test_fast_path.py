@@ -5,7 +5,7 @@ import torch
 
 from architectures import build_architecture
 from fake_cuda import fake_cuda
-from proximo.models.attention.packed import AttentionOptions, PackedLayout
+from proximo.models.attention.packed import AttentionOptions, PackedLayout, SegmentAttention
 from proximo.models.attention.varlen import VarlenAttention
 from proximo.models.fast_path import fast_path, paths, planning_for
 from proximo.models.heads import CHUNK_TOKENS
@@ -64,9 +64,9 @@ def test_the_path_follows_the_weights() -> None:
 
 def test_without_a_kernel_each_sequence_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    plain = PackedLayout._one_segment
+    plain = SegmentAttention.attend
     monkeypatch.setattr(
-        PackedLayout, "_one_segment", lambda self, q, *given: (lengths.append(q.shape[2]), plain(self, q, *given))[1]
+        SegmentAttention, "attend", lambda self, q, *given: (lengths.append(q.shape[2]), plain(self, q, *given))[1]
     )
     heads = [torch.randn(1, 2, 7, 8) for _ in range(3)]
     PackedLayout((3, 4)).attend(*heads, AttentionOptions())

@@ -10,7 +10,7 @@ from transformers.models.llama import modeling_llama
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from proximo.errors import ModelError
 from proximo.models.attention.cache import RowCache
-from proximo.models.attention.packed import ATTENTION, PackedLayout, band_mask
+from proximo.models.attention.packed import ATTENTION, SegmentAttention, band_mask
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
@@ -72,7 +72,9 @@ def test_a_device_whose_attention_misplaces_a_prefix_is_refused(monkeypatch: pyt
     message = "the hidden states of sequences that share a prefix differ by"
     with monkeypatch.context() as patch:
         patch.setattr(
-            PackedLayout, "_mask", lambda self, queries, keys, window, device: band_mask(keys, window, device)[:queries]
+            SegmentAttention,
+            "_mask",
+            lambda self, queries, keys, *others: band_mask(keys, *others)[:queries],
         )
         expect_refusal(build_architecture("llama"), message)
     if library() is not None:

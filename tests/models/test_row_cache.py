@@ -130,7 +130,7 @@ def test_writing_copies_no_storage() -> None:
 
 
 def test_masks_are_made_once_for_all_layers() -> None:
-    layout = RowLayout(torch.tensor([2, 0]), num_tokens=3)
+    layout = RowLayout(torch.tensor([2, 0]), torch.arange(2), num_tokens=3, are_first=True)
     first = layout._bias_of(None, torch.float32)
     assert layout._bias_of(None, torch.float32) is first
     assert first[:, 0, 0].isinf().tolist() == [[False, False, False], [False, True, True]]

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ConfigError, ModelError, RankError
-from proximo.models.attention.cache import cache_argument
+from proximo.models.attention.cache import ExtensionLayout, cache_argument
 from proximo.models.attention.packed import (
     ATTENTION,
     AttentionLayout,
@@ -273,13 +273,18 @@ class Backbone:
 
     def decode(
         self,
-        token_ids: Int64[Tensor, "rows"],
-        position_ids: Int64[Tensor, "rows"],
+        token_ids: Int64[Tensor, "tokens"],
+        position_ids: Int64[Tensor, "tokens"],
         cache: Cache,
         layout: AttentionLayout,
-    ) -> Float[Tensor, "rows hidden"]:
-        """Decode one token per row with the modules: token_ids and position_ids [B] -> hidden states [B, D]."""
-        return self.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)[:, 0]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Run new tokens over a cache with the modules: token_ids and position_ids [T] -> hidden states [T, D].
+
+        One token for each row is a batch; several for some rows (an `ExtensionLayout`) are packed.
+        """
+        shape = (1, -1) if isinstance(layout, ExtensionLayout) else (-1, 1)
+        hidden = self.run(token_ids.view(shape), position_ids.view(shape), layout=layout, cache=cache)
+        return hidden.flatten(0, 1)
 
     def _fused_layers(self) -> PackedLayers | None:
         """The fused layers; None if this device, precision or model has none, or if the layers are compiled."""

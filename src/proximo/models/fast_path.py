@@ -28,7 +28,8 @@ from proximo.models.packing import Packed
 from proximo.models.precision.placement import Precision
 
 Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
-"""token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of one more token for each row."""
+"""token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of new tokens, for which the
+layout has places in the cache."""
 
 PART_SCOPE: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar("part_scope", default=None)
 """To be entered around each part of a layer by layers that run without their modules. The fake-tensor profiler sets it,

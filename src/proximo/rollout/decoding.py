@@ -1,49 +1,31 @@
-"""One call of the built-in engine: its state and its decoding loop."""
+"""One call of `generate` of the built-in engine: its state and its decoding loop."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
-from proximo.models.packing import pack, send
-from proximo.records import Finish, Prompt, Response
+from proximo.models.packing import pack
+from proximo.records import Prompt, Response
+from proximo.rollout.drawing import Growing, RowDecoding
 from proximo.rollout.engine import versions_of_tokens
-from proximo.rollout.sampling import sample
 from proximo.rollout.scheduler import Admission, Scheduler
 from proximo.rollout.stopping import StopRules
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import PromptCache, RowCache
-    from proximo.models.fast_path import Decoder
-
-TOKENS_PER_TRANSFER = 8
-"""Tokens per row that an accelerator decodes before the host waits for a copy of them.
-
-A response that has ended keeps its row for 3.5 more passes on average: 2% of all passes at 200 tokens each."""
 
 
 @dataclass(kw_only=True)
-class Growing:
+class GrowingResponse(Growing):
     """A response that is being decoded."""
 
     prompt: Prompt
-    prompt_end: Sequence[int]
-    """`end_of_prompt` of its tokens."""
     sample_index: int
-    stream: int
-    limit: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """Versions of the policy, each with the number of tokens when it took over."""
-    finish: Finish | None = None
     response: Response | None = None
     """The finished record; None until the response has ended."""
 
@@ -72,13 +54,13 @@ class _ComputedPrompt:
     logits: Tensor  # [V]
 
 
-class DecodingCall:
+class DecodingCall(RowDecoding):
     """The state and the decoding loop of one call of `generate`."""
 
     def __init__(
         self,
         model: LanguageModel,
-        samples: Sequence[Sequence[Growing]],
+        samples: Sequence[Sequence[GrowingResponse]],
         *,
         scheduler: Scheduler,
         cache: "RowCache",
@@ -89,34 +71,17 @@ class DecodingCall:
         """`samples[p][s]`: sample `s` of prompt `p`. `version`: that of the model's weights, which may change between
         two passes.
         """
-        self._prefill_tokens = prefill_tokens
-        self._version_now = version
-        self._version = version()
-        self._model = model
-        self._head = model.head
-        self._decoder: Decoder | None = None
-        """None until a pass needs it: its cast weights belong to the `casting` of its passes."""
+        super().__init__(model, cache=cache, stop=stop, prefill_tokens=prefill_tokens, version=version)
         self._samples = samples
         self._scheduler = scheduler
-        self._cache = cache
-        self._stop = stop
         self._computed: dict[int, _ComputedPrompt] = {}
-        ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
-        self._device = model.device  # read once: the property searches the model for a parameter
-        self._ending_ids = torch.tensor(ending, dtype=torch.long, device=self._device)
-        self._passes_at_once = _passes_at_once(self._device)
 
     @property
     def done(self) -> bool:
         """Whether every sample has ended."""
         return self._scheduler.done
 
-    @property
-    def has_stale_cache(self) -> bool:
-        """Whether the weights have changed since the keys and values were computed."""
-        return self._version != self._version_now()
-
-    def step(self) -> list[Growing]:
+    def step(self) -> list[GrowingResponse]:
         """Start waiting samples, and decode one block of tokens. Returns the samples that ended."""
         ended = []
         while admissions := self._scheduler.admit():
@@ -126,7 +91,7 @@ class DecodingCall:
     # Inference mode saves autograd's bookkeeping. All code that touches the cache runs in it, because inference tensors
     # cannot be changed in place outside of it. Records are made outside: they may enter a loss.
     @torch.inference_mode()
-    def _start(self, admissions: Sequence[Admission]) -> list[Growing]:
+    def _start(self, admissions: Sequence[Admission]) -> list[GrowingResponse]:
         """Prefill new prompts, fill the rows of admitted samples, draw first tokens. Returns the samples that ended."""
         self._prefill([admission.prompt_index for admission in admissions if admission.needs_prefill])
         for admission in admissions:
@@ -138,7 +103,8 @@ class DecodingCall:
         logits = [
             self._computed[admission.prompt_index].logits.expand(len(admission.rows), -1) for admission in admissions
         ]
-        ended = self._draw(rows, torch.cat(logits))
+        growing = [self._in_row(row) for row in rows]
+        ended = self._released(rows, growing, self._draw(growing, torch.cat(logits)))
         for admission in admissions:
             if admission.first_sample + len(admission.rows) == len(self._samples[admission.prompt_index]):
                 del self._computed[admission.prompt_index]
@@ -152,7 +118,7 @@ class DecodingCall:
         """
         from proximo.models.attention.cache import PromptCache
 
-        self._version, self._decoder = self._version_now(), None
+        self._renew()
         prompts, self._computed = list(self._computed), {}
         self._prefill(prompts)
         taken = [row for row, slot in enumerate(self._scheduler.rows) if slot is not None]
@@ -181,7 +147,7 @@ class DecodingCall:
             self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])
 
     @torch.inference_mode()
-    def _decode(self) -> list[Growing]:
+    def _decode(self) -> list[GrowingResponse]:
         """Remove empty rows and decode a block of tokens for each row. Returns the responses that ended."""
         for move in self._scheduler.compact():
             self._cache.move(move.source, move.target)
@@ -189,51 +155,16 @@ class DecodingCall:
         if not rows:
             return []
         growing = [self._in_row(row) for row in rows]
-        count = min(self._passes_at_once, max(response.limit - len(response.token_ids) for response in growing))
-        numbers = np.array([[response.token_ids[-1] for response in growing], *_draw_numbers(growing, count)])
-        tokens, streams, *positions = send(torch.from_numpy(numbers), self._device)
-        drawn = []
-        self._decoder = self._decoder or self._model.decoder()
-        for layout, position in zip(self._cache.passes(len(rows), count), positions, strict=True):
-            hidden = self._decoder(tokens, layout.positions, self._cache, layout)
-            drawn.append(self._sample(self._head.logits(hidden), streams, position))
-            tokens = drawn[-1][0]
-        return self._note(rows, growing, drawn)
+        return self._released(rows, growing, self._decode_rows(rows, growing))
 
-    def _draw(self, rows: Sequence[int], logits: Tensor) -> list[Growing]:
-        """Draw one token for each of B rows from logits [B, V]. Returns the responses that ended."""
-        growing = [self._in_row(row) for row in rows]
-        streams, positions = send(torch.from_numpy(np.array(_draw_numbers(growing, 1))), logits.device)
-        return self._note(rows, growing, [self._sample(logits, streams, positions)])
+    def _released(
+        self, rows: Sequence[int], growing: Sequence[GrowingResponse], ended: list[GrowingResponse]
+    ) -> list[GrowingResponse]:
+        """Those that ended, whose rows are now free."""
+        self._scheduler.release(row for row, each in zip(rows, growing, strict=True) if each.finish is not None)
+        return ended
 
-    def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`sampling.sample` with the options of this call."""
-        options = self._stop.options
-        return sample(logits, streams=streams, positions=positions, options=options, ending_ids=self._ending_ids)
-
-    def _note(
-        self, rows: Sequence[int], growing: Sequence[Growing], drawn: Sequence[tuple[Tensor, Tensor]]
-    ) -> list[Growing]:
-        """Append the drawn tokens to the responses and release the rows of responses that ended.
-
-        `drawn`: tokens [B] and log-probs [B] of each pass. Tokens behind the end of a response are dropped. Returns the
-        responses that ended. Raises TrainingError if a log-prob is not finite.
-        """
-        for response, tokens, logprobs in zip(growing, *_fetch(drawn), strict=True):
-            for token, logprob in zip(tokens, logprobs, strict=True):
-                if not math.isfinite(logprob):
-                    raise _broken_logits(response)
-                response.token_ids.append(token)
-                response.logprobs.append(logprob)
-                response.finish = self._stop.finish(
-                    response.token_ids, prompt_end=response.prompt_end, limit=response.limit
-                )
-                if response.finish is not None:
-                    break
-        self._scheduler.release(row for row, response in zip(rows, growing, strict=True) if response.finish is not None)
-        return [response for response in growing if response.finish is not None]
-
-    def _in_row(self, row: int) -> Growing:
+    def _in_row(self, row: int) -> GrowingResponse:
         slot = self._scheduler.rows[row]
         assert slot is not None
         return self._samples[slot.prompt_index][slot.sample_index]
@@ -242,29 +173,3 @@ class DecodingCall:
 def _count_within(lengths: Sequence[int], *, limit: int) -> int:
     """How many sequences, from the first on, have at most `limit` tokens together; at least one."""
     return max(1, sum(total <= limit for total in accumulate(lengths)))
-
-
-def _passes_at_once(device: torch.device) -> int:
-    """Decoding passes between two copies to the host: 1 on a CPU, which needs no copy."""
-    return 1 if device.type == "cpu" else TOKENS_PER_TRANSFER
-
-
-def _draw_numbers(growing: Sequence[Growing], count: int) -> list[list[int]]:
-    """The inputs of the next `count` draws of B rows: streams [B], then the token positions [B] of each draw."""
-    positions = ([len(response.token_ids) + number for response in growing] for number in range(count))
-    return [[response.stream for response in growing], *positions]
-
-
-def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], list[list[float]]]:
-    """Copy tokens [B] and log-probs [B] of each pass to the host, as one list per row. Waits for the device."""
-    num_rows = len(drawn[0][0])
-    tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*drawn, strict=True))
-    return [tokens[row::num_rows] for row in range(num_rows)], [logprobs[row::num_rows] for row in range(num_rows)]
-
-
-def _broken_logits(growing: Growing) -> TrainingError:
-    return TrainingError(
-        f"the policy gave logits that are not finite for token {len(growing.token_ids)} of a response to prompt "
-        f"'{growing.prompt.id}'; its weights have probably diverged: resume from an earlier checkpoint with a lower "
-        "learning rate"
-    )

@@ -21,16 +21,18 @@ from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
-from proximo.rollout.decoding import DecodingCall, Growing
+from proximo.rollout.decoding import DecodingCall, GrowingResponse
 from proximo.rollout.engine import Holding, fingerprint
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.scheduler import Scheduler
+from proximo.rollout.session import check_options
 from proximo.rollout.stopping import StopRules
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
     from proximo.models.attention.cache import RowCache
+    from proximo.rollout.local_session import LocalSession
 
 _INITIAL_NEW_TOKENS = 64
 """New tokens that a row of the cache has room for at first. The cache grows when a response needs more."""
@@ -153,7 +155,8 @@ class LocalEngine:
         ends = [end_of_prompt(self._tokenizer, prompt.token_ids) for prompt in prompts]
         samples = [
             [
-                Growing(
+                GrowingResponse(
+                    what=f"a response to prompt '{prompt.id}'",
                     prompt=prompt,
                     prompt_end=end,
                     sample_index=s,
@@ -181,6 +184,44 @@ class LocalEngine:
                     self._decode(call, stop, on_finished, num_stops=num_stops)
         return [sample.response for group in samples for sample in group if sample.response is not None]
 
+    @contextmanager
+    def session(self, options: SamplingOptions, *, max_tokens: int) -> Generator["LocalSession"]:
+        """See `SessionEngine.session`. Calls of `generate` in other threads wait until it ends.
+
+        It keeps the caches of lanes whose calls have ended, the youngest first, in at most 1 GiB beyond what
+        `max_num_seqs` running calls need.
+        """
+        from proximo.rollout.local_session import LocalSession
+
+        check_options(options)
+        stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
+        num_stops = self._num_stops
+
+        @contextmanager
+        def turn() -> Generator[None]:
+            self._check_stops(num_stops)
+            with self._turns.turn():
+                yield
+
+        with self._calls, self._model.evaluating():
+            session = LocalSession(
+                self._model,
+                stop=stop,
+                prefill_tokens=self._prefill_tokens,
+                version=lambda: self._version,
+                turn=turn,
+                num_slots=self._max_num_seqs,
+                max_tokens=max_tokens,
+            )
+            try:
+                yield session
+            finally:
+                session.end(TrainingError("it was closed"))
+
+    def _check_stops(self, num_stops: int) -> None:
+        if self._num_stops != num_stops:
+            raise TrainingError("the engine was stopped while it sampled")
+
     def _decode(
         self,
         call: DecodingCall,
@@ -194,8 +235,7 @@ class LocalEngine:
             with self._turns.turn():
                 call.compute_anew()
         while not call.done:
-            if self._num_stops != num_stops:
-                raise TrainingError("the engine was stopped while it sampled")
+            self._check_stops(num_stops)
             with self._turns.turn():
                 if call.has_stale_cache:
                     return

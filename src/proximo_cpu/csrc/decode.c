@@ -1,4 +1,5 @@
-/* One more token for each row through the layers of a model, and logits from a few rows.
+/* Tokens of several sequences through the layers of a model, and logits from a few rows. A sequence is a row of the cache;
+   it may have several tokens in one pass, in order.
 
    The formulas of fused_functions.py. All layers run in one parallel region. Threads divide the columns of a product,
    or the rows and heads of attention, and meet at a barrier between stages.
@@ -6,7 +7,8 @@
    A model in bf16 has matrices of bf16 numbers, and rounds to bf16 what goes into a product and what comes out of it, as
    the passes of fused_functions.py do. All else is float32, as there.
 
-   Legend: B rows, D width, H query heads, G key heads, K head width, F width between the two products after attention. */
+   Legend: B tokens, which the code calls rows, D width, H query heads, G key heads, K head width, F width between the two
+   products after attention. */
 #include "rowwise.h"
 
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
@@ -51,7 +53,8 @@ typedef struct {
 
 typedef struct {
     int64_t num_rows, num_threads, capacity;
-    const int64_t *positions;        /* [B] */
+    const int64_t *positions;        /* [B] in its sequence */
+    const int64_t *sequences;        /* [B] the row of the cache */
     const Angles *angles;
     float *const *keys, *const *values; /* of each layer, [rows, G, capacity, K] */
     float *hidden;                   /* [B, D]: embeddings in, hidden states after the last norm out */
@@ -204,18 +207,19 @@ static void weighted_sum(const float *weights, const float *values, long count, 
     }
 }
 
-/* For one row and key head: norms and rotates the new queries and key, stores key and value in the cache, and attends to all
-   positions up to this one. */
-static void attend(const Model *model, const Layer *layer, const Pass *pass, const Scratch *s, long index, long row,
-                   long group, float *scores) {
+/* Where the cache has the keys, or the values, of the sequence of a token. */
+static long in_cache(const Model *model, const Pass *pass, long row, long group) {
+    return (pass->sequences[row] * model->num_key_heads + group) * pass->capacity * model->head_width;
+}
+
+/* For one token and key head: norms and rotates the queries and the key, and stores key and value in the cache. */
+static void place(const Model *model, const Layer *layer, const Pass *pass, const Scratch *s, long index, long row,
+                  long group) {
     long width = model->head_width, shared = model->num_heads / model->num_key_heads;
     float *queries = s->heads + row * s->heads_row + group * shared * width;
     float *key = s->heads + row * s->heads_row + (model->num_heads + group) * width;
     const float *value = key + model->num_key_heads * width;
-    long position = pass->positions[row], past = (row * model->num_key_heads + group) * pass->capacity * width;
-    long begin = layer->window && position >= layer->window ? position + 1 - layer->window : 0;
-    long count = position + 1 - begin;
-    float *keys = pass->keys[index] + past, *values = pass->values[index] + past;
+    long at = in_cache(model, pass, row, group) + pass->positions[row] * width;
     if (layer->norms_each_head) {
         for (long i = 0; i < shared; i++) norm_row(&layer->of_queries, queries + i * width, 0, queries + i * width, width);
         norm_row(&layer->of_keys, key, 0, key, width);
@@ -227,8 +231,19 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
         for (long i = 0; i < shared; i++) rotate(queries + i * width, queries + i * width, cosines, sines, 1, half);
         rotate(key, key, cosines, sines, 1, half);
     }
-    memcpy(keys + position * width, key, 4 * width);
-    memcpy(values + position * width, value, 4 * width);
+    memcpy(pass->keys[index] + at, key, 4 * width);
+    memcpy(pass->values[index] + at, value, 4 * width);
+}
+
+/* For one token and key head: attends to all positions of its sequence up to its own. */
+static void attend(const Model *model, const Layer *layer, const Pass *pass, const Scratch *s, long index, long row,
+                   long group, float *scores) {
+    long width = model->head_width, shared = model->num_heads / model->num_key_heads;
+    const float *queries = s->heads + row * s->heads_row + group * shared * width;
+    long position = pass->positions[row], past = in_cache(model, pass, row, group);
+    long begin = layer->window && position >= layer->window ? position + 1 - layer->window : 0;
+    long count = position + 1 - begin;
+    const float *keys = pass->keys[index] + past, *values = pass->values[index] + past;
     for (long i = 0; i < shared; i++) memset(scores + i * s->scores_row, 0, 4 * count);
     add_product(queries, width, shared, keys + begin * width, width, 0, count, scores, s->scores_row);
     for (long i = 0; i < shared; i++) {
@@ -323,6 +338,9 @@ static void run_layer(const Share *share, long index) {
         }
         GOMP_barrier();
     }
+    for (long item = share->thread; item < rows * model->num_key_heads; item += share->num_threads)
+        place(model, layer, share->pass, s, index, item / model->num_key_heads, item % model->num_key_heads);
+    GOMP_barrier();
     for (long item = share->thread; item < rows * model->num_key_heads; item += share->num_threads)
         attend(model, layer, share->pass, s, index, item / model->num_key_heads, item % model->num_key_heads,
                share->of_thread);

@@ -2,8 +2,9 @@
 
 Prompts are prefilled in packed passes; `PromptCache` captures their keys and values. `RowCache` copies those
 of a prompt into the row of each of its samples. Every decoding pass then writes one token per row in place, each row at
-its own length. Active rows are always the first ones, so a pass reads a view and copies nothing. The scheduler
-(rollout/scheduler.py) assigns the rows. The two passes, for a model whose attention goes through `packed.py`:
+its own length. If the rows of a pass are the first ones, it reads a view and copies nothing. A pass may also append
+several tokens to each of some rows (`extend`). The two passes of `generate`, for a model whose attention goes through
+`packed.py`:
 
     with attending(PackedLayout(packed.lengths)):
         model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None],
@@ -18,6 +19,7 @@ Legend: B active rows, H query heads, H_kv key/value heads, K head width, M long
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 
-from proximo.models.attention.packed import AttentionOptions, explicit_attention
+from proximo.models.attention.packed import AttentionOptions, SegmentAttention, explicit_attention
 from proximo.models.packing import send
 from proximo.models.precision.compute import to_compute_type
 
@@ -70,7 +72,7 @@ class RowCache(Cache):
         self._capacity = min(initial_tokens, max_tokens)
         self._max_tokens = max_tokens
         self._storage: dict[int, tuple[Tensor, Tensor]] = {}
-        self._step: RowLayout | None = None
+        self._step: TokenLayout | None = None
         self._made: dict[Callable[..., Any], Any] = {}
 
     def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
@@ -91,48 +93,82 @@ class RowCache(Cache):
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`, when the scheduler fills a free row with the last active one."""
-        num_tokens = self.lengths[source]
+        self.copy(source, target, self.lengths[source])
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Replace row `target` by the first tokens of row `source`."""
         for pair in self._storage.values():
             for storage in pair:
                 storage[target, :, :num_tokens] = storage[source, :, :num_tokens]
         self._set_length(target, num_tokens)
 
+    def cut(self, row: int, num_tokens: int) -> None:
+        """Keep the first tokens of a row."""
+        self._set_length(row, min(num_tokens, self.lengths[row]))
+
+    def add_rows(self, count: int) -> None:
+        """Make room for more rows, behind the others."""
+        self._grow(len(self.lengths) + count, self._capacity)
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether something was placed, which shows how keys and values look."""
+        return bool(self._storage)
+
     def advance(self, num_rows: int) -> "RowLayout":
         """Make room for one more token in each of the first `num_rows` rows. The next pass writes it there."""
-        return next(self.passes(num_rows, 1))
+        return next(self.passes(range(num_rows), 1))
 
-    def passes(self, num_rows: int, count: int) -> Iterator["RowLayout"]:
-        """The layouts of `count` passes that add one token each to the first `num_rows` rows.
+    def passes(self, rows: Sequence[int], count: int) -> Iterator["RowLayout"]:
+        """The layouts of `count` passes that add one token each to some rows.
 
         Run each pass before asking for the next layout. All positions are sent to the device at once, so that the host
         need not wait for it between two passes. A row that is full overwrites its last token: its response has reached
         the limit, and the tokens that it decodes further are discarded.
         """
-        lengths = self.lengths[:num_rows]
+        lengths = [self.lengths[row] for row in rows]
         self._ensure(max(lengths) + 1)  # fails if the longest row is full already; the next line stops at the limit
         self._ensure(min(max(lengths) + count, self._max_tokens))
-        device = next(iter(self._storage.values()))[0].device
         passes = np.arange(count)[:, None]
         positions = np.minimum(np.array(lengths) + passes, self._max_tokens - 1)
-        for host, on_device in zip(positions, send(torch.from_numpy(positions), device), strict=True):
-            self.lengths[:num_rows] = (host + 1).tolist()
-            self._step = RowLayout(on_device, num_tokens=max(self.lengths[:num_rows]))
+        numbers = torch.from_numpy(np.concatenate([np.array(rows)[None], positions]))
+        on_rows, *each = send(numbers, self._device)
+        first = list(rows) == list(range(len(rows)))
+        for host, on_device in zip(positions, each, strict=True):
+            for row, position in zip(rows, host.tolist(), strict=True):
+                self.lengths[row] = position + 1
+            self._step = RowLayout(on_device, on_rows, num_tokens=int(host.max()) + 1, are_first=first)
             yield self._step
+
+    def extend(self, rows: Sequence[int], counts: Sequence[int]) -> "ExtensionLayout":
+        """Make room for `counts[i]` more tokens, at least one, in row `rows[i]`. The next pass writes them there."""
+        before = [self.lengths[row] for row in rows]
+        self._ensure(max(map(sum, zip(before, counts, strict=True))))
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+        positions = [length + i for length, count in zip(before, counts, strict=True) for i in range(count)]
+        numbers = torch.from_numpy(np.array([positions, np.repeat(rows, counts)]))
+        self._step = ExtensionLayout(
+            *send(numbers, self._device), segments=list(zip(rows, before, counts, strict=True))
+        )
+        return self._step
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by each layer with one token per active row, [B, H_kv, 1, K]; returns views [B, H_kv, M, K]."""
-        assert self._step is not None, "advance() comes before the pass"
+        """Called by each layer with the keys and values of the new tokens; returns those that the layout attends to.
+
+        One token per row: [B, H_kv, 1, K] -> [B, H_kv, M, K]. An extension: [1, H_kv, T, K] -> [rows, H_kv, M, K].
+        """
+        assert self._step is not None, "advance() or extend() comes before the pass"
         step, (keys, values) = self._step, self._storage[layer_idx]
-        num_rows = key_states.shape[0]
-        # One index_copy_ on a flat view of all rows and heads writes each row's token at its own position.
+        # One index_copy_ on a flat view of all rows and heads writes each token at its own position.
         flat_positions = step.flat_positions(keys.shape[1], self._capacity)
         key, value = (states.to(keys.dtype) for states in (key_states, value_states))
         keys.view(-1, keys.shape[-1]).index_copy_(0, flat_positions, key.reshape(-1, keys.shape[-1]))
         values.view(-1, values.shape[-1]).index_copy_(0, flat_positions, value.reshape(-1, values.shape[-1]))
         # Prompts that fused layers computed are float32 also where the modules, which decode here, attend in bf16.
-        key, value = to_compute_type(keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens])
+        key, value = to_compute_type(step.read(keys), step.read(values))
         return key, value
 
     def made_of_storage(self, make: Callable[[list[tuple[Tensor, Tensor]]], Result]) -> Result:
@@ -147,6 +183,10 @@ class RowCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Tokens of the longest row before this pass. Rows differ, so callers always pass positions to the model."""
         return 0 if self._step is None else self._step.num_tokens - 1
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._storage.values()))[0].device
 
     def _set_length(self, row: int, num_tokens: int) -> None:
         """Set the length of a row and zero its storage beyond that. Storage beyond its old length is zero already."""
@@ -166,27 +206,95 @@ class RowCache(Cache):
         assert num_tokens <= self._max_tokens, (
             f"a row needs {num_tokens} tokens, but it may have at most {self._max_tokens}"
         )
+        self._grow(len(self.lengths), min(self._max_tokens, max(num_tokens, 2 * self._capacity)))
+
+    def _grow(self, num_rows: int, capacity: int) -> None:
         self._made.clear()
-        old, self._capacity = self._capacity, min(self._max_tokens, max(num_tokens, 2 * self._capacity))
+        self.lengths += [0] * (num_rows - len(self.lengths))
+        self._capacity = capacity
         for layer, pair in self._storage.items():
             keys, values = (self._allocate(storage) for storage in pair)
             for new, storage in zip((keys, values), pair, strict=True):
-                new[:, :, :old] = storage
+                new[: storage.shape[0], :, : storage.shape[2]] = storage
             self._storage[layer] = keys, values
 
 
-class RowLayout:
-    """Attention of one new token in each active row over that row's own keys and values. Rows differ in length."""
+class TokenLayout(ABC):
+    """The layout of a pass that appends tokens to rows of the cache."""
 
-    def __init__(self, positions: Tensor, *, num_tokens: int) -> None:
-        """`positions` [B]: position of each row's new token. `num_tokens`: M, with the new tokens."""
+    def __init__(self, positions: Tensor, rows: Tensor, *, num_tokens: int) -> None:
+        """`positions` and `rows` [T]: of each new token. `num_tokens`: M, the longest row with its new tokens."""
         self.positions = positions
+        self.rows = rows
         self.num_tokens = num_tokens
         self.num_calls = 0
-        # Masks and positions, computed once per pass and shared by its layers.
+        self._flat: dict[int, Tensor] = {}
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """See `AttentionLayout`. Ignores dropout."""
+
+    @abstractmethod
+    def read(self, storage: Tensor) -> Tensor:
+        """The part of keys or values [rows, H_kv, capacity, K] that `attend` reads."""
+
+    def flat_positions(self, num_heads: int, capacity: int) -> Tensor:
+        """[T * H_kv] indices of the new tokens in storage viewed as [rows * H_kv * capacity, K]."""
+        if num_heads not in self._flat:
+            heads = torch.arange(num_heads, device=self.positions.device)
+            places = (self.rows[:, None] * num_heads + heads) * capacity + self.positions[:, None]
+            self._flat[num_heads] = self._as_states(places).reshape(-1)
+        return self._flat[num_heads]
+
+    @abstractmethod
+    def _as_states(self, places: Tensor) -> Tensor:
+        """[T, H_kv], in the order in which a layer gives the heads of tokens."""
+
+
+class ExtensionLayout(TokenLayout):
+    """Attention of several new tokens in each of some rows over that row, themselves included. A packed pass."""
+
+    def __init__(self, positions: Tensor, rows: Tensor, *, segments: Sequence[tuple[int, int, int]]) -> None:
+        """`segments`: a row, its tokens before, its new tokens, in the order of the packed tokens."""
+        super().__init__(positions, rows, num_tokens=max(before + count for _, before, count in segments))
+        self._bounds = segments
+        self._segments = SegmentAttention()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, T, K], key and value [rows, H_kv, M, K] -> [1, T, H, K]."""
+        parts = []
+        queries = query.split([count for *_, count in self._bounds], dim=2)
+        for part, (row, before, count) in zip(queries, self._bounds, strict=True):
+            keys, values = (each[row : row + 1, :, : before + count] for each in (key, value))
+            parts.append(self._segments.attend(part, keys, values, options).transpose(1, 2))
+        return torch.cat(parts, dim=1)
+
+    def read(self, storage: Tensor) -> Tensor:
+        """A view of the rows up to the last one that it extends."""
+        return storage[: max(row for row, *_ in self._bounds) + 1, :, : self.num_tokens]
+
+    def _as_states(self, places: Tensor) -> Tensor:
+        return places.T
+
+
+class RowLayout(TokenLayout):
+    """Attention of one new token in each active row over that row's own keys and values. Rows differ in length."""
+
+    def __init__(self, positions: Tensor, rows: Tensor, *, num_tokens: int, are_first: bool) -> None:
+        """`are_first`: the rows are 0, 1, 2, ..."""
+        super().__init__(positions, rows, num_tokens=num_tokens)
+        self._are_first = are_first
+        # Masks, computed once per pass and shared by its layers.
         self._seen: dict[int | None, Tensor] = {}
         self._bias: dict[tuple[int | None, torch.dtype], Tensor] = {}
-        self._flat: dict[int, Tensor] = {}
+
+    def read(self, storage: Tensor) -> Tensor:
+        """A view of the first rows, or a copy of others."""
+        seen = storage[:, :, : self.num_tokens]
+        return seen[: len(self.rows)] if self._are_first else seen.index_select(0, self.rows)
+
+    def _as_states(self, places: Tensor) -> Tensor:
+        return places
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [B, H, 1, K], key and value [B, H_kv, M, K] -> [B, 1, H, K]. Ignores dropout."""
@@ -203,13 +311,6 @@ class RowLayout:
             bias = self._bias_of(options.sliding_window, query.dtype)
             output = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=bias, scale=options.scaling)
         return output.reshape(num_rows, 1, num_heads, value.shape[3])
-
-    def flat_positions(self, num_heads: int, capacity: int) -> Tensor:
-        """[B * H_kv] indices of the new tokens in storage viewed as [rows * H_kv * capacity, K]."""
-        if num_heads not in self._flat:
-            rows = torch.arange(self.positions.shape[0] * num_heads, device=self.positions.device) * capacity
-            self._flat[num_heads] = rows + self.positions.repeat_interleave(num_heads)
-        return self._flat[num_heads]
 
     def _seen_by(self, window: int | None) -> Tensor:
         """[B, 1, 1, M] bool: True at the tokens that each row's new token may attend to."""

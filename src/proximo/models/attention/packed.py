@@ -180,8 +180,7 @@ class PackedLayout:
         self.num_calls = 0
         self._copies = PrefixCopies(self.lengths, prefixes)
         self._kernel = None if kernel is None else kernel(self.lengths, tuple(prefixes))
-        # One band mask per numbers of queries and keys and window serves all layers of the pass.
-        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
+        self._segments = SegmentAttention()
 
     def attend(
         self,
@@ -202,11 +201,19 @@ class PackedLayout:
         queries = query.split(self.lengths, dim=2)
         keys, values = (self._copies.added(each, dim=2).split(self._copies.lengths, dim=2) for each in (key, value))
         each = zip(queries, keys, values, strict=True)
-        parts = [self._one_segment(q, k, v, options).transpose(1, 2) for q, k, v in each]
+        parts = [self._segments.attend(q, k, v, options).transpose(1, 2) for q, k, v in each]
         return torch.cat(parts, dim=1)
 
-    def _one_segment(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """query [1, H, L, K], key and value [1, H_kv, P + L, K] of one segment -> [1, H, L, K]."""
+
+class SegmentAttention:
+    """Causal attention of the last tokens of one sequence. One object serves all layers of a pass."""
+
+    def __init__(self) -> None:
+        # One band mask per numbers of queries and keys and window serves all layers of the pass.
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, L, K], key and value [1, H_kv, P + L, K]: of the P tokens before too -> [1, H, L, K]."""
         counts = query.shape[2], key.shape[2]
         if options.softcap is not None or options.sinks is not None:
             mask = self._mask(*counts, options.sliding_window, query.device)
@@ -229,14 +236,19 @@ class PackedLayout:
     def _mask(self, num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
         asked = num_queries, num_keys, window
         if asked not in self._masks:
-            self._masks[asked] = band_mask(num_keys, window, device)[-num_queries:]
+            self._masks[asked] = band_mask(num_keys, window, device, num_queries=num_queries)
         return self._masks[asked]
 
 
-def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """[L, L] bool: True where query i may attend to key j: j <= i and j > i - window."""
-    positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions[None, :]
+def band_mask(
+    num_keys: int, window: int | None, device: torch.device, *, num_queries: int | None = None
+) -> Bool[Tensor, "queries keys"]:
+    """[L, M] bool of the last L queries, all by default: True where the query at i may attend to key j: j <= i and
+    j > i - window.
+    """
+    positions = torch.arange(num_keys, device=device)
+    first = 0 if num_queries is None else num_keys - num_queries
+    distance = positions[first:, None] - positions[None, :]
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 

@@ -24,15 +24,16 @@ _CASTS: ContextVar[Casts | None] = ContextVar("casts", default=None)
 
 
 @contextmanager
-def casting() -> Generator[None]:
+def casting(kept: Casts | None = None) -> Generator[None]:
     """Inside, in this thread, each weight is cast only once. Weights must not change inside.
 
-    A nested `casting` shares the casts of the outer one.
+    A nested `casting` shares the casts of the outer one. `kept`: casts of the same weights from an earlier `casting`,
+    to which those of this one are added.
     """
     if _CASTS.get() is not None:
         yield
         return
-    token = _CASTS.set({})
+    token = _CASTS.set({} if kept is None else kept)
     try:
         yield
     finally:
