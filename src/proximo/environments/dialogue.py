@@ -35,14 +35,14 @@ class Dialogue:
         self.num_cut_observations = 0
         """Messages that were longer than `max_observation_tokens`."""
         self._renderer = renderer
-        self._tools = tuple(tools or ())
+        self._tools: Tools = ()
         self._turns: list[PolicyTurn] = []
         self._conversation: tuple[Item, ...] = ()
         self._opening = ""
         """The text after the last turn, or from the beginning on."""
         self._known: dict[tuple[str, Place], tuple[int, ...]] = {}
         """Ids of the pieces of text of the last prompt."""
-        self.ask(self._messages(observation))
+        self.ask(self._messages(observation), tools=tools)
 
     def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
         """What the environment is given: all that the policy wrote, its thoughts and a stop string included.
@@ -69,7 +69,6 @@ class Dialogue:
         turn = PolicyTurn(
             token_ids=ids,
             before=self.prompt_ids,
-            asked=self._taken(),
             opening=self._opening,
             text=text,
             is_thinking=renderer.knows_thoughts and (is_opened or is_closed),
@@ -80,13 +79,15 @@ class Dialogue:
         self._turns.append(turn)
         return len(self._turns) - 1
 
-    def ask(self, conversation: Sequence[Item]) -> None:
+    def ask(self, conversation: Sequence[Item], *, tools: Tools | None = None) -> None:
         """Make `prompt_ids` of a whole conversation, in which turns of the policy are given by their numbers.
 
-        It may leave out or replace earlier messages, as programs do that compact their history. Raises DataError if the
-        chat template refuses it, and ModelError if it does not write turns of the policy in one piece.
+        It may leave out or replace earlier messages, as programs do that compact their history. `tools`: replace those
+        before, unless None. Raises DataError if the chat template refuses the conversation, and ModelError if it does
+        not write turns of the policy in one piece.
         """
         self._conversation = tuple(conversation)
+        self._tools = self._tools if tools is None else tuple(tools)
         pieces = self._pieces()
         ids: list[int] = []
         known: dict[tuple[str, Place], tuple[int, ...]] = {}
@@ -112,7 +113,7 @@ class Dialogue:
         if template is None:
             return self._plain()
         if self._tools and self._renderer.writes_tools:
-            variables["tools"] = list(self._tools)
+            variables["tools"] = [dict(tool) for tool in self._tools]
         items = self._taken()
         try:
             if any(isinstance(item, int) for item in items):
