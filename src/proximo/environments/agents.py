@@ -17,6 +17,7 @@ from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.recorder import CallLimits, Recording
 from proximo.environments.server import ModelServer
 from proximo.environments.turn_renderer import TurnRenderer
+from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.records import Finish, Response
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import Session
@@ -44,16 +45,19 @@ class AgentArena(Arena):
     server: ModelServer | None
     """None on a rank that plays none."""
     token: str | None = None
+    helper: VerifiersProcess | None = None
+    """What the programs ask besides."""
 
     def play(self, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]) -> "AgentPlay":
         """The loop of one call of `generate`."""
         return AgentPlay(self, session, options, on_finished)
 
     def close(self) -> None:
-        """End all programs, and the server."""
+        """End all programs, and what they ask."""
         super().close()
-        if self.server is not None:
-            self.server.close()
+        for each in (self.server, self.helper):
+            if each is not None:
+                each.close()
 
 
 class AgentPlay(Play):

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,32 @@ class CommandAgent:
         except ValueError:
             reason = f"the last line that a program prints must be its reward, it is {last!r:.80}"
             raise RuntimeError(reason) from None
+
+
+class VerifiersAgent:
+    """Asks a bridge (`verifiers_process.py`) to play an episode of verifiers. Its connection ends with this process."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Note the task: rows are numbered as the tasks are."""
+        del seed
+        self._task = int(row["episode"])
+        return "", {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Wait for the end of the episode. Raises RuntimeError for one without a reward."""
+        where = json.loads(text)
+        url = where["base_url"].replace(f"/t/{where['trajectory']}/", "/")
+        asked = {"task": self._task, "url": url, "api_key": where["api_key"], "trajectory": where["trajectory"]}
+        with socket.socket(socket.AF_UNIX) as bridge:
+            bridge.connect(self._address)
+            bridge.sendall(json.dumps(asked).encode() + b"\n")
+            said = json.loads(bridge.makefile("rb").readline(MAX_OUTPUT_BYTES) or '{"fault": "its process has ended"}')
+        if "fault" in said:
+            raise RuntimeError(f"verifiers: {said['fault']}")
+        return ended({**said["info"], "reward": said["reward"]})
 
 
 def variables(where: Mapping[str, str]) -> dict[str, str]:

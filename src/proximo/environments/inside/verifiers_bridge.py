@@ -1,9 +1,9 @@
 """Plays episodes of verifiers, in its own Python environment, whose packages would not fit beside those of Proximo.
 
 `python verifiers_bridge.py SETTINGS`: SETTINGS is JSON with `env` (the section of an EnvConfig), `num_tasks`, `socket`,
-`renderer` (a configuration of the package renderers, or null) and `tokenizer` (a folder). It serves the socket. Each
-connection sends one line of JSON, an episode to play, and gets one line: `reward` and `info`, or `fault`. A connection
-that closes ends its episode. Imports nothing of Proximo.
+`renderer` (a configuration of the package renderers, or null), `tokenizer` (a folder) and `template_variables`. It
+serves the socket. Each connection sends one line of JSON, an episode to play, and gets one line: `reward` and `info`,
+or `fault`. A connection that closes ends its episode. Imports nothing of Proximo.
 """
 
 import asyncio
@@ -61,7 +61,8 @@ class Bridge:
             renderer=self.settings["renderer"],
             renderer_model_name=self.settings["tokenizer"],
         )
-        context = ModelContext(model="policy", client=client)
+        sampling = vf.SamplingConfig(chat_template_kwargs=self.settings["template_variables"] or None)
+        context = ModelContext(model="policy", client=client, sampling=sampling)
         task = self.tasks[asked["task"] % len(self.tasks)]
         (slot,) = self.env.slots(task)
         numbers = itertools.count()

@@ -1,17 +1,25 @@
 """Makes what a run plays in, from a section of its recipe or from a class that is given in Python."""
 
+import copy
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proximo.config.environment import EnvironmentConfig, WorkerEnvironmentConfig
+from proximo.config.environment import (
+    EnvironmentConfig,
+    ProgramEnvironmentConfig,
+    VerifiersEnvironmentConfig,
+    WorkerEnvironmentConfig,
+)
 from proximo.distributed.world import current
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
 from proximo.environments.environment import Environment
 from proximo.environments.pool import EnvironmentPool
-from proximo.environments.tool_calls import ToolStyle
 from proximo.environments.turn_renderer import TurnRenderer
+from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.errors import ConfigError
+from proximo.run.preflight import read_secret
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -77,16 +85,48 @@ def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizer
         tokenizer, variables=config.template_variables, max_observation_tokens=config.max_observation_tokens
     )
     plays = on_every_rank or current().leads
-    return Arena(
-        environments=_started(config, renderer.tool_style) if plays else None, renderer=renderer, limits=limits
-    )
+    if isinstance(config, ProgramEnvironmentConfig):
+        return _agents(config, tokenizer, renderer, limits, plays=plays)
+    path, options = config.made_by(renderer.tool_style)
+    return Arena(environments=_started(config, path, options) if plays else None, renderer=renderer, limits=limits)
 
 
-def _started(config: WorkerEnvironmentConfig, tool_style: ToolStyle) -> EnvironmentPool:
+def _agents(
+    config: ProgramEnvironmentConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    renderer: TurnRenderer,
+    limits: Limits,
+    *,
+    plays: bool,
+) -> Arena:
+    """Programs, with the server that they ask and a process of verifiers if they need one."""
+    from proximo.environments.agents import AgentArena, model_server
+
+    if not plays:
+        return AgentArena(environments=None, renderer=renderer, limits=limits, server=None)
+    token = None if config.token_env is None else read_secret(config.token_env)
+    path, options = config.made_by(renderer.tool_style)
+    with ExitStack() as started:
+        helper = None
+        if isinstance(config, VerifiersEnvironmentConfig):
+            helper = VerifiersProcess(config.python, config.settings(), tokenizer)
+            started.callback(helper.close)
+            options = {"address": helper.address}
+        pool = _started(config, path, options)
+        started.callback(pool.close)
+        # A tokenizer is for one thread.
+        own = TurnRenderer(copy.deepcopy(tokenizer), variables=config.template_variables)
+        server = model_server(own, max_tokens=limits.max_tokens, host=config.host, token=token)
+        started.pop_all()
+        return AgentArena(
+            environments=pool, renderer=renderer, limits=limits, server=server, token=token, helper=helper
+        )
+
+
+def _started(config: WorkerEnvironmentConfig, path: str, options: Mapping[str, Any]) -> EnvironmentPool:
     from proximo.environments.processes import ProcessPlayers
 
     memory = None if config.memory_mib is None else config.memory_mib * 2**20
-    path, options = config.made_by(tool_style)
     players = ProcessPlayers(path, options, memory_bytes=memory)
     name = next((str(value) for key, value in options.items() if key in ("id", "path")), path)
     return EnvironmentPool(players, name=name, workers=config.workers, timeout_seconds=config.timeout_seconds)
