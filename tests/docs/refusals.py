@@ -36,7 +36,11 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.minus_reference_answer=true"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.overlong_buffer_tokens=8"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.rollout.min_new_tokens=2"),
-    ("ppo", "Environments", "environment.path=games:Guess reward=[{kind: function, function: games:count, name: environment}]"),
+    (
+        "ppo",
+        "Environments",
+        "environment.path=games:Guess reward=[{kind: function, function: games:count, name: environment}]",
+    ),
     ("ppo", "Without a reward", "reward=[] ppo.kl=none"),
     ("ppo", "Without a reward", "reward=[]"),
     ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.kl={kind: loss, estimator: k2}"),

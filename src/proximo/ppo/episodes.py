@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proximo.message_text import count_of, format_number
+from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import Max, Mean, MetricValue, Sum
 from proximo.records import Episode, Finish, Response, Scored, Turn
@@ -85,7 +85,7 @@ def transcript(episode: Episode) -> str:
 def _lines(number: int, turn: Turn) -> list[str]:
     calls = f", {count_of(turn.num_tool_calls, 'tool call')}" if turn.num_tool_calls else ""
     malformed = f", {turn.num_malformed_calls} malformed" if turn.num_malformed_calls else ""
-    answer = f"[environment, reward {format_number(turn.reward)}] {turn.observation}"
+    answer = f"[environment, reward {turn.reward:g}] {turn.observation}"
     return [f"[turn {number}{calls}{malformed}] {turn.text}", answer]
 
 
