@@ -42,8 +42,7 @@ def model_server(renderer: TurnRenderer, *, max_tokens: int, host: str, token: s
 class AgentArena(Arena):
     """Where agents play: programs, and the server that they ask."""
 
-    server: ModelServer | None
-    """None on a rank that plays none."""
+    server: ModelServer
     token: str | None = None
     helper: VerifiersProcess | None = None
     """What the programs ask besides."""
@@ -55,9 +54,9 @@ class AgentArena(Arena):
     def close(self) -> None:
         """End all programs, and what they ask."""
         super().close()
-        for each in (self.server, self.helper):
-            if each is not None:
-                each.close()
+        self.server.close()
+        if self.helper is not None:
+            self.helper.close()
 
 
 class AgentPlay(Play):
@@ -67,7 +66,6 @@ class AgentPlay(Play):
         self, arena: AgentArena, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]
     ) -> None:
         super().__init__(arena, session, on_finished)
-        assert arena.server is not None, "this rank plays"
         self._server, self._key = arena.server, arena.token or NO_TOKEN
         self._options = options
         self._recordings: dict[Hashable, Recording] = {}

@@ -105,7 +105,7 @@ class Recording:
     def answer(self, step: EnvironmentStep) -> None:
         """Note what followed the last call: messages of the agent, or its reward at the end."""
         assert self.trajectory is not None, "something was called before"
-        counts = dict(zip((TOOL_CALLS, MALFORMED_CALLS), self.tool_calls, strict=True))
+        counts = {key: n for key, n in zip((TOOL_CALLS, MALFORMED_CALLS), self.tool_calls, strict=True) if n}
         self.trajectory.add_answer(replace(step, info={**counts, **step.info}))
 
 
