@@ -276,7 +276,7 @@ print(json.dumps({"reward": ord(said), "turns": 1}))
 def commands(*lines: str) -> Players:
     program = PROGRAM + "\n".join(lines)
     options = {"command": [sys.executable, "-c", program]}
-    return ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None)
+    return ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None, name="agent")
 
 
 def test_a_command_prints_its_reward() -> None:
@@ -305,7 +305,7 @@ def test_a_command_that_fails_has_no_reward(line: str, failure: str) -> None:
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     program = f"import subprocess; subprocess.run(['sleep', 'infinity'], check=False, env={{'MARK': '{tmp_path}'}})"
     options = {"command": [sys.executable, "-c", program, str(tmp_path)]}
-    players = ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None)
+    players = ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None, name="agent")
     with playing(players, seconds=0.5) as engine:
         response = only(engine)
         assert "timeout: step() did not answer within timeout_seconds" in response.episode.failure
@@ -335,7 +335,7 @@ async def run(base_url, row, seed):
 
 def in_file(folder: Path) -> Players:
     options = {"path": f"{folder}/agent.py:run"}
-    return ProcessPlayers("proximo.environments.programs:function_agent", options, memory_bytes=None)
+    return ProcessPlayers("proximo.environments.programs:function_agent", options, memory_bytes=None, name="agent")
 
 
 def test_a_function_in_a_file_is_played_in_processes(tmp_path: Path) -> None:

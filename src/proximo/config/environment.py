@@ -85,11 +85,11 @@ class ClassEnvironmentConfig(OwnEnvironmentConfig):
 
 
 class ToolsEnvironmentConfig(OwnEnvironmentConfig):
-    """A Python class whose public methods are tools."""
-
-    kind: Literal["tools"]
     """A class of yours in TRL's form: `reset(**row)` returns a text or None, all other public methods are tools that
     the policy may call, and `get_reward()`, if there is one, is asked after every turn."""
+
+    kind: Literal["tools"]
+    """A Python class whose public methods are tools."""
     tool_style: Literal["hermes", "qwen_coder", "llama", "mistral", "glm"] | None = None
     """How the policy writes calls; null for the style of its chat template."""
 
@@ -119,13 +119,13 @@ class RegisteredEnvironmentConfig(WorkerEnvironmentConfig):
 
 
 class GymnasiumEnvironmentConfig(RegisteredEnvironmentConfig):
-    """An environment of Gymnasium."""
+    """An environment registered with Gymnasium that is played in texts, or in numbers, such as FrozenLake-v1. The id of
+    one of yours is `package.module:Id-v0`."""
 
     package: ClassVar[str] = "gymnasium"
     adapter: ClassVar[str] = "Gymnasium"
     kind: Literal["gymnasium"]
-    """An environment registered with Gymnasium that is played in texts, or in numbers, such as FrozenLake-v1. For one
-    of your own, write `package.module:Id-v0`."""
+    """An environment registered with Gymnasium."""
     instructions: str = ""
     """Text before the first observation, since most environments do not say what is to be done."""
 
@@ -135,21 +135,21 @@ class GymnasiumEnvironmentConfig(RegisteredEnvironmentConfig):
 
 
 class GemEnvironmentConfig(RegisteredEnvironmentConfig):
-    """An environment of GEM."""
+    """An environment of GEM, such as game:GuessTheNumber-v0-easy."""
 
     package: ClassVar[str] = "gem"
     adapter: ClassVar[str] = "Gem"
     kind: Literal["gem"]
-    """An environment of GEM, such as game:GuessTheNumber-v0-easy."""
+    """An environment of GEM."""
 
 
 class TextArenaEnvironmentConfig(RegisteredEnvironmentConfig):
-    """A game of TextArena."""
+    """A game of TextArena for one player, such as GuessTheNumber-v0, or for two, with an `opponent`."""
 
     package: ClassVar[str] = "textarena"
     adapter: ClassVar[str] = "TextArena"
     kind: Literal["textarena"]
-    """A game of TextArena for one player, such as GuessTheNumber-v0, or for two, with an `opponent`."""
+    """A game of TextArena."""
     opponent: str | None = None
     """Import path of a function from observation to action, `package.module:function` or `file.py:function`, that
     plays against the policy. The seed of an episode says who begins."""
@@ -165,22 +165,22 @@ class TextArenaEnvironmentConfig(RegisteredEnvironmentConfig):
 
 
 class ReasoningGymEnvironmentConfig(RegisteredEnvironmentConfig):
-    """A generator of reasoning-gym."""
+    """A generator of reasoning-gym, such as basic_arithmetic: one question and one answer, which is the text between
+    `<answer>` and `</answer>`, or else the whole turn."""
 
     package: ClassVar[str] = "reasoning_gym"
     adapter: ClassVar[str] = "ReasoningGym"
     kind: Literal["reasoning_gym"]
-    """A generator of reasoning-gym, such as basic_arithmetic: one question and one answer. The answer is the text
-    between `<answer>` and `</answer>`, or else the whole turn."""
+    """A generator of reasoning-gym."""
 
 
 class SkyRLGymEnvironmentConfig(RegisteredEnvironmentConfig):
-    """An environment of skyrl-gym."""
+    """An environment of skyrl-gym, such as gsm8k. Needs `data`: each row has its `prompt` and what else it reads."""
 
     package: ClassVar[str] = "skyrl_gym"
     adapter: ClassVar[str] = "SkyRLGym"
     kind: Literal["skyrl_gym"]
-    """An environment of skyrl-gym, such as gsm8k. Needs `data`: each row has its `prompt` and what else it reads."""
+    """An environment of skyrl-gym."""
 
 
 class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
@@ -246,12 +246,12 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
         return f"{PROGRAMS}:CommandAgent", {"command": list(self.command)}
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
-        yield from super().code()
         if self.path is not None:
             yield "path", self.path, code_problem(self.path)
         else:
             program = self.command[0]
             yield "command", program, None if which(program) else f"there is no program {program}"
+        yield from super().code()
 
 
 class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
@@ -280,8 +280,8 @@ class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
         }
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
-        yield from super().code()
         yield "python", self.python, None if which(self.python) else f"there is no interpreter {self.python}"
+        yield from super().code()
 
 
 EnvironmentConfig = (

@@ -163,6 +163,6 @@ def _started(config: WorkerEnvironmentConfig, path: str, options: Mapping[str, A
     from proximo.environments.processes import ProcessPlayers
 
     memory = None if config.memory_mib is None else config.memory_mib * 2**20
-    players = ProcessPlayers(path, options, memory_bytes=memory)
-    name = next((str(value) for key, value in options.items() if key in ("id", "path")), path)
+    name = next(named for _, named, _ in config.code())
+    players = ProcessPlayers(path, options, memory_bytes=memory, name=name)
     return EnvironmentPool(players, name=name, workers=config.workers, timeout_seconds=config.timeout_seconds)
