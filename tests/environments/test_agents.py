@@ -18,7 +18,6 @@ import pytest
 from builders import tiny_tokenizer
 from proximo.environments.agents import AgentArena, model_server
 from proximo.environments.engine import EnvironmentEngine, Limits
-from proximo.environments.nursery import AGENT_SERVICE
 from proximo.environments.players import Players, ThreadPlayers
 from proximo.environments.pool import EnvironmentPool
 from proximo.environments.processes import ProcessPlayers
@@ -277,7 +276,7 @@ print(json.dumps({"reward": ord(said), "turns": 1}))
 def commands(*lines: str) -> Players:
     program = PROGRAM + "\n".join(lines)
     options = {"command": [sys.executable, "-c", program]}
-    return ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None)
+    return ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None, name="agent")
 
 
 def test_a_command_prints_its_reward() -> None:
@@ -306,7 +305,7 @@ def test_a_command_that_fails_has_no_reward(line: str, failure: str) -> None:
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     program = f"import subprocess; subprocess.run(['sleep', 'infinity'], check=False, env={{'MARK': '{tmp_path}'}})"
     options = {"command": [sys.executable, "-c", program, str(tmp_path)]}
-    players = ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None)
+    players = ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None, name="agent")
     with playing(players, seconds=0.5) as engine:
         response = only(engine)
         assert "timeout: step() did not answer within timeout_seconds" in response.episode.failure
@@ -334,17 +333,19 @@ async def run(base_url, row, seed):
 """
 
 
+def in_file(folder: Path) -> Players:
+    options = {"path": f"{folder}/agent.py:run"}
+    return ProcessPlayers("proximo.environments.programs:function_agent", options, memory_bytes=None, name="agent")
+
+
 def test_a_function_in_a_file_is_played_in_processes(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    path = f"{tmp_path}/agent.py:run"
-    players = ProcessPlayers(path, {}, memory_bytes=None, service=AGENT_SERVICE)
-    with playing(players) as engine:
+    with playing(in_file(tmp_path)) as engine:
         responses = play(engine, num_rows=2, num_samples=2)
     assert [each.episode.reward for each in responses] == [1.0] * 4
 
 
 def test_a_function_that_cannot_be_called_so_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("def run(url): ...")
-    path = f"{tmp_path}/agent.py:run"
     with pytest.raises(ConfigError, match=r"is called as run\(base_url=\.\.\., row=\.\.\., seed=\.\.\.\), but"):
-        ProcessPlayers(path, {}, memory_bytes=None, service=AGENT_SERVICE)
+        in_file(tmp_path)

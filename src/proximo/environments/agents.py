@@ -17,6 +17,7 @@ from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.recorder import CallLimits, Recording
 from proximo.environments.server import ModelServer
 from proximo.environments.turn_renderer import TurnRenderer
+from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.records import Finish, Response
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import Session
@@ -41,19 +42,21 @@ def model_server(renderer: TurnRenderer, *, max_tokens: int, host: str, token: s
 class AgentArena(Arena):
     """Where agents play: programs, and the server that they ask."""
 
-    server: ModelServer | None
-    """None on a rank that plays none."""
+    server: ModelServer
     token: str | None = None
+    helper: VerifiersProcess | None = None
+    """What the programs ask besides."""
 
     def play(self, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]) -> "AgentPlay":
         """The loop of one call of `generate`."""
         return AgentPlay(self, session, options, on_finished)
 
     def close(self) -> None:
-        """End all programs, and the server."""
+        """End all programs, and what they ask."""
         super().close()
-        if self.server is not None:
-            self.server.close()
+        self.server.close()
+        if self.helper is not None:
+            self.helper.close()
 
 
 class AgentPlay(Play):
@@ -63,7 +66,6 @@ class AgentPlay(Play):
         self, arena: AgentArena, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]
     ) -> None:
         super().__init__(arena, session, on_finished)
-        assert arena.server is not None, "this rank plays"
         self._server, self._key = arena.server, arena.token or NO_TOKEN
         self._options = options
         self._recordings: dict[Hashable, Recording] = {}

@@ -7,13 +7,14 @@ import inspect
 import json
 import math
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from proximo.environments.player import find_code
+from proximo.environments.player import MakeEnvironment, imported, prepares
 from proximo.errors import ConfigError
 from proximo_verifiers.callables import calling_problem
 from proximo_verifiers.workers.services import one_line
@@ -22,9 +23,10 @@ MAX_OUTPUT_BYTES = 2**20
 """Most of what a program may print."""
 
 
-def function_agent(path: str) -> "Callable[[], FunctionAgent]":
-    """What makes an agent of a function `run(base_url, row, seed)`, which is imported once. Raises ConfigError."""
-    function = find_code(path)
+@prepares
+def function_agent(path: str) -> MakeEnvironment:
+    """What makes an agent of the function `run(base_url, row, seed)` at a path. Raises ConfigError for another."""
+    function = imported(path)
     if problem := calling_problem(function, keywords={"base_url": "", "row": {}, "seed": 0}, may_await=True):
         raise ConfigError(f"environment.path: {path} is called as run(base_url=..., row=..., seed=...), but {problem}")
     return lambda: FunctionAgent(function)
@@ -79,6 +81,32 @@ class CommandAgent:
         except ValueError:
             reason = f"the last line that a program prints must be its reward, it is {last!r:.80}"
             raise RuntimeError(reason) from None
+
+
+class VerifiersAgent:
+    """Asks a bridge (`verifiers_process.py`) to play an episode of verifiers. Its connection ends with this process."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Note the task: rows are numbered as the tasks are."""
+        del seed
+        self._task = int(row["episode"])
+        return "", {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Wait for the end of the episode. Raises RuntimeError for one without a reward."""
+        where = json.loads(text)
+        url = where["base_url"].replace(f"/t/{where['trajectory']}/", "/")
+        asked = {"task": self._task, "url": url, "api_key": where["api_key"], "trajectory": where["trajectory"]}
+        with socket.socket(socket.AF_UNIX) as bridge:
+            bridge.connect(self._address)
+            bridge.sendall(json.dumps(asked).encode() + b"\n")
+            said = json.loads(bridge.makefile("rb").readline(MAX_OUTPUT_BYTES) or '{"fault": "its process has ended"}')
+        if "fault" in said:
+            raise RuntimeError(f"verifiers: {said['fault']}")
+        return ended({**said["info"], "reward": said["reward"]})
 
 
 def variables(where: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from proximo.environments.environment import EnvironmentStep, Observation
 from proximo.environments.trajectory import MALFORMED_CALLS, TOOL_CALLS, Trajectory, with_observation
+from proximo.errors import ProximoError
 from proximo.records import Finish, Prompt
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall, Session
@@ -104,7 +105,7 @@ class Recording:
     def answer(self, step: EnvironmentStep) -> None:
         """Note what followed the last call: messages of the agent, or its reward at the end."""
         assert self.trajectory is not None, "something was called before"
-        counts = dict(zip((TOOL_CALLS, MALFORMED_CALLS), self.tool_calls, strict=True))
+        counts = {key: n for key, n in zip((TOOL_CALLS, MALFORMED_CALLS), self.tool_calls, strict=True) if n}
         self.trajectory.add_answer(replace(step, info={**counts, **step.info}))
 
 
@@ -146,10 +147,13 @@ class Recorder:
         """
         await self._wait_for_turn(recording)
         request = self._request(recording, token_ids, max_new_tokens)
+        try:
+            recording.session.submit(request)
+        except ProximoError as error:
+            raise RefusedCallError(503, "no_model", str(error)) from error
         recording.num_requests += 1
         recording.running = running = _Running(request=request)
         self._decoded[request.id] = running
-        recording.session.submit(request)
         clock = asyncio.get_running_loop().time
         asked = clock()
         try:

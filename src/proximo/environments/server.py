@@ -168,7 +168,8 @@ class ModelServer:
 
     async def _read(self, request: Request) -> tuple[Recording, Mapping[str, Any]]:
         """The trajectory and the body of a request."""
-        id = request.path_params.get("id") or request.headers.get(SESSION_HEADER)
+        # verifiers numbers the conversations of an episode: ID.0, ID.1
+        id = request.path_params.get("id") or request.headers.get(SESSION_HEADER, "").partition(".")[0] or None
         recording = self.recorder.find(id)
         try:
             body = json.loads(await read_body(request, max_bytes=MAX_BODY_BYTES))
