@@ -143,3 +143,59 @@ class Riddle:
         right, cut = text.startswith(self.hidden), self.turns == 3
         observation = "yes" if right else "up" if text < self.hidden else "down"
         return observation, float(right) - 0.1, right, cut, {"turns": self.turns}
+
+
+class Counter:
+    """A class in TRL's form: its public methods are tools."""
+
+    def __init__(self, step: int = 1) -> None:
+        self.step_size = step
+        self.total = 0
+
+    def reset(self, start: int = 0, **row: Any) -> str | None:
+        self.total = start
+        return f" It is {start} now." if start else None
+
+    def add(self, number: int) -> int:
+        """
+        Add to the counter.
+
+        Args:
+            number: What to add.
+
+        Returns:
+            The new value.
+        """
+        if number < 0:
+            raise ValueError("only upwards")
+        self.total += number * self.step_size
+        return self.total
+
+    async def read(self) -> dict[str, int]:
+        """Read the counter."""
+        return {"total": self.total}
+
+    def get_reward(self) -> float:
+        return self.total / 10
+
+    def _hidden(self) -> None:
+        raise AssertionError("no tool")
+
+
+class Undescribed(Counter):
+    """Has a tool that says nothing of itself."""
+
+    def guess(self, number: int) -> str:
+        return ""
+
+
+class NoTools:
+    """Has nothing but `reset`."""
+
+    def reset(self) -> None:
+        return None
+
+
+def first_free(observation: str) -> str:
+    """An opponent in TicTacToe: takes the first free square of those that an observation lists."""
+    return "[" + observation.rpartition("Available Moves: '[")[2].partition("]")[0] + "]"

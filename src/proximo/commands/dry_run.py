@@ -15,8 +15,7 @@ from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.errors import ConfigError
-from proximo.run.dry_run import rank_lines, run_lines
-from proximo.run.preflight import thread_problem, untrained_rows
+from proximo.run.dry_run import rank_lines, run_lines, thread_problem, untrained_rows
 from proximo.trainer_kinds import trainer_of
 
 NAME_WIDTH = 12

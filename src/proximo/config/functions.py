@@ -23,6 +23,14 @@ def function_problem(import_path: str, *, may_be_async: bool = False) -> str | N
     )
 
 
+def code_problem(path: str) -> str | None:
+    """As `function_problem`, for a path that may also be `file.py:name`."""
+    place, _, _ = path.rpartition(":")
+    if not place.endswith(".py"):
+        return function_problem(path)
+    return None if Path(place).is_file() else f"there is no file {place} in {Path.cwd()}"
+
+
 def _problem_in_module(module_name: str, function: str, *, may_be_async: bool) -> str | None:
     exists, source = _module_file(module_name)
     if not exists:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from proximo.errors import ConfigError, ProximoError
 from proximo.user_code import error_text, where_raised
@@ -25,6 +25,7 @@ from proximo_verifiers.errors import VerifierError
 from proximo_verifiers.workers.services import encodable, one_line
 
 MakeEnvironment = Callable[[], Any]
+MakeMaker = TypeVar("MakeMaker", bound=Callable[..., MakeEnvironment])
 METHODS = ("reset(seed=..., row=...)", "step(text)")
 MAX_ANSWER_CHARACTERS = 2**22
 """Largest observation or info, as text. What is longer is a flood, and a fault."""
@@ -34,23 +35,40 @@ class InvalidAnswerError(Exception):
     """An environment answered with a wrong type, or with too much."""
 
 
+def prepares(function: MakeMaker) -> MakeMaker:
+    """Marks a function that is called once, before players are forked, and returns what makes environments.
+
+    It may import and read what all of them share.
+    """
+    vars(function)["prepares"] = True
+    return function
+
+
 def environment_maker(path: str, options: Mapping[str, Any]) -> MakeEnvironment:
     """What makes an environment: the class or function at `package.module:Class` or `file.py:Class`, with its options.
 
-    Raises ConfigError if there is none, or if it cannot be called with these options.
+    Raises ConfigError if there is none, if it cannot be called with these options, or if it cannot be prepared.
     """
+    make = imported(path)
+    if problem := calling_problem(make, keywords=options):
+        given = ", ".join(options) or "no options"
+        raise ConfigError(f"environment {path!r} is made with {given}, but {problem}")
+    return make(**options) if hasattr(make, "prepares") else lambda: make(**options)
+
+
+def imported(path: str) -> Callable[..., Any]:
+    """The class or function at a path. Raises ConfigError if there is none, MissingExtraError if a package lacks."""
     place, _, name = path.rpartition(":")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (ProximoError, VerifierError):
+        raise
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(f"environment {path!r}: {place} cannot be imported ({_described(error)})") from error
     make = getattr(module, name, None)
     if not callable(make):
         raise ConfigError(f"environment {path!r}: {place} has no class or function {name!r}")
-    if problem := calling_problem(make, keywords=options):
-        given = ", ".join(options) or "no options"
-        raise ConfigError(f"environment {path!r} is made with {given}, but {problem}")
-    return lambda: make(**options)
+    return make
 
 
 def _module_of_file(file: Path) -> ModuleType:

@@ -46,12 +46,17 @@ class _Channel:
 class ProcessPlayers:
     """Players forked from a nursery. To be used from one thread. They end with `close`, or with this process."""
 
-    def __init__(self, path: str, options: Mapping[str, Any], *, memory_bytes: int | None) -> None:
+    def __init__(
+        self, path: str, options: Mapping[str, Any], *, memory_bytes: int | None = None, name: str | None = None
+    ) -> None:
         """`path`: `package.module:Class` or `file.py:Class`. `memory_bytes` limits the address space of each process.
+
+        `name` is for messages; None for the path.
 
         Raises ConfigError where the environment cannot be imported or called with these options, MissingExtraError if
         it lacks a package, and TrainingError if no process can be started.
         """
+        self.name = name or path
         self._spec = WorkerSpec(
             path=path,
             service=NURSERY_SERVICE,
@@ -72,7 +77,7 @@ class ProcessPlayers:
         self._is_closed = False
         atexit.register(self.close)
         try:
-            with as_own_errors(), logging_start(f"environment {path}", "its first process"):
+            with as_own_errors(), logging_start(f"environment {self.name}", "its first process"):
                 self._listener = self._listen()
                 self._nursery = self._start_nursery()
                 self._wait_for_nursery()
@@ -167,7 +172,7 @@ class ProcessPlayers:
         while not self._nursery.is_ready:
             self.wait(0.1)
             if time.monotonic() > deadline:
-                raise WorkersError(f"environment {self._spec.path!r} was not imported within {START_SECONDS:g} seconds")
+                raise WorkersError(f"environment {self.name!r} was not imported within {START_SECONDS:g} seconds")
 
     def _look(self, seconds: float) -> None:
         """Waits at most this long for something to be read or written, and does so."""
@@ -289,7 +294,7 @@ class ProcessPlayers:
         if self._nursery.start_error is not None:
             raise self._nursery.start_error
         if self._num_failed_nurseries >= MAX_FAILED_NURSERIES:
-            raise WorkersError(f"the process of environment {self._spec.path!r} ends before it is ready")
+            raise WorkersError(f"the process of environment {self.name!r} ends before it is ready")
         self._selector.unregister(self._nursery.replies)
         how = self._nursery.kill()
         self._asked.clear()

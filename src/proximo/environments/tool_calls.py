@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from proximo.errors import ConfigError
-from proximo.records import Message
+
+if TYPE_CHECKING:  # torch, which worker processes do without
+    from proximo.records import Message
 
 ToolStyle = Literal["hermes", "qwen_coder", "llama", "mistral", "glm"]
 """How a family writes calls: Hermes, Qwen2.5 and Qwen3; Qwen3-Coder; Llama 3; Mistral; GLM."""
@@ -41,7 +43,7 @@ class ToolTurn:
     text: str = ""
     """The words outside calls, after the thought."""
 
-    def answers(self, results: Sequence[str]) -> tuple[Message, ...]:
+    def answers(self, results: Sequence[str]) -> "tuple[Message, ...]":
         """Messages for the policy: the result of each call, then what it is told of malformed calls."""
         returned = [
             {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": result}

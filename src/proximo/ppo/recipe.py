@@ -59,7 +59,7 @@ class PPORecipe(TrainerRecipe):
     """The critic; unused if `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts. With an `environment` each row begins an episode, and `sources` may be left out."""
-    environment: EnvironmentConfig | None = None
+    environment: Annotated[EnvironmentConfig, Field(discriminator="kind")] | None = None
     """Where the policy acts over several turns, and what rewards it; null for prompts with one answer.
     docs/environments.md."""
     ptx_data: TextDataConfig | None = None

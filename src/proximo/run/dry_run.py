@@ -23,6 +23,7 @@ from proximo.message_text import count_of
 from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
 from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
+from proximo_verifiers.grader import num_cores
 
 MOST_BYTES = 256 * 2**20
 MOST_ROWS = 100_000
@@ -31,6 +32,30 @@ RowReader = Callable[[Iterable[Row], Counter[Remark]], Iterator[Any]]
 """Reads rows as a trainer does, without tokens, and counts in remarks what it does not use. Raises DataError for rows
 that it cannot read."""
 Line = tuple[str, str]
+
+
+def thread_problem(run: RunConfig) -> str | None:
+    """A warning if the run has more threads than this process has cores; else None."""
+    cores = num_cores()
+    if run.num_threads is None or run.num_threads <= cores:
+        return None
+    return (
+        f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
+        "wait for each other slow a run down many times; lower it, or leave it out"
+    )
+
+
+def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:
+    """A warning for each adapter whose run adds tokens, because LoRA does not train their rows."""
+    tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
+    added = [token for section in tokenizers for token in section.added_tokens]
+    for key, model in stage.models().items():
+        if added and model.lora is not None:
+            yield (
+                f"{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, nearly equal, "
+                "so that the model cannot distinguish new tokens; train the whole model, or start from one that knows "
+                "them"
+            )
 
 
 def run_lines(run: RunConfig) -> Iterator[Line]:

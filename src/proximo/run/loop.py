@@ -24,6 +24,7 @@ from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
+from proximo.run.dry_run import thread_problem, untrained_rows
 from proximo.run.journal import (
     Journal,
     RunJournal,
@@ -35,7 +36,7 @@ from proximo.run.journal import (
 )
 from proximo.run.memory import memory_advice
 from proximo.run.options import RunOptions
-from proximo.run.preflight import check_extras, check_folders, check_push, inputs_of, thread_problem, untrained_rows
+from proximo.run.preflight import check_extras, check_folders, check_push, inputs_of
 from proximo.run.rank_metrics import RankMetrics
 from proximo.run.resumption import check_settings, function_sources, load_to_resume
 from proximo.run.sinks import check_sinks

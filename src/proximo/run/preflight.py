@@ -13,7 +13,7 @@ from typing import Any
 from proximo import session_functions
 from proximo.checkpoint.run_folder import Resume, check_run, is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
-from proximo.config.environment import ClassEnvironmentConfig
+from proximo.config.environment import PlayedEnvironmentConfig
 from proximo.config.functions import function_problem
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.kinds import RewardSourceConfig
@@ -28,7 +28,6 @@ from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
 from proximo.message_text import count_of
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
 from proximo.user_code import IMPORT_PATH
-from proximo_verifiers.grader import num_cores
 from proximo_verifiers.sandbox.packages import package_problem
 
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
@@ -120,30 +119,6 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
             yield _function(sink.function, f"{key}.sinks.{index}.function")
 
 
-def thread_problem(run: RunConfig) -> str | None:
-    """A warning if the run has more threads than this process has cores; else None."""
-    cores = num_cores()
-    if run.num_threads is None or run.num_threads <= cores:
-        return None
-    return (
-        f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
-        "wait for each other slow a run down many times; lower it, or leave it out"
-    )
-
-
-def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:
-    """A warning for each adapter whose run adds tokens, because LoRA does not train their rows."""
-    tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
-    added = [token for section in tokenizers for token in section.added_tokens]
-    for key, model in stage.models().items():
-        if added and model.lora is not None:
-            yield (
-                f"{key}.lora trains no embedding: the rows of {', '.join(added[:3])} stay as they start, nearly equal, "
-                "so that the model cannot distinguish new tokens; train the whole model, or start from one that knows "
-                "them"
-            )
-
-
 def _with_stage(given: Input, pipeline: Path) -> Input:
     """The input with a problem if it is a stage that the pipeline leaves out and that has not run."""
     folder = pipeline / given.name.removeprefix("@")
@@ -180,16 +155,9 @@ def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -
 
 
 def environment_inputs(environment: Section, key: str) -> Iterator[Input]:
-    """The class of an environment, by its file or module. It is imported when its processes start."""
-    if not isinstance(environment, ClassEnvironmentConfig):
-        return
-    place, _, _ = environment.path.rpartition(":")
-    problem = None
-    if not place.endswith(".py"):
-        problem = function_problem(environment.path)
-    elif not Path(place).is_file():
-        problem = f"there is no file {place} in {Path.cwd()}"
-    yield Input(key=f"{key}.path", name=environment.path, kind="environment", problem=problem)
+    """The code of an environment, by its module, file or package. It is imported when its processes start."""
+    for name, code, problem in environment.code() if isinstance(environment, PlayedEnvironmentConfig) else ():
+        yield Input(key=f"{key}.{name}", name=code, kind="environment", problem=problem)
 
 
 def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proximo.config.environment import ClassEnvironmentConfig, EnvironmentConfig
+from proximo.config.environment import EnvironmentConfig, WorkerEnvironmentConfig
 from proximo.distributed.world import current
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
 from proximo.environments.environment import Environment
 from proximo.environments.pool import EnvironmentPool
+from proximo.environments.tool_calls import ToolStyle
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError
 
@@ -82,12 +83,16 @@ def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizer
         tokenizer, variables=config.template_variables, max_observation_tokens=config.max_observation_tokens
     )
     plays = on_every_rank or current().leads
-    return Arena(environments=_started(config) if plays else None, renderer=renderer, limits=limits)
+    return Arena(
+        environments=_started(config, renderer.tool_style) if plays else None, renderer=renderer, limits=limits
+    )
 
 
-def _started(config: ClassEnvironmentConfig) -> EnvironmentPool:
+def _started(config: WorkerEnvironmentConfig, tool_style: ToolStyle) -> EnvironmentPool:
     from proximo.environments.processes import ProcessPlayers
 
     memory = None if config.memory_mib is None else config.memory_mib * 2**20
-    players = ProcessPlayers(config.path, config.kwargs, memory_bytes=memory)
-    return EnvironmentPool(players, name=config.path, workers=config.workers, timeout_seconds=config.timeout_seconds)
+    path, options = config.made_by(tool_style)
+    name = next(named for _, named, _ in config.code())
+    players = ProcessPlayers(path, options, memory_bytes=memory, name=name)
+    return EnvironmentPool(players, name=name, workers=config.workers, timeout_seconds=config.timeout_seconds)

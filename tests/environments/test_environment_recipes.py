@@ -1,0 +1,116 @@
+"""One environment of each form, unchanged, from a recipe of at most 30 lines: a step of training, without a fault."""
+
+from pathlib import Path
+
+import pytest
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.loader import load_recipe
+from proximo.errors import UserError
+from proximo.models.pretrained.saving import save_pretrained
+from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
+
+COMMON = """
+run: {folder: FOLDER/run, device: cpu, seed: 3}
+model: {path: FOLDER/model}
+ppo:
+  num_steps: 1
+  prompts_per_step: 2
+  rollout: {max_new_tokens: 4}
+"""
+RECIPES = {
+    "tools": """
+data: {sources: [{path: FOLDER/rows.jsonl}]}
+environment:
+  kind: tools
+  path: example_environments:Counter
+  kwargs: {step: 2}
+  max_turns: 2
+  workers: 2
+""",
+    "gymnasium": """
+environment:
+  kind: gymnasium
+  id: FrozenLake-v1
+  instructions: "Walk to G. 0 is left, 1 down, 2 right, 3 up."
+  kwargs: {is_slippery: false, render_mode: ansi}
+  max_turns: 3
+  workers: 2
+""",
+    "gem": """
+environment:
+  kind: gem
+  id: game:GuessTheNumber-v0-easy
+  max_turns: 3
+  max_tokens: 2000
+  workers: 2
+""",
+    "textarena": """
+environment:
+  kind: textarena
+  id: GuessTheNumber-v0
+  max_turns: 3
+  max_tokens: 2000
+  max_observation_tokens: 800
+  workers: 2
+""",
+    "reasoning_gym": """
+environment:
+  kind: reasoning_gym
+  id: basic_arithmetic
+  workers: 2
+""",
+    "skyrl_gym": """
+data: {sources: [{path: FOLDER/rows.jsonl}]}
+environment:
+  kind: skyrl_gym
+  id: gsm8k_multi_turn
+  workers: 2
+""",
+}
+PACKAGES = {"gymnasium": "gymnasium", "gem": "gem", "textarena": "textarena", "reasoning_gym": "reasoning_gym"} | {
+    "skyrl_gym": "skyrl_gym"
+}
+ROW = '{"prompt": "2 + 2?", "start": 4, "reward_spec": {"ground_truth": "4"}, "extra_info": {"max_turns": 3}}\n'
+
+
+def recipe(folder: Path, kind: str) -> PPORecipe:
+    model = tiny_language_model(max_position_embeddings=2048)
+    save_pretrained(model, folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    (folder / "rows.jsonl").write_text(ROW * 4)
+    text = (COMMON + RECIPES[kind]).replace("FOLDER", str(folder))
+    assert len(text.strip().splitlines()) <= 30
+    (folder / "recipe.yaml").write_text(text)
+    loaded = load_recipe("ppo", str(folder / "recipe.yaml")).recipe
+    assert isinstance(loaded, PPORecipe)
+    return loaded
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_an_environment_runs_unchanged_from_a_short_recipe(tmp_path: Path, kind: str) -> None:
+    if kind in PACKAGES:
+        pytest.importorskip(PACKAGES[kind], reason=f"the package of environments of kind {kind} is not installed")
+    task = build_task(recipe(tmp_path, kind))
+    try:
+        record = task.step(1)
+        responses = task.ppo.generate(task.prompts[:2])
+    finally:
+        task.close()
+    assert "environment/turns_mean" in record.metrics
+    for response in responses:
+        assert response.episode is not None
+        assert response.episode.failure is None
+        assert response.episode.turns
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_package_that_is_missing_is_named_before_a_model_is_loaded(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proximo.config.environment.find_spec", lambda name: None)
+    from proximo.run.preflight import check_inputs
+
+    with pytest.raises(UserError, match=rf"environment\.id.*pip install 'proximo\[{kind.replace('_', '-')}\]'"):
+        check_inputs(recipe(tmp_path, kind))
