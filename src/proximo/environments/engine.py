@@ -98,6 +98,11 @@ class Arena:
         """See `EnvironmentSource.engine`."""
         return EnvironmentEngine(inner, self)
 
+    def play(self, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]) -> "Play":
+        """The loop of one call of `generate`."""
+        del options  # the session has them
+        return Play(self, session, on_finished)
+
     def close(self) -> None:
         """See `EnvironmentSource.close`."""
         if self.environments is not None:
@@ -185,7 +190,7 @@ class EnvironmentEngine:
             plain = {"num_samples": num_samples, "options": options, "key": key, "on_finished": on_finished}
             return self.inner.generate(prompts, **plain)
         lanes = [
-            _Lane(
+            Lane(
                 number=next(self._arena.numbers),
                 prompt=prompt,
                 sample_index=sample,
@@ -198,7 +203,7 @@ class EnvironmentEngine:
         ]
         num_stops = self._num_stops
         with self._arena.turn, self._sessions.session(options, max_tokens=self._arena.limits.max_tokens) as session:
-            play = _Play(self._arena, session, on_finished or _ignore)
+            play = self._arena.play(session, options, on_finished or _ignore)
             try:
                 play.begin(lanes)
                 while not play.done:
@@ -213,7 +218,7 @@ class EnvironmentEngine:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Lane:
+class Lane:
     """An episode: the trajectory so far, and what it waits for."""
 
     number: int
@@ -238,7 +243,7 @@ class _Lane:
         self.trajectory = Trajectory(prompt=prompt, sample_index=self.sample_index)
 
 
-class _Play:
+class Play:
     """The loop of one call: environments and model take turns, and neither waits for a single trajectory."""
 
     def __init__(self, arena: Arena, session: Session, on_finished: Callable[[Response], None]) -> None:
@@ -246,11 +251,11 @@ class _Play:
         self._environments, self._limits, self._clock = arena.environments, arena.limits, arena.clock
         self._renderer = arena.renderer
         self._session = session
-        self._playing: dict[Hashable, _Lane] = {}
+        self._playing: dict[Hashable, Lane] = {}
         self._on_finished = on_finished
         self.times = PlayTimes()
 
-    def begin(self, lanes: Sequence[_Lane]) -> None:
+    def begin(self, lanes: Sequence[Lane]) -> None:
         """Begin all episodes."""
         for lane in lanes:
             self._environments.start(lane.number, seed=lane.seed, row=lane.prompt.metadata)
@@ -280,7 +285,7 @@ class _Play:
         for lane in list(self._playing.values()):
             self._leave(lane.number)
 
-    def _act(self, lane: _Lane, call: ModelCall) -> None:
+    def _act(self, lane: Lane, call: ModelCall) -> None:
         """Give the environment what the policy wrote."""
         if call.finish is Finish.ABORTED:
             self._end(lane, Finish.ABORTED, failure="engine: it gave up a call of the policy")
@@ -291,7 +296,7 @@ class _Play:
         lane.call = call
         self._environments.step(lane.number, text)
 
-    def _take(self, lane: _Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
+    def _take(self, lane: Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
         """Go on after the environment's answer, or end the trajectory."""
         if isinstance(answer, EnvironmentFault):
             self._end(lane, Finish.ABORTED, failure=f"{answer.kind}: {answer.reason}")
@@ -305,7 +310,7 @@ class _Play:
         except DataError as error:  # the chat template refuses what the environment says
             self._end(lane, Finish.ABORTED, failure=f"invalid: {error}")
 
-    def _observe(self, lane: _Lane, dialogue: Dialogue, call: ModelCall, step: EnvironmentStep) -> None:
+    def _observe(self, lane: Lane, dialogue: Dialogue, call: ModelCall, step: EnvironmentStep) -> None:
         """Go on after a turn, or end the trajectory, with what the policy would read next."""
         lane.trajectory.add_answer(step)
         if step.terminated:
@@ -320,7 +325,7 @@ class _Play:
             lane.trajectory.add_prompt(dialogue.prompt_ids)
         self._end(lane, Finish.TRUNCATED if step.truncated else Finish.LENGTH)
 
-    def _observe_first(self, lane: _Lane, step: EnvironmentStep) -> None:
+    def _observe_first(self, lane: Lane, step: EnvironmentStep) -> None:
         lane.dialogue = dialogue = Dialogue(self._renderer, step.observation, tools=step.info.get("tools"))
         prompt_ids = dialogue.prompt_ids
         prompt = with_observation(lane.prompt, step.observation, prompt_ids)
@@ -332,14 +337,14 @@ class _Play:
         else:
             self._ask(lane, dialogue)
 
-    def _is_over(self, lane: _Lane, dialogue: Dialogue) -> bool:
+    def _is_over(self, lane: Lane, dialogue: Dialogue) -> bool:
         """Whether a limit of the run ends the trajectory after this turn."""
         limits = self._limits
         too_old = limits.max_seconds is not None and self._clock() - lane.begun > limits.max_seconds
         full = len(dialogue.prompt_ids) >= limits.max_tokens
         return too_old or full or len(lane.trajectory.turns) >= limits.max_turns
 
-    def _ask(self, lane: _Lane, dialogue: Dialogue) -> None:
+    def _ask(self, lane: Lane, dialogue: Dialogue) -> None:
         """Ask the policy for its next turn."""
         prompt_ids = dialogue.prompt_ids
         request = CallRequest(
@@ -352,7 +357,7 @@ class _Play:
         )
         self._session.submit(request)
 
-    def _end(self, lane: _Lane, finish: Finish, *, failure: str | None = None) -> None:
+    def _end(self, lane: Lane, finish: Finish, *, failure: str | None = None) -> None:
         lane.response = lane.trajectory.response(finish, failure=failure)
         self._leave(lane.number)
         self._on_finished(lane.response)

@@ -53,13 +53,17 @@ class Trajectory:
 
     def add_prompt(self, token_ids: Sequence[int]) -> None:
         """Append what came before a call, or after the last one."""
-        known = len(self._sequence)
-        if list(token_ids[:known]) == self._sequence:
+        if (known := self.num_known(token_ids)) is not None:
             added = token_ids[known:]
             self._append(added, [0.0] * len(added), is_policy=False)
         else:
             self.forks.append(Fork(start=len(self.token_ids), context=tuple(token_ids)))
             self._sequence = list(token_ids)
+
+    def num_known(self, token_ids: Sequence[int]) -> int | None:
+        """How many of these ids came before, if they begin with all ids of the current sequence; None if they fork."""
+        known = len(self._sequence)
+        return known if list(token_ids[:known]) == self._sequence else None
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_policy: bool) -> None:
         self.token_ids += token_ids
