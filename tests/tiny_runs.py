@@ -198,22 +198,8 @@ def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
     return run_trainer(schema.model_validate(recipe), options)
 
 
-class Riddle:
-    """An environment that asks for a letter, three times at most, and says whether it comes before the hidden one."""
-
-    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        self.hidden, self.turns = "abcdefgh"[seed % 8], 0
-        return f"{row['prompt'][:2]}?", {}
-
-    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self.turns += 1
-        right, cut = text.startswith(self.hidden), self.turns == 3
-        observation = "yes" if right else "up" if text < self.hidden else "down"
-        return observation, float(right) - 0.1, right, cut, {"turns": self.turns}
-
-
 IN_AN_ENVIRONMENT: dict[str, Any] = {
-    "environment": {"path": "tiny_runs:Riddle", "max_turns": 3, "max_tokens": 60, "workers": 3},
+    "environment": {"path": "example_environments:Riddle", "max_turns": 3, "max_tokens": 60, "workers": 3},
     "reward": [],
     "value": {"init_from": "policy"},
 }

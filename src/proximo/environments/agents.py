@@ -6,7 +6,7 @@ rewards. What a trajectory is made of, the server records.
 
 import secrets
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from json import dumps
 
 from proximo.environments.call_requests import Vocabulary
@@ -78,8 +78,8 @@ class AgentPlay(Play):
         decodes, begun = self._session.num_running > 0, self._clock()
         self._server.answered(self._session.advance(WAIT_SECONDS))
         seconds = self._clock() - begun
-        self.model_seconds += seconds if decodes else 0.0
-        self.waiting_seconds += 0.0 if decodes else seconds
+        self.times.model += seconds if decodes else 0.0
+        self.times.waiting += 0.0 if decodes else seconds
 
     def _take(self, lane: Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
         """Run the program, or end its trajectory."""
@@ -120,7 +120,8 @@ class AgentPlay(Play):
             return
         lane.trajectory = recording.trajectory
         step = EnvironmentStep(observation="") if isinstance(answer, EnvironmentFault) else answer
-        recording.answer(replace(step, seconds=max(0.0, step.seconds - recording.model_seconds)))
+        self.times.environments += max(0.0, step.seconds - recording.model_seconds)
+        recording.answer(step)
 
     def _leave(self, number: int) -> None:
         recording = self._recordings.pop(number, None)
