@@ -117,6 +117,19 @@ class Faulty(Echo):
         return [1, 2]
 
 
+class Mortal(Echo):
+    """Dies in the first step of every episode with an odd seed; pays 1 in the others, and ends."""
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.is_doomed = seed % 2 == 1
+        return super().reset(seed, row)
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.is_doomed:
+            os._exit(9)
+        return "", 1.0, True, False, {}
+
+
 class Broken:
     """Cannot be made."""
 
