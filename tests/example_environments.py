@@ -33,13 +33,13 @@ class Echo:
 class Async(Echo):
     """The same, with methods that are coroutines and share a lock, which belongs to one event loop."""
 
-    async def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:  # ty: ignore
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         self.lock = asyncio.Lock()
         async with self.lock:
             await asyncio.sleep(0)
             return super().reset(seed, row)
 
-    async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:  # ty: ignore
+    async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         async with self.lock:
             await asyncio.sleep(0)
             return super().step(text)

@@ -93,7 +93,7 @@ def test_many_at_once_give_their_own_answers(make: Any, name: str) -> None:
         pool.stop(2)
         pool.stop(3)
         found = answer(pool, 4, 5)
-        assert {lane: each.observation for lane, each in found.items()} == {  # ty: ignore
+        assert {lane: each.observation for lane, each in found.items()} == {
             lane: f"seed {lane}, row {{'number': {lane}}}" for lane in (4, 5)
         }
         last = stepped(pool, 4, "end")
@@ -143,7 +143,7 @@ def test_an_environment_that_hangs_is_killed_with_what_it_started(
     try:
         began(pool, 0)
         process = began(pool, 1).info["process"]
-        child = int(stepped(pool, 1, "child").observation)  # ty: ignore
+        child = int(stepped(pool, 1, "child").observation)
         monkeypatch.setattr(pools, "time", PoolClock((hangs(begun, 1), 600.0)))
         found = fault(pool, 1, "hang")
         assert found == EnvironmentFault(reason="step() did not answer within timeout_seconds = 120", kind="timeout")

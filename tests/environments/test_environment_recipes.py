@@ -121,10 +121,10 @@ def test_an_environment_that_dies_costs_its_own_episodes_and_gives_no_reward(tmp
         record = task.step(1)
     finally:
         task.close()
-    num_faults = record.metrics["environment/faults/died"].total  # ty: ignore[unresolved-attribute]
+    num_faults = record.metrics["environment/faults/died"].total
     assert 0 < num_faults < 8
     scores = record.metrics["score/mean"]
-    assert (scores.count, scores.total) == (8 - num_faults, 8 - num_faults)  # ty: ignore[unresolved-attribute]
+    assert (scores.count, scores.total) == (8 - num_faults, 8 - num_faults)
     assert {each["reason"] for each in record.samples if each["score"] is None} == {
         "died: its process ended with status 9"
     }
