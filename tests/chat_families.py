@@ -136,9 +136,9 @@ class Family:
     learned: str = "yes"
     """What is learned of the answer "yes" in its turn, without the EOS that is put behind it where no mark ends it."""
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Bytes and the special tokens, so that any text can be written."""
-        tokenizer = train_tokenizer([""], vocab_size=257)
+    def tokenizer(self, *texts: str) -> PreTrainedTokenizerBase:
+        """Bytes and the special tokens, so that any text can be written, and the most frequent pieces of `texts`."""
+        tokenizer = train_tokenizer(texts, vocab_size=400 if texts else 257)
         tokenizer.add_special_tokens({"eos_token": self.eos, "additional_special_tokens": list(self.marks)})
         tokenizer.bos_token = self.bos
         if self.bos is not None:

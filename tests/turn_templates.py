@@ -19,14 +19,15 @@ QWEN_3 = (
     "{%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}"
     "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
+    "{%- if enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
 )
 MISTRAL = (
+    "{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}"
     "{{- bos_token }}{%- set ns = namespace(turn=0) %}{%- for m in messages %}"
     "{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
     "{%- if (m.role == 'user') != (ns.turn % 2 == 0) %}{{- raise_exception('roles must alternate') }}{%- endif %}"
     "{%- set ns.turn = ns.turn + 1 %}{%- endif %}"
-    "{%- if m.role == 'user' %}{%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS] ' + tools | tojson }}"
+    "{%- if m.role == 'user' %}{%- if tools and m == users[-1] %}{{- '[AVAILABLE_TOOLS] ' + tools | tojson }}"
     "{{- '[/AVAILABLE_TOOLS]' }}{%- endif %}{{- '[INST] ' + m.content + '[/INST]' }}"
     "{%- elif m.role == 'tool' %}{%- if m.tool_call_id | length != 9 %}{{- raise_exception('ids have 9 letters') }}"
     "{%- endif %}{{- '[TOOL_RESULTS] ' + {'content': m.content, 'call_id': m.tool_call_id} | tojson }}"

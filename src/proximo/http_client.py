@@ -23,6 +23,8 @@ DETAIL_SECONDS = 1.0
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses besides 5xx that ask for a retry: the request is valid, but the service cannot answer now."""
 
+MIN_TOKEN_CHARACTERS = 16
+"""The shortest token accepted for an address that other machines can reach."""
 NO_SERVICE_BEHIND = frozenset({502, 503})
 """Statuses of a proxy without a service behind it, or of a service that is starting."""
 

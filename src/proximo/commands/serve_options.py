@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from proximo.errors import ConfigError, MissingExtraError
-from proximo.http_client import is_loopback
+from proximo.http_client import MIN_TOKEN_CHARACTERS, is_loopback
 from proximo.run.preflight import read_secret
-
-MIN_TOKEN_CHARACTERS = 16
-"""The shortest token accepted for an address that other machines can reach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

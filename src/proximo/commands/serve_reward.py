@@ -13,6 +13,7 @@ from proximo.commands.serve_options import ServeOptions
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.sources import ModelRewardConfig, RemoteRewardConfig
 from proximo.errors import ConfigError, TrainingError
+from proximo.http_service import http_server
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.protocol import SCHEMA
 from proximo.rewards.service import RewardService, ServiceLimits
@@ -40,17 +41,7 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
         )
         token = None if options.token_env is None else read_secret(options.token_env)
         service = RewardService(WeightedReward(sources), limits=limits, token=token)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                service.application(),
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                server_header=False,
-                timeout_graceful_shutdown=options.grace_seconds,
-            )
-        )
+        server = http_server(service.application(), grace_seconds=options.grace_seconds)
         names = ", ".join(config.name for config in configs)
         host, port = listener.getsockname()[:2]
         said = f"[{host}]" if ":" in host else host

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from shutil import which
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from proximo.config.functions import code_problem
 from proximo.config.schema.base import Section
+from proximo.config.service_address import token_variable
 
 ENVIRONMENT = "environment"
 """Name of the rewards of an environment in scores and metrics."""
 ROWS = "proximo.environments.rows:numbered_rows"
 """The rows of a run without data."""
 ADAPTERS = "proximo.environments.adapters"
+PROGRAMS = "proximo.environments.programs"
 
 
 class PlayedEnvironmentConfig(Section):
@@ -180,8 +183,111 @@ class SkyRLGymEnvironmentConfig(RegisteredEnvironmentConfig):
     """An environment of skyrl-gym."""
 
 
+class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
+    """Kinds that own their loop, and ask the policy over HTTP as they would ask OpenAI or vLLM."""
+
+    kind: str
+    timeout_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of one program. One that runs past it is ended: the trajectory has no reward and is left out."""
+    host: str = "127.0.0.1"
+    """Address of this machine that the policy is served at, on a free port, or a socket, as `unix:///run/policy`."""
+    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    """Environment variable that holds the token which clients must know, for an address that other machines reach.
+    Each trajectory has a secret address besides."""
+
+    @model_validator(mode="after")
+    def _is_served_safely(self) -> Self:
+        from proximo.http_client import is_loopback  # takes a moment
+
+        if "max_observation_tokens" in self.model_fields_set:
+            raise ValueError(
+                f"max_observation_tokens cuts what environments say, but environments of kind {self.kind} write their "
+                "own messages: remove it"
+            )
+        if self.host.startswith("unix://"):
+            if not self.host.startswith("unix:///"):
+                raise ValueError(f"host {self.host}: give an absolute path, as unix:///run/policy")
+        elif self.token_env is None and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines: name with token_env the environment variable "
+                "that has the token which clients must know"
+            )
+        elif self.host in ("0.0.0.0", "::"):
+            raise ValueError(f"host {self.host} is no address to call: give the one by which agents reach this machine")
+        return self
+
+    def code(self) -> Iterator[tuple[str, str, str | None]]:
+        served = find_spec("starlette") and find_spec("uvicorn")
+        yield "kind", self.kind, None if served else "it needs packages: run pip install 'proximo[serve]'"
+
+
+class AgentEnvironmentConfig(ProgramEnvironmentConfig):
+    """A program that only wants a `base_url`."""
+
+    kind: Literal["agent"]
+    """A program of yours that asks the policy over HTTP and returns its reward: a function at `path`, or a `command`.
+    docs/environments.md."""
+    path: str | None = Field(None, pattern=r".+:[A-Za-z_]\w*")
+    """`file.py:function` or `package.module:function`, called as `run(base_url=..., row=..., seed=...)`. It returns a
+    number, or a mapping with `reward`, numbers for metrics, and `truncated` if it was cut."""
+    command: tuple[str, ...] = ()
+    """Program and arguments. It gets `BASE_URL` in its environment and `{"row": ..., "seed": ...}` as its input, and
+    prints its reward as the last line."""
+
+    @model_validator(mode="after")
+    def _is_one_program(self) -> Self:
+        if (self.path is None) == (not self.command):
+            raise ValueError("an agent is a function, path, or a program, command: give one of them")
+        return self
+
+    def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
+        if self.path is not None:
+            return f"{PROGRAMS}:function_agent", {"path": self.path}
+        return f"{PROGRAMS}:CommandAgent", {"command": list(self.command)}
+
+    def code(self) -> Iterator[tuple[str, str, str | None]]:
+        if self.path is not None:
+            yield "path", self.path, code_problem(self.path)
+        else:
+            program = self.command[0]
+            yield "command", program, None if which(program) else f"there is no program {program}"
+        yield from super().code()
+
+
+class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
+    """An environment of verifiers."""
+
+    kind: Literal["verifiers"]
+    """An environment of verifiers (v1), which runs in a Python environment of its own."""
+    python: str
+    """The interpreter of the environment in which verifiers and the taskset are installed."""
+    env: dict[str, Any]
+    """The section `env` of verifiers' own configuration: `taskset` with its `id`, and the agents. The first `num_rows`
+    tasks are the rows of the run."""
+    renderer: dict[str, Any] | None = None
+    """Configuration of the package renderers, which writes the prompts there; null for the one of the tokenizer."""
+
+    def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
+        return f"{PROGRAMS}:VerifiersAgent", {}
+
+    def settings(self) -> dict[str, Any]:
+        """What the process of verifiers is told."""
+        return {
+            "env": self.env,
+            "num_tasks": self.num_rows,
+            "renderer": self.renderer,
+            "template_variables": self.template_variables,
+        }
+
+    def code(self) -> Iterator[tuple[str, str, str | None]]:
+        yield "python", self.python, None if which(self.python) else f"there is no interpreter {self.python}"
+        yield from super().code()
+
+
 EnvironmentConfig = (
     ClassEnvironmentConfig
+    | AgentEnvironmentConfig
+    | VerifiersEnvironmentConfig
     | ToolsEnvironmentConfig
     | GymnasiumEnvironmentConfig
     | GemEnvironmentConfig

@@ -10,13 +10,14 @@ text.
 from collections.abc import Sequence
 from itertools import groupby
 
+from proximo.data.codec import end_of_prompt
 from proximo.data.formats.prompt_response import no_template
 from proximo.data.templates.chat import render_conversation
 from proximo.data.templates.limits import RenderingError
 from proximo.data.tokenise import Place
 from proximo.environments.environment import Observation
 from proximo.environments.prompt_layout import Item, Piece, PolicyTurn, PromptLayout, joined
-from proximo.environments.tool_calls import Tools, tools_as_text
+from proximo.environments.tool_calls import Tools, tools_as_text, without_thought
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import DataError, ModelError
 from proximo.records import Finish, Message
@@ -35,22 +36,25 @@ class Dialogue:
         self.num_cut_observations = 0
         """Messages that were longer than `max_observation_tokens`."""
         self._renderer = renderer
-        self._tools = tuple(tools or ())
+        self._tools: Tools = ()
         self._turns: list[PolicyTurn] = []
         self._conversation: tuple[Item, ...] = ()
         self._opening = ""
         """The text after the last turn, or from the beginning on."""
         self._known: dict[tuple[str, Place], tuple[int, ...]] = {}
         """Ids of the pieces of text of the last prompt."""
-        self.ask(self._messages(observation))
+        self.ask(self._messages(observation), tools=tools)
 
     def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
-        """What the environment is given: all that the policy wrote, its thoughts and a stop string included.
+        """What the environment is given of a turn, a stop string included, without special tokens but those of a call.
 
-        Left out are special tokens, except those of a call. `tool_calls.without_thought` leaves out the thought.
+        Of a model whose chat template knows thoughts, the answer after them: "" for a turn that ended in its thought.
         """
         del finish
-        return self._renderer.visible_text(self.prompt_ids, token_ids)
+        text = self._renderer.visible_text(self.prompt_ids, token_ids)
+        if not self._renderer.knows_thoughts:
+            return text
+        return "" if self._is_only_thought(text) else without_thought(text).lstrip()
 
     def answered(self, token_ids: Sequence[int], finish: Finish, observation: Observation) -> None:
         """Go on after a turn of the policy with what the environment answered. Raises DataError as `ask`."""
@@ -64,29 +68,29 @@ class Dialogue:
         renderer, ids = self._renderer, tuple(token_ids)
         text = renderer.text(self.prompt_ids, ids)
         last_mark = renderer.added_tokens.get(ids[-1], "") if ids else ""
-        is_opened = self._opening.rstrip().endswith("<think>") or text.lstrip().startswith("<think>")
-        is_closed = "</think>" in text
+        is_only_thought = renderer.knows_thoughts and self._is_only_thought(text)
         turn = PolicyTurn(
             token_ids=ids,
-            before=self.prompt_ids,
-            asked=self._taken(),
+            before=end_of_prompt(renderer.tokenizer, self.prompt_ids),
             opening=self._opening,
             text=text,
-            is_thinking=renderer.knows_thoughts and (is_opened or is_closed),
-            is_only_thought=renderer.knows_thoughts and is_opened and not is_closed,
+            is_thinking=is_only_thought or (renderer.knows_thoughts and "</think>" in text),
+            is_only_thought=is_only_thought,
             is_ended=renderer.ends(text, last_mark, finish),
             last_mark=last_mark,
         )
         self._turns.append(turn)
         return len(self._turns) - 1
 
-    def ask(self, conversation: Sequence[Item]) -> None:
+    def ask(self, conversation: Sequence[Item], *, tools: Tools | None = None) -> None:
         """Make `prompt_ids` of a whole conversation, in which turns of the policy are given by their numbers.
 
-        It may leave out or replace earlier messages, as programs do that compact their history. Raises DataError if the
-        chat template refuses it, and ModelError if it does not write turns of the policy in one piece.
+        It may leave out or replace earlier messages, as programs do that compact their history. `tools`: replace those
+        before, unless None. Raises DataError if the chat template refuses the conversation, and ModelError if it does
+        not write turns of the policy in one piece.
         """
         self._conversation = tuple(conversation)
+        self._tools = self._tools if tools is None else tuple(tools)
         pieces = self._pieces()
         ids: list[int] = []
         known: dict[tuple[str, Place], tuple[int, ...]] = {}
@@ -100,6 +104,10 @@ class Dialogue:
         self._known, self.prompt_ids = known, tuple(ids)
         self._opening = last if isinstance(last := pieces[-1], str) else ""
 
+    def _is_only_thought(self, text: str) -> bool:
+        is_begun = self._opening.rstrip().endswith("<think>") or text.lstrip().startswith("<think>")
+        return is_begun and "</think>" not in text
+
     def _messages(self, observation: Observation) -> list[Message]:
         if isinstance(observation, str):
             return [{"role": "user", "content": _encodable(observation)}]
@@ -112,7 +120,7 @@ class Dialogue:
         if template is None:
             return self._plain()
         if self._tools and self._renderer.writes_tools:
-            variables["tools"] = list(self._tools)
+            variables["tools"] = [dict(tool) for tool in self._tools]
         items = self._taken()
         try:
             if any(isinstance(item, int) for item in items):

@@ -57,6 +57,28 @@ class Limits:
     """A trajectory that is older begins no further turn. It then depends on the clock; None: no such limit."""
 
 
+@dataclass(kw_only=True, slots=True)
+class PlayTimes:
+    """Where the seconds of episodes went."""
+
+    model: float = 0.0
+    """The model decoded. Environments may have worked meanwhile."""
+    waiting: float = 0.0
+    """No row was decoded, because all trajectories waited for their environments."""
+    environments: float = 0.0
+    """Environments worked, added up over those that did so at the same time."""
+
+    def add(self, other: "PlayTimes") -> None:
+        """Add the seconds of other episodes."""
+        self.model += other.model
+        self.waiting += other.waiting
+        self.environments += other.environments
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self.model = self.waiting = self.environments = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arena:
     """Where the engines of a run play: its environments, one call of `generate` at a time."""
@@ -69,10 +91,17 @@ class Arena:
     turn: threading.Lock = field(default_factory=threading.Lock)
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     """A lane is never used again."""
+    times: PlayTimes = field(default_factory=PlayTimes)
+    """Of the rollouts since the last look."""
 
     def engine(self, inner: Engine) -> "EnvironmentEngine":
         """See `EnvironmentSource.engine`."""
         return EnvironmentEngine(inner, self)
+
+    def play(self, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]) -> "Play":
+        """The loop of one call of `generate`."""
+        del options  # the session has them
+        return Play(self, session, on_finished)
 
     def close(self) -> None:
         """See `EnvironmentSource.close`."""
@@ -94,8 +123,6 @@ class EnvironmentEngine:
         self._sessions: SessionEngine = inner
         self._arena = arena
         self._num_stops = 0
-        self._model_seconds = 0.0
-        self._waiting_seconds = 0.0
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -136,12 +163,13 @@ class EnvironmentEngine:
             self.inner.stop()
 
     def statistics(self) -> Mapping[str, MetricValue]:
-        """Where the time of the rollouts went since the last call, and the metrics of the other engine."""
+        """Where the time of all rollouts here went since the last call, and the metrics of the other engine."""
         times: dict[str, MetricValue] = {
-            "environment/model_seconds": Sum(self._model_seconds),
-            "environment/waiting_seconds": Sum(self._waiting_seconds),
+            "environment/model_seconds": Sum(self._arena.times.model),
+            "environment/waiting_seconds": Sum(self._arena.times.waiting),
+            "environment/environment_seconds": Sum(self._arena.times.environments),
         }
-        self._model_seconds = self._waiting_seconds = 0.0
+        self._arena.times.clear()
         return times | engine_statistics(self.inner)
 
     @torch.no_grad()
@@ -162,7 +190,7 @@ class EnvironmentEngine:
             plain = {"num_samples": num_samples, "options": options, "key": key, "on_finished": on_finished}
             return self.inner.generate(prompts, **plain)
         lanes = [
-            _Lane(
+            Lane(
                 number=next(self._arena.numbers),
                 prompt=prompt,
                 sample_index=sample,
@@ -175,7 +203,7 @@ class EnvironmentEngine:
         ]
         num_stops = self._num_stops
         with self._arena.turn, self._sessions.session(options, max_tokens=self._arena.limits.max_tokens) as session:
-            play = _Play(self._arena, session, on_finished or _ignore)
+            play = self._arena.play(session, options, on_finished or _ignore)
             try:
                 play.begin(lanes)
                 while not play.done:
@@ -184,13 +212,13 @@ class EnvironmentEngine:
                     play.advance()
             finally:
                 play.close()
-                self._model_seconds += play.model_seconds
-                self._waiting_seconds += play.waiting_seconds
+                if key.purpose == "rollout":
+                    self._arena.times.add(play.times)
         return [lane.response for lane in lanes if lane.response is not None]
 
 
 @dataclass(kw_only=True, slots=True)
-class _Lane:
+class Lane:
     """An episode: the trajectory so far, and what it waits for."""
 
     number: int
@@ -215,7 +243,7 @@ class _Lane:
         self.trajectory = Trajectory(prompt=prompt, sample_index=self.sample_index)
 
 
-class _Play:
+class Play:
     """The loop of one call: environments and model take turns, and neither waits for a single trajectory."""
 
     def __init__(self, arena: Arena, session: Session, on_finished: Callable[[Response], None]) -> None:
@@ -223,13 +251,11 @@ class _Play:
         self._environments, self._limits, self._clock = arena.environments, arena.limits, arena.clock
         self._renderer = arena.renderer
         self._session = session
-        self._playing: dict[Hashable, _Lane] = {}
+        self._playing: dict[Hashable, Lane] = {}
         self._on_finished = on_finished
-        self.model_seconds = 0.0
-        self.waiting_seconds = 0.0
-        """In which no row was decoded, because all trajectories waited for their environments."""
+        self.times = PlayTimes()
 
-    def begin(self, lanes: Sequence[_Lane]) -> None:
+    def begin(self, lanes: Sequence[Lane]) -> None:
         """Begin all episodes."""
         for lane in lanes:
             self._environments.start(lane.number, seed=lane.seed, row=lane.prompt.metadata)
@@ -247,10 +273,10 @@ class _Play:
             if (lane := self._playing.get(number)) is not None:
                 self._take(lane, answer)
         polled = self._clock()
-        self.waiting_seconds += 0.0 if decodes else polled - begun
+        self.times.waiting += 0.0 if decodes else polled - begun
         if self._session.num_running:
             calls = self._session.advance(WAIT_SECONDS)
-            self.model_seconds += self._clock() - polled
+            self.times.model += self._clock() - polled
             for call in calls:
                 self._act(self._playing[call.request.lane], call)
 
@@ -259,7 +285,7 @@ class _Play:
         for lane in list(self._playing.values()):
             self._leave(lane.number)
 
-    def _act(self, lane: _Lane, call: ModelCall) -> None:
+    def _act(self, lane: Lane, call: ModelCall) -> None:
         """Give the environment what the policy wrote."""
         if call.finish is Finish.ABORTED:
             self._end(lane, Finish.ABORTED, failure="engine: it gave up a call of the policy")
@@ -270,11 +296,12 @@ class _Play:
         lane.call = call
         self._environments.step(lane.number, text)
 
-    def _take(self, lane: _Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
+    def _take(self, lane: Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
         """Go on after the environment's answer, or end the trajectory."""
         if isinstance(answer, EnvironmentFault):
             self._end(lane, Finish.ABORTED, failure=f"{answer.kind}: {answer.reason}")
             return
+        self.times.environments += answer.seconds
         try:
             if lane.call is None or lane.dialogue is None:
                 self._observe_first(lane, answer)
@@ -283,7 +310,7 @@ class _Play:
         except DataError as error:  # the chat template refuses what the environment says
             self._end(lane, Finish.ABORTED, failure=f"invalid: {error}")
 
-    def _observe(self, lane: _Lane, dialogue: Dialogue, call: ModelCall, step: EnvironmentStep) -> None:
+    def _observe(self, lane: Lane, dialogue: Dialogue, call: ModelCall, step: EnvironmentStep) -> None:
         """Go on after a turn, or end the trajectory, with what the policy would read next."""
         lane.trajectory.add_answer(step)
         if step.terminated:
@@ -298,28 +325,26 @@ class _Play:
             lane.trajectory.add_prompt(dialogue.prompt_ids)
         self._end(lane, Finish.TRUNCATED if step.truncated else Finish.LENGTH)
 
-    def _observe_first(self, lane: _Lane, step: EnvironmentStep) -> None:
+    def _observe_first(self, lane: Lane, step: EnvironmentStep) -> None:
         lane.dialogue = dialogue = Dialogue(self._renderer, step.observation, tools=step.info.get("tools"))
         prompt_ids = dialogue.prompt_ids
         prompt = with_observation(lane.prompt, step.observation, prompt_ids)
         lane.begun = self._clock()
-        lane.trajectory = Trajectory(
-            prompt=prompt, sample_index=lane.sample_index, last=step, seconds_in_environment=step.seconds
-        )
+        lane.trajectory = Trajectory(prompt=prompt, sample_index=lane.sample_index, last=step)
         if len(prompt_ids) >= self._limits.max_tokens:
             limit = f"{len(prompt_ids)} tokens, and environment.max_tokens is {self._limits.max_tokens}"
             self._end(lane, Finish.ABORTED, failure=f"too_long: the first observation has {limit}")
         else:
             self._ask(lane, dialogue)
 
-    def _is_over(self, lane: _Lane, dialogue: Dialogue) -> bool:
+    def _is_over(self, lane: Lane, dialogue: Dialogue) -> bool:
         """Whether a limit of the run ends the trajectory after this turn."""
         limits = self._limits
         too_old = limits.max_seconds is not None and self._clock() - lane.begun > limits.max_seconds
         full = len(dialogue.prompt_ids) >= limits.max_tokens
         return too_old or full or len(lane.trajectory.turns) >= limits.max_turns
 
-    def _ask(self, lane: _Lane, dialogue: Dialogue) -> None:
+    def _ask(self, lane: Lane, dialogue: Dialogue) -> None:
         """Ask the policy for its next turn."""
         prompt_ids = dialogue.prompt_ids
         request = CallRequest(
@@ -332,7 +357,7 @@ class _Play:
         )
         self._session.submit(request)
 
-    def _end(self, lane: _Lane, finish: Finish, *, failure: str | None = None) -> None:
+    def _end(self, lane: Lane, finish: Finish, *, failure: str | None = None) -> None:
         lane.response = lane.trajectory.response(finish, failure=failure)
         self._leave(lane.number)
         self._on_finished(lane.response)

@@ -4,11 +4,12 @@ The template renders placeholders in place of the policy's words, so that nothin
 a piece of the template, and the template cannot change it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from proximo.data.codec import common_length
 from proximo.data.templates.chat import ChatTemplate
 from proximo.data.templates.conversation_text import DUMMY
 from proximo.data.templates.limits import RenderingError
@@ -28,9 +29,7 @@ class PolicyTurn:
 
     token_ids: tuple[int, ...]
     before: tuple[int, ...]
-    """The ids that it read."""
-    asked: tuple[Item, ...]
-    """The conversation before it."""
+    """The last ids that it read: `end_of_prompt`."""
     opening: str
     """The text before it, from the end of the turn before on."""
     text: str
@@ -71,22 +70,16 @@ class PromptLayout:
         """Text and ids, by turns. Raises ModelError for a template that writes a turn more than once or in parts."""
         found: list[Piece] = []
         done = 0
-        for place, item in enumerate(self._items):
-            if not isinstance(item, int) or (at := self._text.find(self._answer(item), done)) < 0:
-                continue  # a message, or a turn that the template leaves out
-            turn, before = self._turns[item], self._text[done:at]
-            opening = self._opening(place, item, before, done)
-            done = at + len(self._answer(item))
-            if opening is None:
-                rest, ids = self._renderer.answer(turn.before, turn.token_ids, turn.text)
-                kept = () if turn.is_only_thought else ids
-                found += [before if turn.is_only_thought else before + rest, kept]
-            else:
-                kept = turn.token_ids
-                found += [opening, kept]
-            closing, skipped = self._end(turn, self._text[done:], is_call=self._is_call(place), is_kept=bool(kept))
-            if opening is not None and closing:
-                found.append(before.partition(self._thought(item))[2])
+        spots = self._spots()
+        for (place, number, start), (*_, following) in zip(spots, [*spots[1:], (len(self._text),)], strict=False):
+            turn, before = self._turns[number], self._text[done:start]
+            done = start + len(self._answer(number))
+            opening = self._opening(place, number, before)
+            context, ids = self._kept(turn, before, opening)
+            found += [context, ids]
+            skipped, is_ended = self._end(turn, self._text[done:following], ids, is_call=self._is_call(place))
+            if turn.is_only_thought and opening is not None and not is_ended:
+                found.append(before.partition(self._thought(number))[2])  # ends the thought
             done += skipped
         found.append(self._text[done:])
         if any(isinstance(piece, str) and self._dummy in piece for piece in found):
@@ -97,7 +90,17 @@ class PromptLayout:
             )
         return joined(found)
 
-    def _opening(self, place: int, number: int, before: str, done: int) -> str | None:
+    def _spots(self) -> list[tuple[int, int, int]]:
+        """(place in the conversation, number, place in the text) of each turn that the template does not leave out."""
+        spots: list[tuple[int, int, int]] = []
+        done = 0
+        for place, item in enumerate(self._items):
+            if isinstance(item, int) and (start := self._text.find(self._answer(item), done)) >= 0:
+                spots.append((place, item, start))
+                done = start
+        return spots
+
+    def _opening(self, place: int, number: int, before: str) -> str | None:
         """The text before a turn that the template writes as the policy wrote it; None if it rewrites the turn.
 
         `before`: the text between the end of the turn before and the answer. A template that opens a turn with words of
@@ -107,32 +110,32 @@ class PromptLayout:
         prefix, is_there, _ = before.partition(self._thought(number))
         if turn.is_thinking and not is_there:
             return None
-        is_same = prefix.startswith(turn.opening) or prefix == turn.opening.rstrip()
-        opening = turn.opening if is_same else self._new_opening(place, turn, done)
-        if opening is None:
-            return None
-        added = prefix[len(opening) :].strip()
-        return opening if self._is_call(place) or added in turn.text else None
+        is_call = self._is_call(place)
+        if prefix.startswith(turn.opening):
+            border = len(turn.opening)
+            return turn.opening if is_call or prefix[border:].strip() in turn.text else None
+        # The template changed something before the turn, or other messages are there.
+        border = _border(prefix, turn.opening, lambda added: is_call or added.strip() in turn.text)
+        return None if border is None else prefix[:border]
 
-    def _new_opening(self, place: int, turn: PolicyTurn, done: int) -> str | None:
-        """The text before a turn that has other messages before it than when it was written; None otherwise."""
-        if self._items[:place] == turn.asked:
-            return None
-        try:
-            asked = self._rendered(self._items[:place])
-        except RenderingError:
-            return None
-        return asked[done:] if self._text.startswith(asked) else None
+    def _kept(self, turn: PolicyTurn, before: str, opening: str | None) -> tuple[str, tuple[int, ...]]:
+        """The text before a turn, and what is left of its ids."""
+        if opening is not None:
+            return opening, turn.token_ids
+        if turn.is_only_thought:
+            return before, ()
+        rest, ids = self._renderer.answer(turn.before, turn.token_ids, turn.text)
+        return before + rest, ids
 
-    def _end(self, turn: PolicyTurn, behind: str, *, is_call: bool, is_kept: bool) -> tuple[bool, int]:
-        """(whether the turn's end is missing, number of characters of `behind` that the policy wrote itself)."""
+    def _end(self, turn: PolicyTurn, behind: str, ids: Sequence[int], *, is_call: bool) -> tuple[int, bool]:
+        """(number of characters behind the answer that `ids` stand for, whether the end of the turn is among them)."""
         bare = behind.lstrip()
-        if is_kept and turn.last_mark and bare.startswith(turn.last_mark):
-            return False, len(behind) - len(bare) + len(turn.last_mark)
-        at, ending = self._renderer.end(behind, is_call=is_call)
-        if is_kept and turn.is_ended:
-            return False, at + len(ending)
-        return True, at if is_call else 0
+        if ids and turn.last_mark and bare.startswith(turn.last_mark):
+            return len(behind) - len(bare) + len(turn.last_mark), True
+        start, ending = self._renderer.end(behind, is_call=is_call)
+        if ids and turn.is_ended:
+            return start + len(ending), True
+        return start if is_call else 0, False
 
     def _whole(self) -> str:
         try:
@@ -178,6 +181,16 @@ class PromptLayout:
 
     def _answer(self, number: int) -> str:
         return f"{self._dummy}{number}a"
+
+
+def _border(text: str, opening: str, may_follow: Callable[[str], bool]) -> int | None:
+    """Where a turn begins in a text that ends with its first words: behind the longest ending of `opening` in it.
+
+    `may_follow`: whether the turn may begin with what stands behind a place. None: nowhere.
+    """
+    ends = [end for end in range(1, len(text) + 1) if text[end - 1] == opening[-1:] and may_follow(text[end:])]
+    lengths = {end: common_length(text[max(0, end - len(opening)) : end][::-1], opening[::-1]) for end in ends}
+    return max(ends, key=lengths.__getitem__, default=None)
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:

@@ -31,7 +31,6 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     last: EnvironmentStep | None = None
     """The environment's last answer."""
-    seconds_in_environment: float = 0.0
     num_cut_observations: int = 0
     _sequence: list[int] = field(default_factory=list)
     """All ids of the current sequence, its context included."""
@@ -54,13 +53,17 @@ class Trajectory:
 
     def add_prompt(self, token_ids: Sequence[int]) -> None:
         """Append what came before a call, or after the last one."""
-        known = len(self._sequence)
-        if list(token_ids[:known]) == self._sequence:
+        if (known := self.num_known(token_ids)) is not None:
             added = token_ids[known:]
             self._append(added, [0.0] * len(added), is_policy=False)
         else:
             self.forks.append(Fork(start=len(self.token_ids), context=tuple(token_ids)))
             self._sequence = list(token_ids)
+
+    def num_known(self, token_ids: Sequence[int]) -> int | None:
+        """How many of these ids came before, if they begin with all ids of the current sequence; None if they fork."""
+        known = len(self._sequence)
+        return known if list(token_ids[:known]) == self._sequence else None
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_policy: bool) -> None:
         self.token_ids += token_ids
@@ -71,7 +74,6 @@ class Trajectory:
     def add_answer(self, step: EnvironmentStep) -> None:
         """Note the environment's answer to the last turn."""
         self.last = step
-        self.seconds_in_environment += step.seconds
         self.turns[-1] = replace(
             self.turns[-1],
             reward=step.reward,
@@ -98,7 +100,6 @@ class Trajectory:
                 turns=tuple(self.turns),
                 info={} if self.last is None else dict(self.last.info),
                 failure=failure,
-                seconds_in_environment=self.seconds_in_environment,
                 num_cut_observations=self.num_cut_observations,
             ),
         )

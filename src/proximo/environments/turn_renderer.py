@@ -1,23 +1,26 @@
 """A tokenizer with its chat template, as dialogues use it: what is the same for all trajectories of a run."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from proximo.data.codec import UNFINISHED, decode, decode_behind, end_of_prompt
 from proximo.data.templates.chat import ChatTemplate, end_of_turn_ids
-from proximo.data.templates.conversation_text import DUMMY, knows_results
+from proximo.data.templates.conversation_text import DUMMY
 from proximo.data.templates.limits import RenderingError
-from proximo.data.templates.turn_ends import runs_of_marks
 from proximo.data.tokenise import Place, TextEncoder
 from proximo.environments.tool_calls import ToolStyle, marks_of, style_of
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, ModelError
 from proximo.records import Finish, Message
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
+_DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 _TOOL = {"type": "function", "function": {"name": DUMMY, "description": "a", "parameters": {"type": "object"}}}
 
 
@@ -40,12 +43,18 @@ class TurnRenderer:
         """
         if max_observation_tokens is not None and max_observation_tokens < 1:
             raise ConfigError(f"max_observation_tokens must be at least 1, got {max_observation_tokens}")
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = _dated(tokenizer, now or datetime.now())
         self.encoder = TextEncoder(tokenizer)
-        self.variables = {"strftime_now": (now or datetime.now()).strftime, **(variables or {})}
+        self.variables = dict(variables or {})
         self.max_observation_tokens = max_observation_tokens
         end_of_turn_ids(self.encoder)  # tries a template that may loop in a child process first
         self.template = ChatTemplate(self.encoder, "environment", self.variables) if tokenizer.chat_template else None
+        asked = {"role": "user", "content": "a"}
+        if self.template is not None and self._tried([asked, {**asked, "role": "assistant"}, asked]) is None:
+            raise ModelError(
+                f"environment: the chat template of '{self.encoder.name}' takes no turn of the user after one of the "
+                "assistant, so no environment can answer: give another as tokenizer.chat_template"
+            )
         self.tool_style = tool_style or style_of(None if self.template is None else self.template.source)
 
     @cached_property
@@ -53,13 +62,16 @@ class TurnRenderer:
         """Whether the chat template writes the variable `tools`."""
         if self.template is None:
             return False
-        variables = {**self.variables, "tools": [_TOOL]}
-        return DUMMY in (self._tried([{"role": "user", "content": "a"}], variables) or "")
+        return DUMMY in (self._tried([{"role": "user", "content": "a"}], tools=[_TOOL]) or "")
 
     @cached_property
     def knows_results(self) -> bool:
-        """Whether the chat template takes messages of the role `tool`."""
-        return self.template is not None and knows_results(self.template.source, self.template.tokens)
+        """Whether the chat template takes the result of a tool after a turn of the assistant."""
+        asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}
+        call = {"id": "call00000", "type": "function", "function": {"name": "a", "arguments": {"a": "a"}}}
+        result = {"role": "tool", "name": "a", "tool_call_id": "call00000", "content": DUMMY}
+        turns = (said, {**said, "content": "", "tool_calls": [call]})
+        return self.template is not None and any(DUMMY in (self._tried([asked, turn, result]) or "") for turn in turns)
 
     @cached_property
     def knows_thoughts(self) -> bool:
@@ -74,12 +86,12 @@ class TurnRenderer:
 
     def _with_answer(self, content: str) -> str:
         asked = {"role": "user", "content": "a"}
-        return self._tried([asked, {"role": "assistant", "content": content}, asked], self.variables) or ""
+        return self._tried([asked, {"role": "assistant", "content": content}, asked]) or ""
 
-    def _tried(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
+    def _tried(self, messages: Sequence[Message], **variables: Any) -> str | None:
         assert self.template is not None
         try:
-            return self.template.text(messages, open_reply=True, variables=variables)
+            return self.template.text(messages, open_reply=True, variables={**self.variables, **variables})
         except RenderingError:
             return None
 
@@ -90,11 +102,9 @@ class TurnRenderer:
         """
         assert self.template is not None
         ending = self.template.ending
-        if not ending:
-            return (0, "")
-        runs = runs_of_marks(behind, self.encoder.marks, str(self.tokenizer.eos_token))
-        place, found = (behind.find(ending), ending) if ending in behind else runs[0] if runs else (0, "")
-        return (place, found) if is_call or not behind[:place].strip() else (0, "")
+        place = behind.find(ending) if ending else -1
+        is_own = place >= 0 and (is_call or not behind[:place].strip())  # or else a later turn's
+        return (place, ending) if is_own else (0, "")
 
     def ends(self, text: str, last_mark: str, finish: Finish) -> bool:
         """Whether a turn of the policy has its end, or another end of sequence in its place.
@@ -108,7 +118,7 @@ class TurnRenderer:
         return is_written or (finish is Finish.EOS and ending.endswith(self.encoder.marks))
 
     def text(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
-        """What the policy wrote, special tokens included. `before`: the ids before it."""
+        """What the policy wrote, special tokens included. `before`: the ids before it, or `end_of_prompt` of them."""
         return decode_behind(
             self.tokenizer, end_of_prompt(self.tokenizer, before), token_ids, skip_special_tokens=False
         )
@@ -153,7 +163,7 @@ class TurnRenderer:
         low, high = 0, len(token_ids)  # the fewest tokens with that many whole characters
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if len(begun(middle).rstrip(UNFINISHED)) >= position else (middle + 1, high)
+            low, high = (low, middle) if len(begun(middle)) >= position else (middle + 1, high)
         rest = begun(low)[position:]
         while rest.endswith(UNFINISHED) and low < len(token_ids):  # the next token completes the character
             low += 1
@@ -196,3 +206,18 @@ class TurnRenderer:
     def _longest_token(self) -> int:
         """Characters of the longest token, at least."""
         return max(map(len, self.tokenizer.get_vocab()))
+
+
+def _dated(tokenizer: "PreTrainedTokenizerBase", now: datetime) -> "PreTrainedTokenizerBase":
+    """A copy of the tokenizer whose chat template writes this date; the tokenizer itself if it writes none."""
+
+    def dated(template: str) -> str:
+        return _DATE.sub(lambda found: json.dumps(now.strftime(found[2])), template)
+
+    given = tokenizer.chat_template
+    new = {name: dated(text) for name, text in given.items()} if isinstance(given, dict) else given and dated(given)
+    if new == given:
+        return tokenizer
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = new
+    return tokenizer

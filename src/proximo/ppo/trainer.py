@@ -60,7 +60,7 @@ from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
-from proximo.run.make.environments import PythonEnvironment, as_environments
+from proximo.run.make.environments import PythonAgent, PythonEnvironment, as_environments
 from proximo.run.memory import check_release
 from proximo.trainer_kinds import TrainerKind, recipe_kind
 
@@ -115,7 +115,7 @@ class PPOTrainer:
         config: PPOConfig | None = None,
         seed: int = 0,
         engine: Engine | None = None,
-        environment: "Callable[[], Environment] | PythonEnvironment | EnvironmentSource | None" = None,
+        environment: "Callable[[], Environment] | PythonEnvironment | PythonAgent | EnvironmentSource | None" = None,
         own_calls: Sequence[OwnCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,

@@ -11,7 +11,6 @@ The server process is commands/serve_reward.py.
 """
 
 import asyncio
-import hmac
 import logging
 import math
 import time
@@ -23,11 +22,12 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proximo.errors import DataError, ProximoError
+from proximo.http_service import authorise, read_body
 from proximo.records import Scored
 from proximo.rewards.protocol import (
     CHECK_PATH,
@@ -44,8 +44,6 @@ from proximo.rewards.source import CheckingSource, RewardSource
 
 LOG = logging.getLogger("proximo.rewards")
 LATENCIES_KEPT = 1000
-BODY_SECONDS = 30.0
-"""Time for the body of a request to arrive."""
 PROBE_BYTES = 200
 """Upper bound of the size of a request without responses."""
 Result = TypeVar("Result")
@@ -98,7 +96,7 @@ class RewardService:
 
     async def metrics(self, request: Request) -> Response:
         """Replies with counts since the start and latencies of the last requests."""
-        self._authorise(request)
+        authorise(request, self.token)
         waiting = max(0, self._admitted - self.limits.concurrency)
         return JSONResponse({**self.statistics.as_json(), "running": self._admitted - waiting, "waiting": waiting})
 
@@ -111,7 +109,7 @@ class RewardService:
         return await self._admit(self._checked, request)
 
     async def _admit(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
-        self._authorise(request)
+        authorise(request, self.token)
         if self._admitted >= self.limits.concurrency + self.limits.queue_size:
             raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
         self._admitted += 1
@@ -120,16 +118,9 @@ class RewardService:
         finally:
             self._admitted -= 1
 
-    def _authorise(self, request: Request) -> None:
-        if self.token is None:
-            return
-        sent = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(sent.encode(), f"Bearer {self.token}".encode()):
-            raise HTTPException(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
-
     async def _scored(self, request: Request) -> bytes:
         start = time.monotonic()
-        body = await self._body(request)
+        body = await read_body(request, max_bytes=self.limits.request_bytes)
         if len(body) <= PROBE_BYTES and not _read(read_request, body):
             return reply_body(())  # a probe of the service; it skips the queue
         scored, reply = await self._run_in_turn(request, start, lambda: self._score(body))
@@ -138,7 +129,7 @@ class RewardService:
 
     async def _checked(self, request: Request) -> bytes:
         start = time.monotonic()
-        body = await self._body(request)
+        body = await read_body(request, max_bytes=self.limits.request_bytes)
         return await self._run_in_turn(request, start, lambda: self._problem(body))
 
     async def _run_in_turn(self, request: Request, start: float, work: Callable[[], Result]) -> Result:
@@ -148,21 +139,6 @@ class RewardService:
                 raise HTTPException(503, "the client's time ran out in the queue", {"Retry-After": "1"})
             # Shielded, because work cannot be interrupted: a client that retries would find the same worker busy.
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
-
-    async def _body(self, request: Request) -> bytes:
-        """The body of the request. Rejects a body that is too large or too slow before it is complete."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > self.limits.request_bytes:
-                        raise HTTPException(413, f"a request has at most {self.limits.request_bytes} bytes")
-        except TimeoutError:
-            raise HTTPException(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the client disconnected") from None
-        return bytes(body)
 
     def _score(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
         """Scores a request, in a thread. An exception of the source is logged and becomes status 500."""

@@ -13,7 +13,7 @@ from typing import Any
 from proximo import session_functions
 from proximo.checkpoint.run_folder import Resume, check_run, is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
-from proximo.config.environment import PlayedEnvironmentConfig
+from proximo.config.environment import PlayedEnvironmentConfig, ProgramEnvironmentConfig
 from proximo.config.functions import function_problem
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.kinds import RewardSourceConfig
@@ -158,6 +158,9 @@ def environment_inputs(environment: Section, key: str) -> Iterator[Input]:
     """The code of an environment, by its module, file or package. It is imported when its processes start."""
     for name, code, problem in environment.code() if isinstance(environment, PlayedEnvironmentConfig) else ():
         yield Input(key=f"{key}.{name}", name=code, kind="environment", problem=problem)
+    if isinstance(environment, ProgramEnvironmentConfig) and environment.token_env is not None:
+        name = environment.token_env
+        yield Input(key=f"{key}.token_env", name=name, kind="secret", problem=secret_problem(name))
 
 
 def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:

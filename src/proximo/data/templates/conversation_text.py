@@ -104,7 +104,7 @@ def conversation_text(
         form = _call_form(source, tokens)
     if form is None:
         raise TemplateError("it leaves out calls of tools")
-    if any(message["role"] == "tool" for message in messages) and not knows_results(source, tokens):
+    if any(message["role"] == "tool" for message in messages) and not _writes_results(source, tokens):
         raise TemplateError("it leaves out what tools return")
     return _rendered(source, tokens, form.messages(messages), variables or {}, open_reply=open_reply)
 
@@ -138,6 +138,5 @@ def _call_form(source: str, tokens: str) -> CallForm | None:
 
 
 @lru_cache(maxsize=64)
-def knows_results(source: str, tokens: str) -> bool:
-    """Whether the template `source` writes the result of a tool. `tokens`: see `conversation_text`."""
+def _writes_results(source: str, tokens: str) -> bool:
     return writes_results(partial(_rendered, source, tokens, open_reply=True), _call_form(source, tokens))

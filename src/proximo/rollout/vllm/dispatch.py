@@ -4,6 +4,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -31,13 +32,18 @@ class Job(Generic[Result]):
 
 
 class Dispatch(Generic[Result]):
-    """One call: its jobs, their threads, and their results."""
+    """Some jobs, their threads, and their results. Jobs may be added while others are under way.
+
+    Every job ends: requests have deadlines, jobs a number of attempts, and waits for unreachable servers a limit.
+    """
 
     def __init__(self, servers: Sequence[VLLMServer], jobs: Sequence[Job[Result]], *, attempts: int) -> None:
         self._servers = servers
         self._attempts = attempts
-        self._num_jobs = len(jobs)
+        self._num_open = len(jobs)
+        """Jobs whose results were not taken yet."""
         self._waiting = [deque(job for job in jobs if job.home == index) for index in range(len(servers))]
+        self._num_threads = [0] * len(servers)
         self._failures_in_a_row = [0] * len(servers)
         self._is_over = False
         self._changed = threading.Condition()
@@ -45,24 +51,51 @@ class Dispatch(Generic[Result]):
         self.num_retries = 0
 
     def run(self) -> Iterator[Result]:
-        """Yields each result when it arrives. Raises errors of jobs, and TrainingError when attempts are used up.
-
-        It always ends: requests have deadlines, jobs a number of attempts, and waits for unreachable servers a limit.
-        """
-        share = -(-self._num_jobs // len(self._servers))
-        for index, server in enumerate(self._servers):
-            for _ in range(min(server.limits.max_concurrent_requests, share)):
-                threading.Thread(target=self._work, args=(index,), daemon=True, name="vllm-requests").start()
+        """Yields each result when it arrives. Raises errors of jobs, and TrainingError when attempts are used up."""
         try:
-            for _ in range(self._num_jobs):
-                result = self._results.get()
-                if isinstance(result, BaseException):
-                    raise result
-                yield result
+            self._start_threads()
+            while self._num_open:
+                yield self._taken(self._results.get())
         finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
+            self.close()
+
+    def add(self, job: Job[Result]) -> None:
+        """Begin one more job. May be called from any thread."""
+        with self._changed:
+            self._num_open += 1
+            self._waiting[job.home].append(job)
+            self._changed.notify_all()
+            self._start_threads()
+
+    def results(self, wait_seconds: float) -> list[Result]:
+        """The results that have come. Waits at most this long for the first. Raises as `run`."""
+        found: list[Result] = []
+        with suppress(queue.Empty):
+            found.append(self._taken(self._results.get(timeout=wait_seconds)))
+            while True:
+                found.append(self._taken(self._results.get_nowait()))
+        return found
+
+    def close(self) -> None:
+        """Begin no more jobs. Threads end after their requests."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _taken(self, result: Result | BaseException) -> Result:
+        if isinstance(result, BaseException):
+            raise result
+        with self._changed:
+            self._num_open -= 1
+        return result
+
+    def _start_threads(self) -> None:
+        """As many for each server as it takes requests at a time, and not more than its share of the open jobs."""
+        share = -(-self._num_open // len(self._servers))
+        for index, server in enumerate(self._servers):
+            while self._num_threads[index] < min(server.limits.max_concurrent_requests, share):
+                self._num_threads[index] += 1
+                threading.Thread(target=self._work, args=(index,), daemon=True, name="vllm-requests").start()
 
     def stop(self) -> None:
         """End the call. Its `run` raises TrainingError."""

@@ -1,7 +1,6 @@
 """The vLLM engine: samples responses with vLLM servers, over HTTP."""
 
 import logging
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +19,17 @@ from proximo.errors import ModelError, TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue, Sum
 from proximo.models.language import LanguageModel
-from proximo.records import Finish, Prompt, Response
+from proximo.records import Prompt, Response
 from proximo.rollout.engine import Fingerprint, Holding, shapes_of, versions_of_tokens
 from proximo.rollout.local import check_request
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.session import CallRequest, ModelCall, check_options
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.pushed_weights import PushedWeights
-from proximo.rollout.vllm.requests import Choice, generate_body
+from proximo.rollout.vllm.requests import Choice, Written, write
 from proximo.rollout.vllm.server import VLLMServer
+from proximo.rollout.vllm.session import VLLMSession, seed_of
 
 LOG = logging.getLogger("proximo.rollout")
 _NOT_FOUND = 404
@@ -106,7 +107,7 @@ class VLLMEngine:
         """Name -> version of every push."""
         self._calls: Counter[str] = Counter()
         """Name of a push -> running calls of `generate` that began with it."""
-        self._dispatches: set[Dispatch[tuple[tuple[int, int], Response]]] = set()
+        self._dispatches: set[Dispatch[Any]] = set()
         self._loading = threading.Lock()
         """Held while servers load weights, so that a reload never mixes with a push."""
         self._counting = threading.Lock()
@@ -252,46 +253,79 @@ class VLLMEngine:
     ) -> Callable[[VLLMServer], tuple[tuple[int, int], Response]]:
         """Asks a server for one response: its place in the batch, and the response."""
         index, key = place
-        limit = key.limit(index, stop.options)
-        prompt_end = end_of_prompt(self._tokenizer, prompt.token_ids)
-
-        def body(*, with_stop_strings: bool) -> bytes:
-            return generate_body(
-                prompt.token_ids,
-                options=stop.options,
-                ending_ids=self._eos_token_ids,
-                seed=key.stream(index, sample),
-                limit=limit,
-                model=push.name if self._files.is_adapter else None,
-                with_stop_strings=with_stop_strings,
-            )
+        seed, limit = key.stream(index, sample), key.limit(index, stop.options)
 
         def ask(server: VLLMServer) -> tuple[tuple[int, int], Response]:
-            choice = self._choice(server, push, body(with_stop_strings=bool(stop.options.stop_strings)), limit)
-            ended = _ended(stop, choice, prompt_end, limit)
-            if ended is None and stop.options.stop_strings:
-                # The server reads another text from the tokens than we do. Its draws are those of the seed.
-                choice = self._choice(server, push, body(with_stop_strings=False), limit)
-                ended = _ended(stop, choice, prompt_end, limit)
-            if ended is None:
-                raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
-            length, finish = ended
-            versions = self._token_versions(choice, push, length)
-            logprobs = choice.logprobs[:length] if _are_of_the_full_softmax(stop.options) else (math.nan,) * length
+            written = self._written(server, push, stop, prompt.token_ids, seed=seed, limit=limit)
+            versions = versions_of_tokens(self._versions_of(written), len(written.token_ids))
+            prompt_end = end_of_prompt(self._tokenizer, prompt.token_ids)
             response = Response(
                 prompt=prompt,
                 sample_index=sample,
-                token_ids=choice.token_ids[:length],
-                logprobs=torch.tensor(logprobs, dtype=torch.float32),
-                response_mask=torch.ones(length, dtype=torch.bool),
-                finish=finish,
+                token_ids=written.token_ids,
+                logprobs=torch.tensor(written.logprobs, dtype=torch.float32),
+                response_mask=torch.ones(len(written.token_ids), dtype=torch.bool),
+                finish=written.finish,
                 policy_version=versions[0],
-                text=stop.text(choice.token_ids[:length], finish, prompt_end=prompt_end),
+                text=stop.text(written.token_ids, written.finish, prompt_end=prompt_end),
                 token_versions=versions if len(set(versions)) > 1 else None,
             )
             return (index, sample), response
 
         return ask
+
+    @contextmanager
+    def session(self, options: SamplingOptions, *, max_tokens: int) -> Generator[VLLMSession]:
+        """See `SessionEngine.session`. Each call is sampled with the weights that were pushed last when it is sent."""
+        check_options(options)
+        stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
+
+        def ask(server: VLLMServer, request: CallRequest) -> ModelCall:
+            with self._call() as push:
+                seed, limit = seed_of(request), request.max_new_tokens
+                written = self._written(server, push, stop, request.token_ids, seed=seed, limit=limit)
+            return ModelCall(
+                request=request,
+                token_ids=written.token_ids,
+                logprobs=written.logprobs,
+                finish=written.finish,
+                versions=self._versions_of(written),
+            )
+
+        with self._call():  # fails without weights
+            self._switch("wake")
+        session = VLLMSession(
+            self.servers,
+            ask,
+            attempts=self.options.attempts,
+            max_tokens=max_tokens,
+            max_positions=self._position_limit,
+        )
+        self._dispatches.add(session.dispatch)
+        try:
+            yield session
+        finally:
+            session.end(TrainingError("it was closed"))
+            self._dispatches.discard(session.dispatch)
+            self._count("retries", session.dispatch.num_retries)
+        self._switch("sleep")
+
+    def _written(
+        self, server: VLLMServer, push: _Push, stop: StopRules, token_ids: Sequence[int], *, seed: int, limit: int
+    ) -> Written:
+        """What a server writes after these ids. Raises UnansweredError if another attempt may succeed."""
+        return write(
+            lambda body: self._choice(server, push, body, limit),
+            token_ids,
+            stop=stop,
+            seed=seed,
+            limit=limit,
+            adapter=push.name if self._files.is_adapter else None,
+        )
+
+    def _versions_of(self, written: Written) -> tuple[tuple[int, int], ...]:
+        """Versions of the policy, each with the index of its first token."""
+        return tuple((self._versions[name], start) for name, start in written.weight_versions)
 
     def _choice(self, server: VLLMServer, push: _Push, body: bytes, limit: int) -> Choice:
         """One response that the weights of this push or later ones made. Raises UnansweredError if others made it."""
@@ -309,12 +343,6 @@ class VLLMEngine:
                 self._reload(server, push)
                 raise UnansweredError(_other_weights(sorted(set(named))))
         return choice
-
-    def _token_versions(self, choice: Choice, push: _Push, num_tokens: int) -> tuple[int, ...]:
-        if self._files.is_adapter:
-            return (push.holding.version,) * num_tokens
-        starts = [(self._versions[name], start) for name, start in choice.weight_versions]
-        return versions_of_tokens(starts, num_tokens)
 
     def _adapters_in_use(self) -> list[str]:
         with self._counting:
@@ -359,22 +387,3 @@ def _other_weights(names: Sequence[str]) -> str:
     pushed = any(name.startswith("proximo-") for name in names)
     whose = ": another run probably pushes weights to this server, which is for one run at a time" if pushed else ""
     return f"it sampled with the weights {', '.join(names)}{whose}"
-
-
-def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: int) -> tuple[int, Finish] | None:
-    """Number of tokens up to the end of the response, and why it ends; None if none of the tokens ends it."""
-    so_far: list[int] = []  # grows, since a slice for each length would take the square of the tokens
-    for token in choice.token_ids:
-        so_far.append(token)
-        finish = stop.finish(so_far, prompt_end=prompt_end, limit=limit)
-        if finish is not None:
-            return len(so_far), finish
-    return None
-
-
-def _are_of_the_full_softmax(options: SamplingOptions) -> bool:
-    """Whether the server's log-probs are those of the full softmax at the temperature.
-
-    At temperature 1 a server gives the model's own; elsewhere, those of the distribution that it draws from.
-    """
-    return options.temperature == 1 or options.draws_from_full_softmax

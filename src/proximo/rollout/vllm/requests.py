@@ -5,11 +5,15 @@ The interface is vLLM's `/inference/v1/generate`, which also reports the weights
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proximo.data.codec import end_of_prompt
+from proximo.http_client import UnansweredError
+from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
+from proximo.rollout.stopping import StopRules
 
 GENERATE_PATH = "/inference/v1/generate"
 
@@ -27,6 +31,62 @@ class Choice:
     """NaN where the server gave none that is finite."""
     weight_versions: tuple[tuple[str, int], ...]
     """The versions of the weights that made its tokens, each with the index of its first token, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What a server wrote, up to its end."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the full softmax at the temperature; NaN where the server gave none."""
+    finish: Finish
+    weight_versions: tuple[tuple[str, int], ...]
+    """As in `Choice`; of an adapter its name."""
+
+
+def write(
+    ask: Callable[[bytes], Choice],
+    token_ids: Sequence[int],
+    *,
+    stop: StopRules,
+    seed: int,
+    limit: int,
+    adapter: str | None,
+) -> Written:
+    """What a server writes after these ids. `ask` sends it a request.
+
+    Raises UnansweredError if it ends where nothing ends it.
+    """
+    prompt_end = end_of_prompt(stop.tokenizer, token_ids)
+
+    def sampled(*, with_stop_strings: bool) -> tuple[Choice, tuple[int, Finish] | None]:
+        body = generate_body(
+            token_ids,
+            options=stop.options,
+            ending_ids=stop.eos_token_ids,
+            seed=seed,
+            limit=limit,
+            model=adapter,
+            with_stop_strings=with_stop_strings,
+        )
+        choice = ask(body)
+        return choice, _ended(stop, choice, prompt_end, limit)
+
+    choice, ended = sampled(with_stop_strings=bool(stop.options.stop_strings))
+    if ended is None and stop.options.stop_strings:
+        # The server reads another text from the tokens than we do. Its draws are those of the seed.
+        choice, ended = sampled(with_stop_strings=False)
+    if ended is None:
+        raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
+    length, finish = ended
+    named = choice.weight_versions if adapter is None else ((adapter, 0),)
+    return Written(
+        token_ids=choice.token_ids[:length],
+        logprobs=choice.logprobs[:length] if _are_of_the_full_softmax(stop.options) else (math.nan,) * length,
+        finish=finish,
+        weight_versions=tuple((name, start) for name, start in named if start < length),
+    )
 
 
 def generate_body(
@@ -129,3 +189,22 @@ def _field(item: Any, name: str) -> Any:
 
 def _size(token_ids: Any) -> str:
     return str(len(token_ids)) if isinstance(token_ids, list) else "none"
+
+
+def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: int) -> tuple[int, Finish] | None:
+    """Number of tokens up to the end of the response, and why it ends; None if none of the tokens ends it."""
+    so_far: list[int] = []  # grows, since a slice for each length would take the square of the tokens
+    for token in choice.token_ids:
+        so_far.append(token)
+        finish = stop.finish(so_far, prompt_end=prompt_end, limit=limit)
+        if finish is not None:
+            return len(so_far), finish
+    return None
+
+
+def _are_of_the_full_softmax(options: SamplingOptions) -> bool:
+    """Whether the server's log-probs are those of the full softmax at the temperature.
+
+    At temperature 1 a server gives the model's own; elsewhere, those of the distribution that it draws from.
+    """
+    return options.temperature == 1 or options.draws_from_full_softmax

@@ -1,17 +1,26 @@
 """Makes what a run plays in, from a section of its recipe or from a class that is given in Python."""
 
+import copy
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proximo.config.environment import EnvironmentConfig, WorkerEnvironmentConfig
+from proximo.config.environment import (
+    EnvironmentConfig,
+    ProgramEnvironmentConfig,
+    VerifiersEnvironmentConfig,
+    WorkerEnvironmentConfig,
+)
 from proximo.distributed.world import current
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
 from proximo.environments.environment import Environment
 from proximo.environments.pool import EnvironmentPool
-from proximo.environments.tool_calls import ToolStyle
 from proximo.environments.turn_renderer import TurnRenderer
+from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.errors import ConfigError
+from proximo.http_client import MIN_TOKEN_CHARACTERS
+from proximo.run.preflight import read_secret
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +36,12 @@ class PythonEnvironment:
 
     make: Callable[[], Environment]
     """The class, or a function that makes an environment."""
-    limits: Limits = field(default_factory=Limits)
+    max_turns: int = 16
+    """Turns of the policy in an episode."""
+    max_tokens: int = 1024
+    """Tokens that the policy reads and writes in one call: the whole conversation."""
+    max_seconds: float | None = None
+    """An episode that is older begins no further turn; None: no such limit."""
     max_observation_tokens: int | None = 512
     """Tokens of one observation. A longer one is cut, with a mark."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +61,33 @@ class PythonEnvironment:
         renderer = TurnRenderer(
             tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
         )
-        return Arena(environments=pool, renderer=renderer, limits=self.limits)
+        limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
+        return Arena(environments=pool, renderer=renderer, limits=limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonAgent:
+    """An agent that is given in Python and runs in threads of this process, and the limits of its trajectories."""
+
+    run: Callable[..., Any]
+    """Called as `run(base_url=..., row=..., seed=...)`: returns the reward, or a mapping with `reward`."""
+    limits: Limits = field(default_factory=Limits)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template reads besides messages and tools."""
+    workers: int = 64
+    """Programs that run at once."""
+    timeout_seconds: float = 600.0
+    """Wall-clock limit of one program."""
+
+    def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
+        """What engines play in."""
+        from proximo.environments.players import ThreadPlayers
+        from proximo.environments.programs import FunctionAgent
+
+        name = getattr(self.run, "__name__", type(self.run).__name__)
+        options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
+        pool = EnvironmentPool(ThreadPlayers(lambda: FunctionAgent(self.run)), name=name, **options)
+        return _served(pool, tokenizer, self.template_variables, self.limits)
 
 
 def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
@@ -57,12 +97,12 @@ def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> Environ
     """
     if given is None or isinstance(given, EnvironmentSource):
         return given
-    if isinstance(given, PythonEnvironment):
+    if isinstance(given, PythonEnvironment | PythonAgent):
         return given.arena(tokenizer)
     if not callable(given):
         raise ConfigError(
-            "environment must be a class with reset and step, a function that makes an environment, or a "
-            f"PythonEnvironment, got {type(given).__name__}"
+            "environment must be a class with reset and step, a function that makes an environment, a "
+            f"PythonEnvironment or a PythonAgent, got {type(given).__name__}"
         )
     return PythonEnvironment(make=given).arena(tokenizer)
 
@@ -77,16 +117,58 @@ def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizer
         tokenizer, variables=config.template_variables, max_observation_tokens=config.max_observation_tokens
     )
     plays = on_every_rank or current().leads
-    return Arena(
-        environments=_started(config, renderer.tool_style) if plays else None, renderer=renderer, limits=limits
-    )
+    if isinstance(config, ProgramEnvironmentConfig) and plays:
+        return _agents(config, tokenizer, limits)
+    path, options = config.made_by(renderer.tool_style)
+    return Arena(environments=_started(config, path, options) if plays else None, renderer=renderer, limits=limits)
 
 
-def _started(config: WorkerEnvironmentConfig, tool_style: ToolStyle) -> EnvironmentPool:
+def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase", limits: Limits) -> Arena:
+    """Programs, with the server that they ask, and a process of verifiers if they are its episodes."""
+    token = None if config.token_env is None else read_secret(config.token_env)
+    if token is not None and len(token) < MIN_TOKEN_CHARACTERS:
+        raise ConfigError(
+            f"the token in the environment variable {config.token_env} (environment.token_env) has {len(token)} "
+            f"characters: it needs {MIN_TOKEN_CHARACTERS} or more, as from `openssl rand -hex 16`"
+        )
+    path, options = config.made_by("")
+    with ExitStack() as started:
+        helper = None
+        if isinstance(config, VerifiersEnvironmentConfig):
+            helper = VerifiersProcess(config.python, config.settings(), tokenizer)
+            started.callback(helper.close)
+            options = {"address": helper.address}
+        pool = _started(config, path, options)
+        started.callback(pool.close)
+        served = _served(
+            pool, tokenizer, config.template_variables, limits, host=config.host, token=token, helper=helper
+        )
+        started.pop_all()
+        return served
+
+
+def _served(
+    pool: EnvironmentPool,
+    tokenizer: "PreTrainedTokenizerBase",
+    variables: Mapping[str, Any],
+    limits: Limits,
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    helper: VerifiersProcess | None = None,
+) -> Arena:
+    """Programs and a server for them."""
+    from proximo.environments.agents import AgentArena, model_server
+
+    renderer = TurnRenderer(copy.deepcopy(tokenizer), variables=variables)  # a tokenizer is for one thread
+    server = model_server(renderer, max_tokens=limits.max_tokens, host=host, token=token)
+    return AgentArena(environments=pool, renderer=renderer, limits=limits, server=server, token=token, helper=helper)
+
+
+def _started(config: WorkerEnvironmentConfig, path: str, options: Mapping[str, Any]) -> EnvironmentPool:
     from proximo.environments.processes import ProcessPlayers
 
     memory = None if config.memory_mib is None else config.memory_mib * 2**20
-    path, options = config.made_by(tool_style)
     name = next(named for _, named, _ in config.code())
     players = ProcessPlayers(path, options, memory_bytes=memory, name=name)
     return EnvironmentPool(players, name=name, workers=config.workers, timeout_seconds=config.timeout_seconds)

@@ -1,0 +1,248 @@
+"""OpenAI's chat interface over calls of the policy: messages become ids, and ids messages.
+
+What the policy wrote is never tokenised again: messages that go on after an answer of the same trajectory are put
+behind its own ids. Any other messages, such as a shortened history, are rendered anew, and the trajectory forks.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+
+from proximo.data.codec import decode, response_text
+from proximo.data.formats.messages import messages_cell, tools_cell
+from proximo.data.rows import Row
+from proximo.environments.call_requests import (
+    FINISH_REASONS,
+    SampledCall,
+    Vocabulary,
+    logprobs_of,
+    refused,
+    request_id,
+    sampling_of,
+)
+from proximo.environments.dialogue import Dialogue
+from proximo.environments.prompt_layout import Item
+from proximo.environments.recorder import Recording
+from proximo.environments.tool_calls import Tools, ToolStyle, ToolTurn, parse
+from proximo.errors import DataError, ModelError
+from proximo.records import Finish, Message
+from proximo.rollout.sampling import SamplingOptions
+from proximo.rollout.session import ModelCall
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+Said = tuple[str, str, list[tuple[str, Mapping[str, Any]]]]
+History = tuple[Said, ...]
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class Conversation:
+    """What clients of a trajectory and the policy said to each other with the same tools, also in several threads."""
+
+    tools: Tools
+    dialogue: Dialogue
+    turns: list[tuple[History, int]] = field(default_factory=list)
+    """The answers of the policy with all that came before, as clients know them, and their numbers in the dialogue."""
+
+    def items(self, messages: Sequence[Message]) -> list[Item]:
+        """The messages, with answers of the policy by their numbers: those after the same messages, or the newest with
+        the same words, as in a history that a client has shortened.
+        """
+        said = tuple(map(_said, messages))
+        return [self._number(said[: place + 1], message) for place, message in enumerate(messages)]
+
+    def _number(self, history: History, message: Message) -> Item:
+        if message["role"] != "assistant":
+            return message
+        same = [number for known, number in self.turns if known == history]
+        alike = [number for known, number in self.turns if known[-1] == history[-1]]
+        return next(reversed(same or alike), message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatCall(SampledCall):
+    """What a client asks of one call in messages."""
+
+    conversation: Conversation
+    messages: Sequence[Message]
+    items: Sequence[Item]
+    """The messages, with answers of the policy by their numbers."""
+    parses_tools: bool
+    streams: bool
+    with_usage: bool
+    """The stream ends with the usage."""
+    with_logprobs: bool
+    with_token_ids: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCalls:
+    """Reads requests in messages and writes their answers, for the policy's tokenizer and chat template."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    """Of the server alone: a tokenizer is for one thread."""
+    begin: Callable[[Sequence[Message], Tools], Dialogue]
+    """Messages and JSON schemas of tools -> a dialogue."""
+    style: ToolStyle
+    """How the policy writes calls of tools."""
+    vocabulary: Vocabulary
+
+    def read(self, recording: Recording, body: Mapping[str, Any]) -> ChatCall:
+        """A request of `/v1/chat/completions`. Raises RefusedCallError."""
+        row = Row(source="request", number=1, values=_with_known_roles(body))
+        try:
+            messages, tools = list(messages_cell(row, "messages")), tools_cell(row)
+        except (DataError, KeyError) as error:
+            raise refused(str(error)) from None
+        _refuse_forms(body)
+        max_new_tokens, ignored = sampling_of(body, recording.options, self.vocabulary)
+        try:
+            conversation = self._conversation(recording, messages, tools)
+            items = conversation.items(messages)
+            conversation.dialogue.ask(items)
+        except (DataError, ModelError) as error:
+            raise refused(str(error)) from None
+        stream = body.get("stream_options")
+        return ChatCall(
+            token_ids=conversation.dialogue.prompt_ids,
+            max_new_tokens=max_new_tokens,
+            ignored=ignored,
+            conversation=conversation,
+            messages=messages,
+            items=items,
+            parses_tools=bool(tools) and body.get("tool_choice") != "none",
+            streams=bool(body.get("stream")),
+            with_usage=isinstance(stream, Mapping) and bool(stream.get("include_usage")),
+            with_logprobs=bool(body.get("logprobs")),
+            with_token_ids=bool(body.get("return_token_ids")),
+        )
+
+    def _conversation(self, recording: Recording, messages: Sequence[Message], tools: Tools) -> Conversation:
+        for known in recording.conversations:
+            if known.tools == tools:
+                return known
+        recording.conversations.append(Conversation(tools=tools, dialogue=self.begin(messages, tools)))
+        return recording.conversations[-1]
+
+    def reply(self, recording: Recording, asked: ChatCall, call: ModelCall, model: str) -> Response:
+        """Note an answered call, and write its reply."""
+        conversation, dialogue = asked.conversation, asked.conversation.dialogue
+        if dialogue.prompt_ids != asked.token_ids:
+            dialogue.ask(asked.items)  # a request that was refused has asked something else meanwhile
+        text = dialogue.turn_text(call.token_ids, call.finish)
+        turn = parse(text, self.style, conversation.tools) if asked.parses_tools else ToolTurn()
+        answered = max((place for place, item in enumerate(asked.items) if isinstance(item, int)), default=-1)
+        recording.note(call, asked.messages[answered + 1 :], text)
+        recording.tool_calls = len(turn.calls), len(turn.malformed)
+        said = _message(_before_stop(text, call, recording.options), turn)
+        number = dialogue.wrote(call.token_ids, call.finish)
+        conversation.turns.append((tuple(map(_said, (*asked.messages, said))), number))
+        body = _completion(asked, call, said, model)
+        if not asked.streams:
+            return JSONResponse(body)
+        return Response(_events(body, with_usage=asked.with_usage), media_type="text/event-stream")
+
+    def note_ids(self, recording: Recording, call: ModelCall) -> None:
+        """Note an answered call whose prompt came as ids."""
+        prompt = call.request.token_ids
+        known = None if recording.trajectory is None else recording.trajectory.num_known(prompt)
+        new = decode(self.tokenizer, prompt[known or 0 :])
+        recording.note(call, new, response_text(self.tokenizer, prompt, call.token_ids))
+
+
+def _with_known_roles(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with OpenAI's newer name of the system's role replaced."""
+    given = body.get("messages")
+    if not isinstance(given, list):
+        raise refused("messages must be a list of messages")
+    renamed = [
+        {**each, "role": "system"} if isinstance(each, dict) and each.get("role") == "developer" else each
+        for each in given
+    ]
+    return {"messages": renamed, "tools": body.get("tools")}
+
+
+def _refuse_forms(body: Mapping[str, Any]) -> None:
+    """Raises RefusedCallError for what an answer of the policy cannot promise."""
+    form = body.get("response_format")
+    if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
+        raise refused(f"response_format {form.get('type')!r:.40} is not served: the policy writes text")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise refused("tool_choice must be auto or none: the policy decides whether it calls a tool")
+
+
+def _before_stop(text: str, call: ModelCall, options: SamplingOptions) -> str:
+    """What the policy wrote before the stop string that ended it."""
+    places = [place for string in options.stop_strings if (place := text.rfind(string)) >= 0]
+    return text[: min(places)] if call.finish is Finish.STOP and places else text
+
+
+def _message(text: str, turn: ToolTurn) -> Message:
+    """A turn of the policy as a client gets it: calls of tools, or all that it wrote."""
+    if not turn.calls:
+        return {"role": "assistant", "content": text}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+        for call in turn.calls
+    ]
+    return {"role": "assistant", "content": turn.text, "tool_calls": calls}
+
+
+def _said(message: Message) -> Said:
+    """What identifies a message, since clients drop or add white space and keys of their own."""
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    return message["role"], message["content"].strip(), calls
+
+
+def _completion(asked: ChatCall, call: ModelCall, said: Message, model: str) -> dict[str, Any]:
+    calls = said.get("tool_calls")
+    message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
+    if calls:
+        message["tool_calls"] = [_with_text(each) for each in calls]
+    reason = FINISH_REASONS[call.finish]
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": "tool_calls" if calls and reason == "stop" else reason,
+        "logprobs": {"content": logprobs_of(call)} if asked.with_logprobs else None,
+    }
+    read, wrote = len(call.request.token_ids), len(call.token_ids)
+    body = {
+        "id": request_id(call),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+        "usage": {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote},
+    }
+    if asked.with_token_ids:
+        choice["token_ids"] = list(call.token_ids)
+        body["prompt_token_ids"] = list(call.request.token_ids)
+    return body
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as JSON text, as clients read it."""
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {"id": call["id"], "type": "function", "function": {**call["function"], "arguments": arguments}}
+
+
+def _events(body: Mapping[str, Any], *, with_usage: bool) -> bytes:
+    """A completion as a stream of events: the message in one piece, then why it ended."""
+    choice = body["choices"][0]
+    delta = dict(choice["message"])
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(delta["tool_calls"])]
+    first = {"index": 0, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    head = {**body, "object": "chat.completion.chunk", "usage": None}
+    chunks = [{**head, "choices": [each]} for each in (first, last)]
+    if with_usage:
+        chunks.append({**head, "choices": [], "usage": body["usage"]})
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return "".join((*lines, "data: [DONE]\n\n")).encode()

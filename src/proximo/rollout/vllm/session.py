@@ -1,0 +1,84 @@
+"""A session of the vLLM engine: each call is a request, whose beginning the server has in its own prefix cache."""
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+
+from proximo.errors import TrainingError
+from proximo.rollout.session import CallRequest, ModelCall, check_call
+from proximo.rollout.vllm.dispatch import Dispatch, Job
+from proximo.rollout.vllm.server import VLLMServer
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: the multiples are far apart."""
+
+
+class VLLMSession:
+    """See `Session`. Calls of a lane go to the same server, unless it fails."""
+
+    def __init__(
+        self,
+        servers: Sequence[VLLMServer],
+        ask: Callable[[VLLMServer, CallRequest], ModelCall],
+        *,
+        attempts: int,
+        max_tokens: int,
+        max_positions: int | None,
+    ) -> None:
+        """`ask`: sends one call to a server, as `Job.ask` does. `attempts`: at each call."""
+        self.dispatch: Dispatch[tuple[int, ModelCall]] = Dispatch(servers, [], attempts=attempts)
+        self._ask = ask
+        self._num_servers = len(servers)
+        self._max_tokens = max_tokens
+        self._max_positions = max_positions
+        self._numbers = count()
+        self._running: dict[int, Hashable] = {}
+        """Number of a call -> its lane. Dictionaries are changed by one operation each, so threads need no lock."""
+        self._homes: dict[Hashable, int] = {}
+        self._failure: BaseException | None = None
+
+    @property
+    def num_running(self) -> int:
+        """See `Session.num_running`."""
+        return len(self._running)
+
+    def submit(self, request: CallRequest) -> None:
+        """See `Session.submit`."""
+        check_call(request, max_tokens=self._max_tokens, max_positions=self._max_positions)
+        self._raise_failure()
+        number = next(self._numbers)
+        home = self._homes.setdefault(request.lane, number % self._num_servers)
+        self._running[number] = request.lane
+        self.dispatch.add(Job(home=home, ask=lambda server: (number, self._ask(server, request))))
+
+    def advance(self, wait_seconds: float) -> list[ModelCall]:
+        """See `Session.advance`. Waits at most this long for a call that ends."""
+        self._raise_failure()
+        try:
+            results = self.dispatch.results(wait_seconds)
+        except BaseException as error:
+            self.end(error)
+            raise
+        return [call for number, call in results if self._running.pop(number, None) is not None]
+
+    def forget(self, lane: Hashable) -> None:
+        """See `Session.forget`. The server may go on with a request, whose reply is then dropped."""
+        self._homes.pop(lane, None)
+        for number in [number for number, each in list(self._running.items()) if each == lane]:
+            self._running.pop(number, None)
+
+    def end(self, reason: BaseException) -> None:
+        """End the session and all its calls. Whoever uses it from now on is told the reason."""
+        self._failure = self._failure or reason
+        self._running.clear()
+        self.dispatch.close()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise TrainingError(f"the session has ended: {self._failure}") from self._failure
+
+
+def seed_of(request: CallRequest) -> int:
+    """A signed 64-bit seed for a call: the stream for the first of a trajectory, and for later ones a number of its
+    own, since a server counts the draws of each request from 0.
+    """
+    return (request.stream + request.first_position * _GOLDEN + 2**63) % 2**64 - 2**63
