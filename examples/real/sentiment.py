@@ -1,27 +1,41 @@
 """Judges what the sentiment runs wrote: `python examples/real/sentiment.py runs/sentiment-ppo --out results.json`.
 
-The judge is naive Bayes on single words and pairs of words, learned from 500 whole reviews (`movie_reviews`) in pieces
-of 20 words. It has seen neither the sentences of the reward model (SST-2) nor the held-out reviews, and no model of the
-runs is part of it. It reads the continuation alone, without the opening.
+Two judges, both learned from 500 whole reviews of `movie_reviews`. Neither has seen the sentences of the reward model
+(SST-2) or the held-out reviews, and both read the continuation alone, without the opening:
+
+- *words*: naive Bayes on words and pairs of neighbouring words, in pieces of 20 words.
+- *model*: a score model of `proximo reward` (`--judge`); positive is what scores above the median of labelled pieces.
 """
 
 import argparse
-import itertools
 import json
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from score_sst2 import scores_of
+
 Row = dict[str, Any]
+Judge = Callable[[Sequence[str]], list[bool]]
+"""Of each text, whether it is positive."""
 PIECE = 20
+NUM_STORIES = 40
 SHOWN = 10
 """Samples of the results: the first ten of the held-out openings."""
 
 
-class Judge:
+class WordsJudge:
     """Naive Bayes with add-one smoothing: a text is positive if its words are likelier in positive pieces."""
 
     def __init__(self, reviews: Sequence[Row]) -> None:
@@ -37,23 +51,34 @@ class Judge:
             for word in negative | positive
         }
 
-    def positive(self, text: str) -> bool:
-        """Whether the words speak for a positive text."""
-        return sum(self._weights.get(word, 0.0) for word in features(text)) > 0
+    def __call__(self, texts: Sequence[str]) -> list[bool]:
+        """Of each text, whether it is positive."""
+        return [sum(self._weights.get(word, 0.0) for word in features(text)) > 0 for text in texts]
 
-    def share(self, texts: Sequence[str]) -> float:
-        """The share of positive ones."""
-        return sum(map(self.positive, texts)) / len(texts)
 
-    def accuracy(self, rows: Sequence[Row]) -> float:
-        """The share of labelled texts that it judges as labelled."""
-        return sum(self.positive(row["text"]) == bool(row["label"]) for row in rows) / len(rows)
+class ModelJudge:
+    """A model with scores; positive is what scores above the median of 300 pieces, half of them positive."""
+
+    def __init__(self, folder: str, pieces: Sequence[Row]) -> None:
+        self._folder = folder
+        some = [piece["text"] for label in (0, 1) for piece in [p for p in pieces if p["label"] == label][::50][:150]]
+        self._threshold = median(scores_of(folder, some).tolist())
+
+    def __call__(self, texts: Sequence[str]) -> list[bool]:
+        """Of each text, whether it is positive."""
+        return [score > self._threshold for score in scores_of(self._folder, list(texts)).tolist()]
 
 
 def features(text: str) -> set[str]:
     """Words and pairs of neighbouring words, in lower case."""
     words = re.findall(r"[a-z]+(?:'[a-z]+)?", text.lower())
-    return {*words, *(f"{first} {second}" for first, second in itertools.pairwise(words))}
+    return {*words, *(f"{first} {second}" for first, second in pairwise(words))}
+
+
+def accuracy(judge: Judge, rows: Sequence[Row]) -> float:
+    """The share of labelled texts that it judges as labelled."""
+    found = judge([row["text"] for row in rows])
+    return round(mean(positive == bool(row["label"]) for positive, row in zip(found, rows, strict=True)), 3)
 
 
 def interval(share: float, number: int) -> tuple[float, float]:
@@ -66,38 +91,40 @@ def interval(share: float, number: int) -> tuple[float, float]:
 
 def distinct_pairs(texts: Iterable[str]) -> float:
     """Different pairs of neighbouring words as a share of all: low where texts repeat themselves."""
-    pairs = [pair for text in texts for words in [text.split()] for pair in itertools.pairwise(words)]
+    pairs = [pair for text in texts for pair in pairwise(text.split())]
     return len(set(pairs)) / max(len(pairs), 1)
 
 
-def described(judge: Judge, rows: Sequence[Row]) -> Row:
-    """The figures of a set of continuations."""
+def described(judges: dict[str, Judge], rows: Sequence[Row]) -> Row:
+    """The figures of a set of continuations. `verdicts`: 1 for positive, in the order of the rows."""
     texts = [row["response"] for row in rows]
-    share = judge.share(texts)
+    verdicts = {name: judge(texts) for name, judge in judges.items()}
     scores = [row["score"] for row in rows if row["score"] is not None]
     return {
         "continuations": len(rows),
-        "positive": share,
-        "positive_interval": interval(share, len(rows)),
-        "score": sum(scores) / len(scores) if scores else None,
-        "tokens": sum(row["num_tokens"] for row in rows) / len(rows),
-        "distinct_pairs": distinct_pairs(texts),
+        **{f"positive by {name}": round(mean(found), 3) for name, found in verdicts.items()},
+        **{f"interval by {name}": interval(mean(found), len(rows)) for name, found in verdicts.items()},
+        "score": round(mean(scores), 3) if scores else None,
+        "tokens": round(mean(row["num_tokens"] for row in rows), 2),
+        "distinct_pairs": round(distinct_pairs(texts), 3),
+        "verdicts": {name: "".join(str(int(positive)) for positive in found) for name, found in verdicts.items()},
     }
 
 
-def of_run(judge: Judge, run: Path) -> Row:
+def of_run(judges: dict[str, Judge], run: Path) -> Row:
     """Before and after, the curve of the steps, and the first ten openings with both continuations."""
     written = [row for row in rows_of(run / "samples.jsonl") if row["kind"] == "evaluation"]
     metrics = rows_of(run / "metrics.jsonl")
     first, last = ([row for row in written if row["step"] == step] for step in (0, max(row["step"] for row in written)))
-    after = {row["prompt_id"]: row for row in last}
+    after = {row["prompt_id"]: row["response"] for row in last}
+    named = ("prompt_id", "prompt", "response")
     return {
         "run": run.name,
-        "seconds": sum(row.get("time/step_seconds", 0) for row in metrics),
-        "peak_mib": max(row.get("memory/peak_mib", 0) for row in metrics),
-        "kl": metrics[-1]["evaluation/kl"],
-        "before": described(judge, first),
-        "after": described(judge, last),
+        "seconds": round(sum(row.get("time/step_seconds", 0) for row in metrics)),
+        "peak_mib": round(max(row.get("memory/peak_mib", 0) for row in metrics)),
+        "kl": round(metrics[-1]["evaluation/kl"], 2),
+        "before": described(judges, first),
+        "after": described(judges, last),
         "curve": [
             {
                 "step": row["step"],
@@ -108,27 +135,13 @@ def of_run(judge: Judge, run: Path) -> Row:
             for row in metrics
             if "score/mean" in row
         ],
-        "samples": [
-            {
-                "id": row["prompt_id"],
-                "opening": row["prompt"],
-                "before": row["response"],
-                "after": after[row["prompt_id"]]["response"],
-            }
-            for row in first[:SHOWN]
-        ],
-        "judged": {
-            row["prompt_id"]: [judge.positive(row["response"]) for row in (row, after[row["prompt_id"]])]
-            for row in first
-        },
+        "samples": [{**{key: row[key] for key in named}, "after": after[row["prompt_id"]]} for row in first[:SHOWN]],
+        "prompt_ids": " ".join(row["prompt_id"] for row in first),
     }
 
 
 def story_loss(model: str, stories: Sequence[Row]) -> float:
     """Mean nats per token of text that has nothing to do with the task."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
     total, tokens = 0.0, 0
     for story in stories:
@@ -136,7 +149,7 @@ def story_loss(model: str, stories: Sequence[Row]) -> float:
         with torch.no_grad():
             total += policy(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
         tokens += ids.shape[1] - 1
-    return total / tokens
+    return round(total / tokens, 4)
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -149,29 +162,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("written", type=Path, nargs="+", help="PPO runs, and files of `proximo generate --output`")
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder that data.py made")
+    parser.add_argument("--judge", help="the score model that learned from pieces of reviews")
     parser.add_argument("--losses", nargs="*", default=[], help="models whose loss on stories is wanted")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     sentiment = given.data / "sentiment"
-    judge = Judge(rows_of(sentiment / "reviews_train.jsonl"))
+    judges: dict[str, Judge] = {"words": WordsJudge(rows_of(sentiment / "reviews_train.jsonl"))}
+    if given.judge:
+        judges["model"] = ModelJudge(given.judge, rows_of(sentiment / "review_pieces.jsonl"))
+    sentences = rows_of(sentiment / "sst2_dev.jsonl")
+    stories = rows_of(given.data / "lm_corpus/stories.jsonl")[:NUM_STORIES]
     found: Row = {
-        "judge": {
-            "held-out reviews": judge.accuracy(rows_of(sentiment / "reviews_held_out.jsonl")),
-            "sentences of SST-2": round(judge.accuracy(rows_of(sentiment / "sst2_dev.jsonl")), 3),
-        },
+        "accuracy on sentences of SST-2": {name: accuracy(judge, sentences) for name, judge in judges.items()},
         "written": [
-            of_run(judge, path) if path.is_dir() else {"file": path.name, **described(judge, rows_of(path))}
+            of_run(judges, path) if path.is_dir() else {"file": path.name, **described(judges, rows_of(path))}
             for path in given.written
         ],
-        "story_loss": {
-            model: round(story_loss(model, rows_of(given.data / "lm_corpus/stories.jsonl")[:40]), 4)
-            for model in given.losses
-        },
+        "story_loss": {model: story_loss(model, stories) for model in given.losses},
     }
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for each in (found["judge"], *found["written"], found["story_loss"]):
-        print({key: value for key, value in each.items() if key not in {"curve", "samples", "judged"}})
+    shown = [{key: found[key] for key in found if key != "written"}, *found["written"]]
+    for each in (part for row in shown for part in (row.get("before"), row.get("after"), row) if part):
+        print(json.dumps({key: value for key, value in each.items() if key not in HIDDEN}))
+
+
+HIDDEN = {"before", "after", "curve", "samples", "prompt_ids", "verdicts"}
+"""What is written and not printed."""
 
 
 if __name__ == "__main__":
