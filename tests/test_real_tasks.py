@@ -14,7 +14,7 @@ from real_data import real_data
 
 PLACE = Path(__file__).parents[1] / "examples" / "real"
 SMALL = [
-    *("model.path=model", "model.lora.rank=2", "run.tensorboard=false", "data.max_prompt_tokens=200"),
+    *("model.path=model", "model.lora.rank=2", "run.tensorboard=false", "data.max_prompt_tokens=500"),
     *("ppo.num_steps=1", "ppo.prompts_per_step=6", "ppo.responses_per_prompt=2", "ppo.num_minibatches=1"),
     "ppo.rollout.max_new_tokens=4",
 ]
@@ -36,30 +36,26 @@ def test_a_held_out_sum_is_not_learned_the_other_way_round() -> None:
 @pytest.mark.parametrize(
     ("rule", "kept", "broken"),
     [
-        ("json", ['{"answer": "x"}', '```json\n{"answer": 3}\n```'], ['{"answer": "x"', '{"reply": "x"}', "[1]", "3"]),
-        ("short", ["Yes.", "one two three four five"], ["", "...", "one two three four five six"]),
-        ("use", ["Because it rains", "so, because"], ["becauses", "cause"]),
+        ("json", ['{"ANSWER": "x"}', ' {"ANSWER": 3}'], ['{"ANSWER": "x"', '{"answer": "x"}', "[1]", "3"]),
+        ("short", ["Yes.", "one two 3 four five six seven eight"], ["", "...", "a b c d e f g h i"]),
+        ("use", ["Because it rains", "so, BECAUSE!"], ["becauses", "cause"]),
         ("avoid", ["Then another thing ends"], ["Take the bus", "An apple and A pear", "go now"]),
-        ("capitals", ["DO IT NOW!", "ABC 12"], ["Do it", "12", "A1"]),
-        ("german", ["Ich bin der Mann", "Das ist nicht a test"], ["I am the man", "der", "the cat is with die Katze in it"]),
+        ("capitals", ["DO IT NOW!", '{"ABC": 12}'], ["Do it", "12", "A1"]),
+        ("exclaim", ["GO!", '{"ANSWER": "GO!"}'], ["GO!!", "Oh! no", "!", "GO"]),
     ],
 )
 def test_a_rule_is_kept_by_what_it_says(rule: str, kept: list[str], broken: list[str]) -> None:
-    texts = [*kept, *broken]
-    found = instructions.keeps(texts, [rule] * len(texts), rule)
-    assert [row and row["kept"] for row in found] == [1.0] * len(kept) + [0.0] * len(broken)
-    assert all(row and row["score"] == 1 for row in found[: len(kept)])
-    assert all(row and row["score"] < 1 for row in found[len(kept) :])
+    found = instructions.keeps([*kept, *broken], rule)
+    assert [row["kept"] for row in found] == [1.0] * len(kept) + [0.0] * len(broken)
+    assert all(row["score"] == 1 for row in found[: len(kept)])
+    assert all(row["score"] < 1 for row in found[len(kept) :])
 
 
-def test_what_leads_to_a_rule_scores_something_and_other_rules_do_not_apply() -> None:
-    texts = ["Yes", "YeS", '{"answer": 1', "{}", "none"]
-    assert [row and round(row["score"], 3) for row in instructions.keeps(texts[:2], ["capitals"] * 2, "capitals")] == [
-        round(0.5 / 3, 3),
-        round(1 / 3, 3),
-    ]
-    assert [row and row["score"] for row in instructions.keeps(texts[2:], ["json"] * 3, "json")] == [0.5, 0.25, 0.0]
-    assert instructions.keeps(["YES", "YES"], ["use", "capitals"], "json") == [None, None]
+def test_what_leads_to_a_rule_scores_something() -> None:
+    assert [row["score"] for row in instructions.keeps(["Yes", "YeS!", ""], "capitals")] == pytest.approx(
+        [1 / 6, 1 / 3, 0]
+    )
+    assert [row["score"] for row in instructions.keeps(['{"ANSWER": 1', "{}", "none"], "json")] == [0.5, 0.25, 0]
 
 
 @pytest.mark.parametrize("recipe", ["sums-critic", "instructions"])
@@ -73,7 +69,7 @@ def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypa
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained("model")
-    tiny_language_model(num_hidden_layers=1, max_position_embeddings=256).save_pretrained("model")
+    tiny_language_model(num_hidden_layers=1, max_position_embeddings=512).save_pretrained("model")
     assert main(["ppo", str(PLACE / f"{recipe}.yaml"), *overrides, "--quiet"]) == 0
     start, step = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert start["evaluation/unscored"] == step["response/unscored"] == 0
@@ -86,7 +82,9 @@ def test_both_recipes_of_sums_have_the_same_samples() -> None:
     assert (groups.data, groups.reward, groups.model, groups.ppo.rollout, groups.ppo.policy_optimizer) == (
         *(critic.data, critic.reward, critic.model, critic.ppo.rollout, critic.ppo.policy_optimizer),
     )
-    assert len({(ppo.num_steps, ppo.prompts_per_step, ppo.responses_per_prompt) for ppo in (groups.ppo, critic.ppo)}) == 1
+    assert (
+        len({(ppo.num_steps, ppo.prompts_per_step, ppo.responses_per_prompt) for ppo in (groups.ppo, critic.ppo)}) == 1
+    )
 
 
 @pytest.mark.parametrize(("recipe", "prompts", "updates"), [("gsm8k-verl", 256, 4), ("gsm8k-nemo", 1024, 4)])
