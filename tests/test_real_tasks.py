@@ -1,18 +1,21 @@
-"""The tasks of the runs with a real model: sums and checked instructions, their recipes, and GSM8K for who has a GPU."""
+"""The tasks of the runs with a real model: sums, checked instructions and their recipes; GSM8K for who has a GPU."""
 
 import json
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
-from examples.real import instructions, sums
 from proximo.cli import main
 from proximo.config.loader import load_recipe
 from proximo.errors import ConfigError
 from real_data import real_data
 
-PLACE = Path(__file__).parents[1] / "examples" / "real"
+ROOT = Path(__file__).parents[1]
+PLACE = ROOT / "examples" / "real"
+sums, instructions = (SimpleNamespace(**runpy.run_path(str(PLACE / f"{name}.py"))) for name in ("sums", "instructions"))
 SMALL = [
     *("model.path=model", "model.lora.rank=2", "run.tensorboard=false", "data.max_prompt_tokens=500"),
     *("ppo.num_steps=1", "ppo.prompts_per_step=6", "ppo.responses_per_prompt=2", "ppo.num_minibatches=1"),
@@ -27,7 +30,8 @@ def test_a_held_out_sum_is_not_learned_the_other_way_round() -> None:
         {tuple(sorted(map(int, prompt.split("?")[0][len("What is ") :].split(" + ")))) for prompt in split}
         for split in (learned, held_out)
     ]
-    assert len(pairs[0] | pairs[1]) == 820 and not pairs[0] & pairs[1], "40 numbers: every pair, in one split alone"
+    assert len(pairs[0] | pairs[1]) == 820, "every pair of 40 numbers"
+    assert not pairs[0] & pairs[1]
     assert learned["What is 10 + 10? Answer with the number only."] == "20"
     with pytest.raises(ConfigError, match="train or held_out, got 'test'"):
         next(sums.rows("test"))
@@ -66,6 +70,7 @@ def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypa
         overrides += [f"data.sources.0.kwargs.path={path}", f"data.evaluation_sources.0.kwargs.path={path}"]
     overrides += ["data.sources.0.max_rows=12", "data.evaluation_sources.0.max_rows=6"]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained("model")
