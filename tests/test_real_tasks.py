@@ -1,20 +1,23 @@
-"""The tasks of the runs with a real model: sums and checked instructions, their recipes, and GSM8K for who has a GPU."""
+"""The tasks of the runs with a real model: sums, checked instructions and their recipes; GSM8K for who has a GPU."""
 
 import json
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
-from examples.real import instructions, sums
 from proximo.cli import main
 from proximo.config.loader import load_recipe
 from proximo.errors import ConfigError
 from real_data import real_data
 
-PLACE = Path(__file__).parents[1] / "examples" / "real"
+ROOT = Path(__file__).parents[1]
+PLACE = ROOT / "examples" / "real"
+sums, instructions = (SimpleNamespace(**runpy.run_path(str(PLACE / f"{name}.py"))) for name in ("sums", "instructions"))
 SMALL = [
-    *("model.path=model", "model.lora.rank=2", "run.tensorboard=false", "data.max_prompt_tokens=200"),
+    *("model.path=model", "model.lora.rank=2", "run.tensorboard=false", "data.max_prompt_tokens=500"),
     *("ppo.num_steps=1", "ppo.prompts_per_step=6", "ppo.responses_per_prompt=2", "ppo.num_minibatches=1"),
     "ppo.rollout.max_new_tokens=4",
 ]
@@ -27,7 +30,8 @@ def test_a_held_out_sum_is_not_learned_the_other_way_round() -> None:
         {tuple(sorted(map(int, prompt.split("?")[0][len("What is ") :].split(" + ")))) for prompt in split}
         for split in (learned, held_out)
     ]
-    assert len(pairs[0] | pairs[1]) == 820 and not pairs[0] & pairs[1], "40 numbers: every pair, in one split alone"
+    assert len(pairs[0] | pairs[1]) == 820, "every pair of 40 numbers"
+    assert not pairs[0] & pairs[1]
     assert learned["What is 10 + 10? Answer with the number only."] == "20"
     with pytest.raises(ConfigError, match="train or held_out, got 'test'"):
         next(sums.rows("test"))
@@ -36,30 +40,26 @@ def test_a_held_out_sum_is_not_learned_the_other_way_round() -> None:
 @pytest.mark.parametrize(
     ("rule", "kept", "broken"),
     [
-        ("json", ['{"answer": "x"}', '```json\n{"answer": 3}\n```'], ['{"answer": "x"', '{"reply": "x"}', "[1]", "3"]),
-        ("short", ["Yes.", "one two three four five"], ["", "...", "one two three four five six"]),
-        ("use", ["Because it rains", "so, because"], ["becauses", "cause"]),
+        ("json", ['{"ANSWER": "x"}', ' {"ANSWER": 3}'], ['{"ANSWER": "x"', '{"answer": "x"}', "[1]", "3"]),
+        ("short", ["Yes.", "one two 3 four five six seven eight"], ["", "...", "a b c d e f g h i"]),
+        ("use", ["Because it rains", "so, BECAUSE!"], ["becauses", "cause"]),
         ("avoid", ["Then another thing ends"], ["Take the bus", "An apple and A pear", "go now"]),
-        ("capitals", ["DO IT NOW!", "ABC 12"], ["Do it", "12", "A1"]),
-        ("german", ["Ich bin der Mann", "Das ist nicht a test"], ["I am the man", "der", "the cat is with die Katze in it"]),
+        ("capitals", ["DO IT NOW!", '{"ABC": 12}'], ["Do it", "12", "A1"]),
+        ("exclaim", ["GO!", '{"ANSWER": "GO!"}'], ["GO!!", "Oh! no", "!", "GO"]),
     ],
 )
 def test_a_rule_is_kept_by_what_it_says(rule: str, kept: list[str], broken: list[str]) -> None:
-    texts = [*kept, *broken]
-    found = instructions.keeps(texts, [rule] * len(texts), rule)
-    assert [row and row["kept"] for row in found] == [1.0] * len(kept) + [0.0] * len(broken)
-    assert all(row and row["score"] == 1 for row in found[: len(kept)])
-    assert all(row and row["score"] < 1 for row in found[len(kept) :])
+    found = instructions.keeps([*kept, *broken], rule)
+    assert [row["kept"] for row in found] == [1.0] * len(kept) + [0.0] * len(broken)
+    assert all(row["score"] == 1 for row in found[: len(kept)])
+    assert all(row["score"] < 1 for row in found[len(kept) :])
 
 
-def test_what_leads_to_a_rule_scores_something_and_other_rules_do_not_apply() -> None:
-    texts = ["Yes", "YeS", '{"answer": 1', "{}", "none"]
-    assert [row and round(row["score"], 3) for row in instructions.keeps(texts[:2], ["capitals"] * 2, "capitals")] == [
-        round(0.5 / 3, 3),
-        round(1 / 3, 3),
-    ]
-    assert [row and row["score"] for row in instructions.keeps(texts[2:], ["json"] * 3, "json")] == [0.5, 0.25, 0.0]
-    assert instructions.keeps(["YES", "YES"], ["use", "capitals"], "json") == [None, None]
+def test_what_leads_to_a_rule_scores_something() -> None:
+    assert [row["score"] for row in instructions.keeps(["Yes", "YeS!", ""], "capitals")] == pytest.approx(
+        [1 / 6, 1 / 3, 0]
+    )
+    assert [row["score"] for row in instructions.keeps(['{"ANSWER": 1', "{}", "none"], "json")] == [0.5, 0.25, 0]
 
 
 @pytest.mark.parametrize("recipe", ["sums-critic", "instructions"])
@@ -70,10 +70,11 @@ def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypa
         overrides += [f"data.sources.0.kwargs.path={path}", f"data.evaluation_sources.0.kwargs.path={path}"]
     overrides += ["data.sources.0.max_rows=12", "data.evaluation_sources.0.max_rows=6"]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained("model")
-    tiny_language_model(num_hidden_layers=1, max_position_embeddings=256).save_pretrained("model")
+    tiny_language_model(num_hidden_layers=1, max_position_embeddings=512).save_pretrained("model")
     assert main(["ppo", str(PLACE / f"{recipe}.yaml"), *overrides, "--quiet"]) == 0
     start, step = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert start["evaluation/unscored"] == step["response/unscored"] == 0
@@ -86,7 +87,9 @@ def test_both_recipes_of_sums_have_the_same_samples() -> None:
     assert (groups.data, groups.reward, groups.model, groups.ppo.rollout, groups.ppo.policy_optimizer) == (
         *(critic.data, critic.reward, critic.model, critic.ppo.rollout, critic.ppo.policy_optimizer),
     )
-    assert len({(ppo.num_steps, ppo.prompts_per_step, ppo.responses_per_prompt) for ppo in (groups.ppo, critic.ppo)}) == 1
+    assert (
+        len({(ppo.num_steps, ppo.prompts_per_step, ppo.responses_per_prompt) for ppo in (groups.ppo, critic.ppo)}) == 1
+    )
 
 
 @pytest.mark.parametrize(("recipe", "prompts", "updates"), [("gsm8k-verl", 256, 4), ("gsm8k-nemo", 1024, 4)])

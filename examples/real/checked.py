@@ -23,7 +23,11 @@ def shares(rows: Sequence[Row]) -> dict[str, Row]:
             if name.endswith(".kept") or name == "maths":
                 found[name.removesuffix(".kept")].append(value)
     return {
-        name: {"share": round(sum(ones) / len(ones), 3), "of": len(ones), "interval": interval(sum(ones) / len(ones), len(ones))}
+        name: {
+            "share": round(sum(ones) / len(ones), 3),
+            "of": len(ones),
+            "interval": interval(sum(ones) / len(ones), len(ones)),
+        }
         for name, ones in found.items()
     }
 
@@ -44,7 +48,9 @@ def of_run(run: Path, *, stories: Sequence[Row], loss_before: float) -> Row:
         "tokens": [round(row["response/tokens_mean"], 1) for row in steps],
         "entropy": [round(row["policy/entropy"], 2) for row in steps],
         "step_seconds": [round(row["time/step_seconds"]) for row in steps],
-        "evaluation_seconds": [round(row["time/evaluate_seconds"]) for row in metrics if "time/evaluate_seconds" in row],
+        "evaluation_seconds": [
+            round(row["time/evaluate_seconds"]) for row in metrics if "time/evaluate_seconds" in row
+        ],
         "peak_mib": round(max(row["memory/peak_mib"] for row in steps)),
         "processor": environment["processor"],
         "torch": environment["torch"],
@@ -72,7 +78,9 @@ def main() -> None:
     loss_before = story_loss(given.base, stories)
     for run in given.runs:
         found = of_run(run, stories=stories, loss_before=loss_before)
-        (given.out / f"{run.name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (given.out / f"{run.name}.json").write_text(
+            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         print({key: value for key, value in found.items() if key != "samples"})
 
 

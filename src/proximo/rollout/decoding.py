@@ -174,7 +174,7 @@ class DecodingCall(RowDecoding):
         return self._samples[slot.prompt_index][slot.sample_index]
 
 
-def _shared_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
+def _shared_tokens(prompts: Sequence[tuple[int, ...]]) -> list[int]:
     """How many first tokens of each prompt are the same in all; empty if too few to share. The last one is not shared,
     because its hidden state predicts the first token of a response."""
     least, most = min(prompts), max(prompts)  # in alphabetical order, which all others lie between

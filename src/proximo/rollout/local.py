@@ -1,9 +1,10 @@
 """The built-in engine: continuous batching over the rows of one key-value cache, in the trainer's process.
 
 Each prompt is prefilled once for all its samples, packed with other prompts without padding; what all of them begin
-with is computed once. Each decoding pass then draws one token per row. A response that ends frees its row at once for the next sample. Logits are computed for the
-last position only. On an accelerator, a block of several tokens is decoded before the host reads them. Tokens that a
-row wrote past the end of its response are then discarded, so responses do not depend on the size of the block.
+with is computed once. Each decoding pass then draws one token per row. A response that ends frees its row at once for
+the next sample. Logits are computed for the last position only. On an accelerator, a block of several tokens is decoded
+before the host reads them. Tokens that a row wrote past the end of its response are then discarded, so responses do not
+depend on the size of the block.
 """
 
 import copy
