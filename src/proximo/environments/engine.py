@@ -163,7 +163,7 @@ class EnvironmentEngine:
             self.inner.stop()
 
     def statistics(self) -> Mapping[str, MetricValue]:
-        """What rollouts here did since the last call (seconds, repeated resets), and the metrics of the other engine."""
+        """What rollouts did since the last call (seconds, repeated resets), and the metrics of the other engine."""
         own: dict[str, MetricValue] = {
             "environment/model_seconds": Sum(self._arena.times.model),
             "environment/waiting_seconds": Sum(self._arena.times.waiting),
