@@ -37,6 +37,9 @@ EPISODES = (
         "The same by kind: `error` (it raised), `timeout`, `died`, `memory`, `invalid` (a wrong type or size), "
         "`too_long` (a first observation that fills the conversation), `engine`."
     ),
+    Metric("environment/retries", Sum, "resets", DOWN, repeatable=False).means(
+        "Resets that failed and were tried again. After three failures the episode is a fault."
+    ),
     Metric("environment/environment_seconds", Sum, "seconds", DOWN, repeatable=False).means(
         "Wall-clock time that environments took in the rollouts, added up over those that worked at the same time."
     ),
