@@ -131,6 +131,20 @@ class NoStep:
         return ""
 
 
+class Riddle:
+    """An environment that asks for a letter, three times at most, and says whether it comes before the hidden one."""
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.hidden, self.turns = "abcdefgh"[seed % 8], 0
+        return f"{row['prompt'][:2]}?", {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turns += 1
+        right, cut = text.startswith(self.hidden), self.turns == 3
+        observation = "yes" if right else "up" if text < self.hidden else "down"
+        return observation, float(right) - 0.1, right, cut, {"turns": self.turns}
+
+
 class Counter:
     """A class in TRL's form: its public methods are tools."""
 

@@ -196,3 +196,11 @@ def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
     schema = recipe_kind(kind).schema
     assert issubclass(schema, TrainerRecipe)
     return run_trainer(schema.model_validate(recipe), options)
+
+
+IN_AN_ENVIRONMENT: dict[str, Any] = {
+    "environment": {"path": "example_environments:Riddle", "max_turns": 3, "max_tokens": 60, "workers": 3},
+    "reward": [],
+    "value": {"init_from": "policy"},
+}
+"""Changes of a recipe of PPO."""

@@ -70,7 +70,6 @@ class Episode:
     """The last `info` of the environment; its numbers become metrics."""
     failure: str | None = None
     """A fault of the environment or of its process, which is never a reward."""
-    seconds_in_environment: float = 0.0
     num_cut_observations: int = 0
     """Messages of the environment that were longer than the limit, and cut."""
 

@@ -13,7 +13,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.precision.products import linear
 from proximo.models.probe import probe_language_model
-from proximo_cpu import decode_call
+from proximo_cpu import decode_call, decoder
 from proximo_cpu.decoder import KernelDecoder
 from proximo_cpu.library import library
 from proximo_cpu.model_reader import LayerParts
@@ -56,6 +56,41 @@ def test_the_bits_of_a_row_depend_on_neither_its_neighbours_nor_the_threads(name
         last_states(model, list(range(9)), num_threads=3),
     ):
         assert all(torch.equal(state, together[row]) for row, state in other.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "gpt2"])
+@torch.inference_mode()
+def test_tokens_read_at_once_are_the_bits_of_one_after_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share the tokens of a pass, and some attend to what others store. A pass may be cut into calls."""
+    model = LanguageModel(build_architecture(name))
+    sequences = random_sequences([40, 25, 33])
+    packed = pack([sequence[:1] for sequence in sequences])
+    captured = PromptCache(packed.lengths)
+    model.prefill(packed, captured)
+
+    def states_of(counts: list[list[int]]) -> list[list[Tensor]]:
+        """Of the tokens of each sequence. `counts`: of the tokens that the rows read in each pass."""
+        cache = RowCache(num_rows=3, initial_tokens=8, max_tokens=40)
+        for row in range(3):
+            cache.place(captured, row, [row])
+        found: list[list[Tensor]] = [[], [], []]
+        decode = model.decoder()
+        for each in counts:
+            rows = [row for row, count in enumerate(each) if count]
+            ids = [token for row in rows for token in sequences[row][cache.lengths[row] :][: each[row]]]
+            layout = cache.extend(rows, [each[row] for row in rows])
+            hidden = decode(torch.tensor(ids), layout.positions, cache, layout)
+            for row, states in zip(rows, hidden.split([each[row] for row in rows]), strict=True):
+                found[row] += states
+        return found
+
+    expected = states_of([[1, 1, 1]] * 24 + [[1, 0, 1]] * 8 + [[1, 0, 0]] * 7)
+    torch.set_num_threads(3)
+    for at_once in (128, 7):
+        monkeypatch.setattr(decoder, "_AT_ONCE", at_once)
+        for counts in ([[39, 24, 32]], [[3, 20, 0], [30, 4, 31], [6, 0, 1]]):
+            for ours, theirs in zip(states_of(counts), expected, strict=True):
+                assert torch.stack(ours).equal(torch.stack(theirs))
 
 
 def test_the_kernel_is_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

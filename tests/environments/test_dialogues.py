@@ -25,8 +25,17 @@ ASK = {"role": "user", "content": "Go."}
 class Talk:
     """A dialogue whose policy says texts."""
 
-    def __init__(self, family: Family | None, observation: Any = "Go.", *, tools: Any = None, **options: Any) -> None:
-        self.tokenizer = CHAT.tokenizer() if family is None else family.tokenizer()
+    def __init__(
+        self,
+        family: Family | None,
+        observation: Any = "Go.",
+        *,
+        tools: Any = None,
+        texts: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """`texts`: whose frequent pieces are tokens, beside all bytes."""
+        self.tokenizer = (family or CHAT).tokenizer(*texts)
         self.tokenizer.chat_template = family and family.template
         self.renderer = TurnRenderer(self.tokenizer, **options)
         self.dialogue = Dialogue(self.renderer, observation, tools=tools)
@@ -112,6 +121,17 @@ def test_a_cut_inside_a_character_is_kept_as_it_is() -> None:
     assert talk.text.endswith("assistant\n\ufffd<|im_end|>" + NEXT)
 
 
+def test_an_end_that_the_template_writes_after_the_last_turn_alone_is_kept_as_it_was_written() -> None:
+    """The end of the user's turn is not taken for it, nor is another mark in its place."""
+    last = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% if loop.last or m.role == 'user' %}"
+    opened = "{{ '<eot>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    family = Family(template=last + opened, marks=("<|user|>", "<|assistant|>"), eos="<eot>")
+    assert Talk(family).say("§<eot>").new == "<eot><|user|>So?<eot><|assistant|>"
+    assert Talk(family).say("§", finish=Finish.LENGTH).new == "<|user|>So?<eot><|assistant|>"
+    said = "<|channel|>final<|message|>§<|return|>"
+    assert Talk(FAMILIES["gpt-oss"]).say(said).new.startswith("<|return|><|end|><|start|>user<|message|>So?")
+
+
 # Thoughts
 
 
@@ -138,6 +158,22 @@ def test_a_thought_that_was_cut_is_ended_or_left_out() -> None:
     left_out = Talk(THINK).say(cut, finish=Finish.LENGTH)
     assert left_out.goes_on == [False]
     assert left_out.text.endswith("Go.<|im_end|>\n<|im_start|>assistant\n<|im_end|>" + NEXT)
+
+
+def test_an_environment_is_given_no_thoughts_of_a_model_whose_template_knows_them() -> None:
+    said = {
+        "<think>\nhm\n</think>\n\nyes": "yes",
+        "<think>\nhm": "",
+        "no thought": "no thought",
+        "a</think>b</think>c": "c",
+    }
+    for name, opened in (("qwen 3", {}), ("deepseek, thinking", {"no thought": ""})):
+        talk = Talk(TURN_FAMILIES[name])
+        for text, given in (said | opened).items():
+            assert talk.dialogue.turn_text(talk.ids(text), Finish.EOS) == given
+    talk = Talk(CHAT)
+    for text in said:
+        assert talk.dialogue.turn_text(talk.ids(f"{text}<|im_end|>"), Finish.EOS) == text
 
 
 def test_a_prompt_that_opens_a_thought_is_forked_by_a_template_that_leaves_thoughts_out() -> None:
@@ -170,18 +206,22 @@ def test_a_template_that_writes_an_empty_thought_forks_where_the_policy_wrote_no
 
 def test_where_an_answer_begins_inside_a_token_the_rest_of_it_is_written_as_text() -> None:
     family = Family(template=QWEN_3, marks=("<|im_start|>",), eos="<|im_end|>")
-    talk = Talk(family)
-    tokenizer = talk.tokenizer = family.tokenizer(*["a><answer>"] * 99)
-    straddling = tokenizer.convert_tokens_to_ids("><")
-    assert tokenizer.decode([straddling]) == "><"
-    talk.renderer = TurnRenderer(tokenizer)
-    talk.dialogue = Dialogue(talk.renderer, "Go.")
+    talk = Talk(family, texts=["a><answer>"] * 99)
+    straddling = talk.tokenizer.convert_tokens_to_ids("><")
     answer = talk.ids("answer>§<|im_end|>")
     talk.say("", ids=[*talk.ids("<think>\nhm\n</think"), straddling, *answer])
     assert talk.goes_on == [False]
     assert talk.text.endswith("<|im_start|>assistant\n<answer>§<|im_end|>" + NEXT)
-    ids, size = list(talk.dialogue.prompt_ids), len(answer)
-    assert any(ids[start : start + size] == answer for start in range(len(ids)))
+    assert list(talk.dialogue.prompt_ids)[-len(answer) - len(talk.ids(NEXT)) : -len(talk.ids(NEXT))] == answer
+
+
+def test_a_character_that_begins_inside_that_token_is_written_whole() -> None:
+    family = Family(template=QWEN_3.replace("lstrip('\n')", "strip()"), marks=("<|im_start|>",), eos="<|im_end|>")
+    talk = Talk(family, texts=[" é è ê ë à ù"] * 99)
+    straddling, rest = talk.tokenizer.convert_tokens_to_ids(["\u0120\u00c3", "\u00a9"])
+    assert talk.tokenizer.decode([straddling, rest]) == " é"
+    talk.say("", ids=[*talk.ids("<think>hm</think>"), straddling, rest, *talk.ids("!<|im_end|>")])
+    assert talk.text.endswith("<|im_start|>assistant\né!<|im_end|>" + NEXT)
 
 
 # Tools
@@ -275,7 +315,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 def test_the_first_prompt_has_the_ids_of_data_with_the_same_messages() -> None:
     messages = [{"role": "system", "content": "Be kind."}, ASK, {"role": "assistant", "content": "\n\nYes."}, ASK]
     for family in (CHAT, THINK, TURN_FAMILIES["llama 3"]):
-        talk = Talk(family, messages)
+        talk = Talk(family, messages, texts=["assistant\n\n\nYes."] * 99)
         (prompt,), _ = load_prompts(
             [Row(source="a", number=1, values={"messages": messages})], talk.tokenizer, PromptOptions()
         )
@@ -343,3 +383,5 @@ def test_a_cut_leaves_no_part_of_a_character() -> None:
     talk = Talk(CHAT, max_observation_tokens=3).say("§<|im_end|>", "éaé")
     assert "user\né\n[... 1 characters left out ...]\né" not in talk.text
     assert "\ufffd" not in talk.text
+    talk = Talk(CHAT, max_observation_tokens=1).say("§<|im_end|>", "éaé")
+    assert "user\n\n[... 3 characters left out ...]\n<|im_end|>" in talk.text

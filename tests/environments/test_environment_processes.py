@@ -130,9 +130,7 @@ def test_faults_of_a_step_say_what_happened_and_harm_no_other(faulty: Environmen
         assert found.kind == kind, found
         assert re.fullmatch(reason, found.reason), found
         wait_until(lambda process=process: faulty.poll(0.0) == [] and not os.path.exists(f"/proc/{process}"))
-    counts = faulty.statistics()
-    assert counts.num_faults == {"error": 2, "died": 1, "memory": 1, "invalid": 2}
-    assert counts.num_retries == 0
+    assert faulty.num_retries == 0
 
 
 def test_an_environment_that_hangs_is_killed_with_what_it_started(
@@ -160,8 +158,7 @@ def test_a_reset_that_fails_is_tried_again_in_another_process(tmp_path: Path) ->
         assert began(pool, 1, do="raise once").observation == "raised before"
         pool.start(2, seed=2, row={"do": "leave 4"})
         assert answer(pool, 2) == {2: EnvironmentFault(reason="its process ended with status 4", kind="died")}
-        counts = pool.statistics()
-        assert (counts.num_retries, counts.num_faults) == (3, {"died": 1})
+        assert pool.num_retries == 3
     finally:
         pool.close()
 
@@ -297,9 +294,8 @@ def test_a_class_in_a_file_is_an_environment(tmp_path: Path) -> None:
     )
     try:
         assert began(pool, 1).observation == "hello"
-        assert stepped(pool, 1, "bye") == EnvironmentStep(
-            observation="bye", reward=1.0, terminated=True, seconds=pool.statistics().seconds[-1]
-        )
+        step = stepped(pool, 1, "bye")
+        assert (step.observation, step.reward, step.terminated) == ("bye", 1.0, True)
     finally:
         pool.close()
 

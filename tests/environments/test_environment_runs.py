@@ -11,7 +11,6 @@ import pytest
 from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import all_weights
 from proximo.config.ppo.options import PPOConfig
-from proximo.environments.engine import Limits
 from proximo.errors import ConfigError, DataError, GuardError
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.ppo.from_recipe import build_task
@@ -35,7 +34,7 @@ class Letters:
         return self.wanted, float(right), self.turns == 2, False, {"right": right}
 
 
-def trainer(environment: Any = Letters, *, limits: Limits | None = None, seed: int = 0, **options: Any) -> PPOTrainer:
+def trainer(environment: Any = Letters, *, seed: int = 0, **options: Any) -> PPOTrainer:
     base = {
         "num_steps": 2,
         "prompts_per_step": 4,
@@ -46,7 +45,7 @@ def trainer(environment: Any = Letters, *, limits: Limits | None = None, seed: i
         "policy_optimizer": {"learning_rate": 2e-2},
         "value_optimizer": {"learning_rate": 1e-2},
     }
-    given = PythonEnvironment(make=environment, limits=limits or Limits(max_turns=4, max_tokens=60))
+    given = PythonEnvironment(make=environment, max_turns=4, max_tokens=60)
     config = PPOConfig(**(base | options))
     return PPOTrainer(
         tiny_language_model(seed=seed), tiny_tokenizer(chat=False), environment=given, config=config, seed=seed
@@ -91,7 +90,7 @@ def test_a_run_in_an_environment_repeats_to_the_bit(variant: str) -> None:
 
 
 def test_samples_do_not_depend_on_how_many_environments_run_at_once() -> None:
-    few = PythonEnvironment(make=Letters, limits=Limits(max_turns=4, max_tokens=60), workers=1)
+    few = PythonEnvironment(make=Letters, max_turns=4, max_tokens=60, workers=1)
     config = PPOConfig(prompts_per_step=4, rollout={"max_new_tokens": 2, "max_num_seqs": 1})
     policy, tokenizer = tiny_language_model(), tiny_tokenizer(chat=False)
     alone = PPOTrainer(policy, tokenizer, environment=few, config=config).generate(5)

@@ -23,7 +23,7 @@ def call(reads: tuple[int, ...], *writes: int, versions: tuple[tuple[int, int], 
 
 
 def answer(trajectory: Trajectory, reward: float = 0.0, **info) -> None:
-    trajectory.add_answer(EnvironmentStep(observation="seen", reward=reward, info=info, seconds=0.25))
+    trajectory.add_answer(EnvironmentStep(observation="seen", reward=reward, info=info))
 
 
 def three_turns() -> Trajectory:
@@ -53,7 +53,7 @@ def test_the_tokens_of_a_trajectory_are_flat_and_only_those_of_the_policy_are_in
         (5, 7, "c", 2.0),
     ]
     assert (response.episode.turns[1].num_tool_calls, response.episode.turns[1].num_malformed_calls) == (2, 1)
-    assert (response.text, response.episode.info, response.episode.seconds_in_environment) == ("c", {"won": True}, 0.75)
+    assert (response.text, response.episode.info) == ("c", {"won": True})
     assert response.finish.terminated
 
 

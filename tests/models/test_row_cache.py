@@ -68,6 +68,54 @@ def test_rows_of_different_lengths_attend_each_over_its_own_past(options: Attent
             torch.testing.assert_close(output[row, 0], expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
+def test_several_new_tokens_of_a_row_attend_to_its_past_and_to_those_before_them(options: AttentionOptions) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompts = PromptCache([3, 6])
+    keys, values = (made(generator, 1, KV_HEADS, 9, WIDTH) for _ in range(2))
+    prompts.update(keys, values, 0)
+    cache = RowCache(num_rows=3, initial_tokens=7, max_tokens=12)
+    for index, row in enumerate((2, 0)):
+        cache.place(prompts, index, [row])
+    layout = cache.extend([0, 2], [3, 2])
+    assert layout.positions.tolist() == [6, 7, 8, 3, 4]
+    assert cache.lengths == [9, 0, 5]
+    query = made(generator, 1, HEADS, 5, WIDTH)
+    new = [made(generator, 1, KV_HEADS, 5, WIDTH) for _ in range(2)]
+    output = layout.attend(query, *cache.update(*new, 0), options)
+    assert output.shape == (1, 5, HEADS, WIDTH)
+    for past, own in ((slice(3, 9), slice(0, 3)), (slice(0, 3), slice(3, 5))):
+        whole = [torch.cat([old[0, :, past], n[0, :, own]], dim=1) for old, n in zip((keys, values), new, strict=True)]
+        count = own.stop - own.start
+        for i in range(count):
+            seen = [each[:, : whole[0].shape[1] - count + i + 1] for each in whole]
+            expected = attention_by_definition(query[0, :, own.start + i], *seen, options)
+            torch.testing.assert_close(output[0, own.start + i], expected, atol=1e-12, rtol=0)
+
+
+def test_a_row_is_copied_cut_and_joined_by_more_rows() -> None:
+    cache = placed(2, [0, 1], prompt_tokens=4)
+    cache.cut(1, 0)
+    cache.copy(0, 1, 3)
+    cache.cut(0, 2)
+    cache.cut(0, 3)
+    cache.add_rows(1)
+    cache.copy(1, 2, 1)
+    assert cache.lengths == [2, 3, 1]
+    keys, _ = write(cache, 3, 9.0)
+    assert keys[:, 0, :, 0].tolist() == [[2, 2, 9, 0], [2, 2, 2, 9], [2, 9, 0, 0]]
+
+
+def test_rows_that_are_not_the_first_are_read_in_their_order() -> None:
+    cache = placed(3, [0, 1, 2])
+    write(cache, 3, 7.0)
+    next(cache.passes([2, 0], 1))
+    new = torch.tensor([8.0, 9.0]).view(2, 1, 1, 1)
+    keys, _ = cache.update(new.expand(-1, -1, -1, 2), new.expand(-1, -1, -1, 3), 0)
+    assert keys[:, 0, :, 0].tolist() == [[1, 1, 7, 8], [1, 1, 7, 9]]
+    assert cache.lengths == [4, 3, 4]
+
+
 def placed(num_rows: int, rows: list[int], *, prompt_tokens: int = 2, max_tokens: int = 20) -> RowCache:
     prompts = PromptCache([prompt_tokens])
     for layer in range(2):

@@ -23,7 +23,7 @@ TURNS = (Turn(start=0, end=1, text="a", reward=1.0), Turn(start=2, end=4, text="
 
 
 def played(finish: Finish, *, failure: str | None = None, to: str = "p", **fields: Any) -> Response:
-    episode = Episode(turns=TURNS, info={"won": True, "path": "x"}, failure=failure, seconds_in_environment=2.0)
+    episode = Episode(turns=TURNS, info={"won": True, "path": "x"}, failure=failure)
     made = response([7, 8, 9, 10, 11], to=prompt(to), mask=MASK, finish=finish, text="b")
     return replace(made, episode=episode, **fields)
 
@@ -121,7 +121,6 @@ def test_metrics_show_turns_faults_and_numbers_of_the_environment() -> None:
         "environment/tool_calls_mean": 1.0,
         "environment/malformed_calls": 1,
         "environment/cut_observations": 0,
-        "environment/seconds_mean": 1.0,
         "environment/faults": 1,
         "environment/faults/timeout": 1,
         "environment/info/won": 0.5,

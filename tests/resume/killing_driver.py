@@ -21,6 +21,7 @@ import proximo.ppo.from_recipe
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
+from proximo.environments.pool import EnvironmentPool
 from proximo.ppo.task import PPOTask
 from proximo.run import journal
 from proximo.supervised.reward_trainer import RewardTask
@@ -83,6 +84,19 @@ class Death:
 
         JsonLines.append = append
 
+    def at_turn(self, *, turn: int) -> None:
+        """When an environment is given the `turn`-th text of this life, while others are in flight."""
+        really, turns = EnvironmentPool.step, 0
+
+        def step(pool: EnvironmentPool, lane: int, text: str) -> None:
+            nonlocal turns
+            turns += 1
+            really(pool, lane, text)
+            if turns == turn:
+                self._die(f"with {len(pool._lanes)} environments in flight")
+
+        EnvironmentPool.step = step
+
     def _die(self, where: str) -> Never:
         sys.setprofile(None)
         self.note.write_text(f"step {self.step}, {self.phase}: {where}")
@@ -138,6 +152,8 @@ def child(job: dict[str, Any]) -> Never:
             death.at_effect(**kill)
         case "line":
             death.at_line(**kill)
+        case "turn":
+            death.at_turn(**kill)
     try:
         status = proximo(job["argv"])
     except BaseException:

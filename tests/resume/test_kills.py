@@ -14,7 +14,7 @@ from lives import Driver, environment, write_recipe
 
 from proximo.run.options import RunOptions
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
-from tiny_runs import LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
+from tiny_runs import IN_AN_ENVIRONMENT, LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
 from waiting import LATEST_SECONDS, wait_until
 
 CHANGES: dict[Kind, dict[str, Any]] = {
@@ -50,6 +50,21 @@ def test_a_run_of_killed_processes_ends_with_the_same_bits(kind: Kind, tmp_path:
     driver.live(kind, recipe)
     assert_same_outcome(place / "run", expected, after=", ".join(life.where for life in lives))
     assert_steps_once_in_tensorboard(place / "run" / "tensorboard", NUM_STEPS)
+
+
+@pytest.mark.usefixtures("no_report_no_fsync")
+def test_a_run_killed_with_environments_in_flight_ends_with_the_same_bits(tmp_path: Path, driver: Driver) -> None:
+    """In the rollout of the first step, and in that of a later one, after a checkpoint."""
+    place = make_inputs(tmp_path)
+    recipe = changed(recipe_of("ppo", place), IN_AN_ENVIRONMENT)
+    run("ppo", recipe, RunOptions(quiet=True))
+    expected = outcome(place / "run")
+    (place / "run").rename(place / "uninterrupted")
+    lives = [driver.live("ppo", recipe, {"at": "turn", "turn": turn}) for turn in (12, 45)]
+    assert all("environments in flight" in life.where for life in lives)
+    assert len({life.where.partition(",")[0] for life in lives}) == 2
+    driver.live("ppo", recipe)
+    assert_same_outcome(place / "run", expected, after=", ".join(life.where for life in lives))
 
 
 @pytest.mark.usefixtures("no_report_no_fsync")

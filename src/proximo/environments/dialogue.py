@@ -10,13 +10,14 @@ text.
 from collections.abc import Sequence
 from itertools import groupby
 
+from proximo.data.codec import end_of_prompt
 from proximo.data.formats.prompt_response import no_template
 from proximo.data.templates.chat import render_conversation
 from proximo.data.templates.limits import RenderingError
 from proximo.data.tokenise import Place
 from proximo.environments.environment import Observation
 from proximo.environments.prompt_layout import Item, Piece, PolicyTurn, PromptLayout, joined
-from proximo.environments.tool_calls import Tools, tools_as_text
+from proximo.environments.tool_calls import Tools, tools_as_text, without_thought
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import DataError, ModelError
 from proximo.records import Finish, Message
@@ -45,12 +46,15 @@ class Dialogue:
         self.ask(self._messages(observation), tools=tools)
 
     def turn_text(self, token_ids: Sequence[int], finish: Finish) -> str:
-        """What the environment is given: all that the policy wrote, its thoughts and a stop string included.
+        """What the environment is given of a turn, a stop string included, without special tokens but those of a call.
 
-        Left out are special tokens, except those of a call. `tool_calls.without_thought` leaves out the thought.
+        Of a model whose chat template knows thoughts, the answer after them: "" for a turn that ended in its thought.
         """
         del finish
-        return self._renderer.visible_text(self.prompt_ids, token_ids)
+        text = self._renderer.visible_text(self.prompt_ids, token_ids)
+        if not self._renderer.knows_thoughts:
+            return text
+        return "" if self._is_only_thought(text) else without_thought(text).lstrip()
 
     def answered(self, token_ids: Sequence[int], finish: Finish, observation: Observation) -> None:
         """Go on after a turn of the policy with what the environment answered. Raises DataError as `ask`."""
@@ -64,15 +68,14 @@ class Dialogue:
         renderer, ids = self._renderer, tuple(token_ids)
         text = renderer.text(self.prompt_ids, ids)
         last_mark = renderer.added_tokens.get(ids[-1], "") if ids else ""
-        is_opened = self._opening.rstrip().endswith("<think>") or text.lstrip().startswith("<think>")
-        is_closed = "</think>" in text
+        is_only_thought = renderer.knows_thoughts and self._is_only_thought(text)
         turn = PolicyTurn(
             token_ids=ids,
-            before=self.prompt_ids,
+            before=end_of_prompt(renderer.tokenizer, self.prompt_ids),
             opening=self._opening,
             text=text,
-            is_thinking=renderer.knows_thoughts and (is_opened or is_closed),
-            is_only_thought=renderer.knows_thoughts and is_opened and not is_closed,
+            is_thinking=is_only_thought or (renderer.knows_thoughts and "</think>" in text),
+            is_only_thought=is_only_thought,
             is_ended=renderer.ends(text, last_mark, finish),
             last_mark=last_mark,
         )
@@ -100,6 +103,10 @@ class Dialogue:
             raise DataError("environment: the first observation is empty, and the policy needs a token to begin with")
         self._known, self.prompt_ids = known, tuple(ids)
         self._opening = last if isinstance(last := pieces[-1], str) else ""
+
+    def _is_only_thought(self, text: str) -> bool:
+        is_begun = self._opening.rstrip().endswith("<think>") or text.lstrip().startswith("<think>")
+        return is_begun and "</think>" not in text
 
     def _messages(self, observation: Observation) -> list[Message]:
         if isinstance(observation, str):

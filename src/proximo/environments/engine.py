@@ -57,6 +57,28 @@ class Limits:
     """A trajectory that is older begins no further turn. It then depends on the clock; None: no such limit."""
 
 
+@dataclass(kw_only=True, slots=True)
+class PlayTimes:
+    """Where the seconds of episodes went."""
+
+    model: float = 0.0
+    """The model decoded. Environments may have worked meanwhile."""
+    waiting: float = 0.0
+    """No row was decoded, because all trajectories waited for their environments."""
+    environments: float = 0.0
+    """Environments worked, added up over those that did so at the same time."""
+
+    def add(self, other: "PlayTimes") -> None:
+        """Add the seconds of other episodes."""
+        self.model += other.model
+        self.waiting += other.waiting
+        self.environments += other.environments
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self.model = self.waiting = self.environments = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arena:
     """Where the engines of a run play: its environments, one call of `generate` at a time."""
@@ -69,6 +91,8 @@ class Arena:
     turn: threading.Lock = field(default_factory=threading.Lock)
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     """A lane is never used again."""
+    times: PlayTimes = field(default_factory=PlayTimes)
+    """Of the rollouts since the last look."""
 
     def engine(self, inner: Engine) -> "EnvironmentEngine":
         """See `EnvironmentSource.engine`."""
@@ -99,8 +123,6 @@ class EnvironmentEngine:
         self._sessions: SessionEngine = inner
         self._arena = arena
         self._num_stops = 0
-        self._model_seconds = 0.0
-        self._waiting_seconds = 0.0
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -141,12 +163,13 @@ class EnvironmentEngine:
             self.inner.stop()
 
     def statistics(self) -> Mapping[str, MetricValue]:
-        """Where the time of the rollouts went since the last call, and the metrics of the other engine."""
+        """Where the time of all rollouts here went since the last call, and the metrics of the other engine."""
         times: dict[str, MetricValue] = {
-            "environment/model_seconds": Sum(self._model_seconds),
-            "environment/waiting_seconds": Sum(self._waiting_seconds),
+            "environment/model_seconds": Sum(self._arena.times.model),
+            "environment/waiting_seconds": Sum(self._arena.times.waiting),
+            "environment/environment_seconds": Sum(self._arena.times.environments),
         }
-        self._model_seconds = self._waiting_seconds = 0.0
+        self._arena.times.clear()
         return times | engine_statistics(self.inner)
 
     @torch.no_grad()
@@ -189,8 +212,8 @@ class EnvironmentEngine:
                     play.advance()
             finally:
                 play.close()
-                self._model_seconds += play.model_seconds
-                self._waiting_seconds += play.waiting_seconds
+                if key.purpose == "rollout":
+                    self._arena.times.add(play.times)
         return [lane.response for lane in lanes if lane.response is not None]
 
 
@@ -230,9 +253,7 @@ class Play:
         self._session = session
         self._playing: dict[Hashable, Lane] = {}
         self._on_finished = on_finished
-        self.model_seconds = 0.0
-        self.waiting_seconds = 0.0
-        """In which no row was decoded, because all trajectories waited for their environments."""
+        self.times = PlayTimes()
 
     def begin(self, lanes: Sequence[Lane]) -> None:
         """Begin all episodes."""
@@ -252,10 +273,10 @@ class Play:
             if (lane := self._playing.get(number)) is not None:
                 self._take(lane, answer)
         polled = self._clock()
-        self.waiting_seconds += 0.0 if decodes else polled - begun
+        self.times.waiting += 0.0 if decodes else polled - begun
         if self._session.num_running:
             calls = self._session.advance(WAIT_SECONDS)
-            self.model_seconds += self._clock() - polled
+            self.times.model += self._clock() - polled
             for call in calls:
                 self._act(self._playing[call.request.lane], call)
 
@@ -280,6 +301,7 @@ class Play:
         if isinstance(answer, EnvironmentFault):
             self._end(lane, Finish.ABORTED, failure=f"{answer.kind}: {answer.reason}")
             return
+        self.times.environments += answer.seconds
         try:
             if lane.call is None or lane.dialogue is None:
                 self._observe_first(lane, answer)
@@ -308,9 +330,7 @@ class Play:
         prompt_ids = dialogue.prompt_ids
         prompt = with_observation(lane.prompt, step.observation, prompt_ids)
         lane.begun = self._clock()
-        lane.trajectory = Trajectory(
-            prompt=prompt, sample_index=lane.sample_index, last=step, seconds_in_environment=step.seconds
-        )
+        lane.trajectory = Trajectory(prompt=prompt, sample_index=lane.sample_index, last=step)
         if len(prompt_ids) >= self._limits.max_tokens:
             limit = f"{len(prompt_ids)} tokens, and environment.max_tokens is {self._limits.max_tokens}"
             self._end(lane, Finish.ABORTED, failure=f"too_long: the first observation has {limit}")

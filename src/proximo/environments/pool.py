@@ -6,7 +6,7 @@ beside it. A player is kept for the next episode, unless there was a fault.
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,21 +20,6 @@ from proximo_verifiers.workers.work import backoff_seconds
 
 ATTEMPTS = 3
 """How often a reset is tried before it is a fault. A step is never repeated: the environment may have acted."""
-
-
-@dataclass(slots=True)
-class EnvironmentCounts:
-    """What environments did since the last look."""
-
-    num_episodes: int = 0
-    """Resets that were answered."""
-    num_steps: int = 0
-    num_faults: Counter[str] = field(default_factory=Counter)
-    """Faults that ended an episode, by `EnvironmentFault.kind`."""
-    num_retries: int = 0
-    """Attempts at a reset beyond the first."""
-    seconds: list[float] = field(default_factory=list)
-    """Wall-clock times of the answers, in the environments."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +69,8 @@ class EnvironmentPool:
         self._waiting: deque[_Lane] = deque()
         self._states: dict[int, _State] = {}
         self._answers: list[tuple[int, EnvironmentStep | EnvironmentFault]] = []
-        self._counts = EnvironmentCounts()
+        self.num_retries = 0
+        """Attempts at a reset beyond the first, since the start."""
         try:
             self._make_first()
         except BaseException:
@@ -102,7 +88,7 @@ class EnvironmentPool:
         """Gives the environment what the policy wrote."""
         held = self._lanes[lane]
         if held.player is None:
-            self._fault(held, held.loss or EnvironmentFault(reason="its episode had ended"))
+            self._answers.append((lane, held.loss or EnvironmentFault(reason="its episode had ended")))
         else:
             self._ask(held.player, {"call": "step", "text": text})
 
@@ -131,11 +117,6 @@ class EnvironmentPool:
             if self._answers or not self._lanes or time.monotonic() >= until:
                 answers, self._answers = self._answers, []
                 return answers
-
-    def statistics(self) -> EnvironmentCounts:
-        """What the environments did since the last call."""
-        counts, self._counts = self._counts, EnvironmentCounts()
-        return counts
 
     def close(self) -> None:
         """Ends all environments and their processes."""
@@ -201,13 +182,8 @@ class EnvironmentPool:
             if state.calls:
                 state.deadline = time.monotonic() + self._limit(state)
             if state.lane is not None and call != "make":
-                self._answered(state.lane, call, message)
-
-    def _answered(self, lane: _Lane, call: str, message: Mapping[str, Any]) -> None:
-        self._counts.num_episodes += call == "reset"
-        self._counts.num_steps += call == "step"
-        self._counts.seconds.append(message["seconds"])
-        self._answers.append((lane.number, EnvironmentStep(**message["value"], seconds=message["seconds"])))
+                step = EnvironmentStep(**message["value"], seconds=message["seconds"])
+                self._answers.append((state.lane.number, step))
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -233,16 +209,12 @@ class EnvironmentPool:
         if not state.calls:
             lane.loss = fault
         elif "step" in state.calls:
-            self._fault(lane, fault)
+            self._answers.append((lane.number, fault))
         else:
             lane.failures += 1
             if lane.failures >= ATTEMPTS:
-                self._fault(lane, fault)
+                self._answers.append((lane.number, fault))
             else:
-                self._counts.num_retries += 1
+                self.num_retries += 1
                 lane.not_before = time.monotonic() + backoff_seconds(lane.failures)
                 self._waiting.append(lane)
-
-    def _fault(self, lane: _Lane, fault: EnvironmentFault) -> None:
-        self._counts.num_faults[fault.kind] += 1
-        self._answers.append((lane.number, fault))

@@ -29,7 +29,7 @@ class PolicyTurn:
 
     token_ids: tuple[int, ...]
     before: tuple[int, ...]
-    """The ids that it read."""
+    """The last ids that it read: `end_of_prompt`."""
     opening: str
     """The text before it, from the end of the turn before on."""
     text: str

@@ -155,7 +155,10 @@ def _wrapped(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
-    json.dumps([name, arguments], ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair, which is no character") from None
     if not schemas:
         return
     if name not in schemas:
@@ -215,8 +218,8 @@ def _read_tags(
     if begun is None:
         raise ValueError("it must begin with the name of the tool")
     name, rest = begun[1].strip(), body[begun.end() :]
-    if argument.sub("", rest).replace(end, "").strip():
-        raise ValueError(f"its arguments are not all in tags: {argument.sub('', rest).strip()[:40]!r}")
+    if left := argument.sub("", rest).replace(end, "").strip():
+        raise ValueError(f"its arguments are not all in tags: {left[:40]!r}")
     return [
         (name, {key.strip(): _typed(value, name, key.strip(), schemas) for key, value in argument.findall(rest)}, None)
     ]

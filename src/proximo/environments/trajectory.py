@@ -31,7 +31,6 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     last: EnvironmentStep | None = None
     """The environment's last answer."""
-    seconds_in_environment: float = 0.0
     num_cut_observations: int = 0
     _sequence: list[int] = field(default_factory=list)
     """All ids of the current sequence, its context included."""
@@ -75,7 +74,6 @@ class Trajectory:
     def add_answer(self, step: EnvironmentStep) -> None:
         """Note the environment's answer to the last turn."""
         self.last = step
-        self.seconds_in_environment += step.seconds
         self.turns[-1] = replace(
             self.turns[-1],
             reward=step.reward,
@@ -102,7 +100,6 @@ class Trajectory:
                 turns=tuple(self.turns),
                 info={} if self.last is None else dict(self.last.info),
                 failure=failure,
-                seconds_in_environment=self.seconds_in_environment,
                 num_cut_observations=self.num_cut_observations,
             ),
         )

@@ -12,7 +12,6 @@ from proximo.data.codec import UNFINISHED, decode, decode_behind, end_of_prompt
 from proximo.data.templates.chat import ChatTemplate, end_of_turn_ids
 from proximo.data.templates.conversation_text import DUMMY
 from proximo.data.templates.limits import RenderingError
-from proximo.data.templates.turn_ends import runs_of_marks
 from proximo.data.tokenise import Place, TextEncoder
 from proximo.environments.tool_calls import ToolStyle, marks_of, style_of
 from proximo.errors import ConfigError, ModelError
@@ -103,11 +102,9 @@ class TurnRenderer:
         """
         assert self.template is not None
         ending = self.template.ending
-        if not ending:
-            return (0, "")
-        runs = runs_of_marks(behind, self.encoder.marks, str(self.tokenizer.eos_token))
-        place, found = (behind.find(ending), ending) if ending in behind else runs[0] if runs else (0, "")
-        return (place, found) if is_call or not behind[:place].strip() else (0, "")
+        place = behind.find(ending) if ending else -1
+        is_own = place >= 0 and (is_call or not behind[:place].strip())  # or else a later turn's
+        return (place, ending) if is_own else (0, "")
 
     def ends(self, text: str, last_mark: str, finish: Finish) -> bool:
         """Whether a turn of the policy has its end, or another end of sequence in its place.
@@ -121,7 +118,7 @@ class TurnRenderer:
         return is_written or (finish is Finish.EOS and ending.endswith(self.encoder.marks))
 
     def text(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
-        """What the policy wrote, special tokens included. `before`: the ids before it."""
+        """What the policy wrote, special tokens included. `before`: the ids before it, or `end_of_prompt` of them."""
         return decode_behind(
             self.tokenizer, end_of_prompt(self.tokenizer, before), token_ids, skip_special_tokens=False
         )
@@ -166,7 +163,7 @@ class TurnRenderer:
         low, high = 0, len(token_ids)  # the fewest tokens with that many whole characters
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if len(begun(middle).rstrip(UNFINISHED)) >= position else (middle + 1, high)
+            low, high = (low, middle) if len(begun(middle)) >= position else (middle + 1, high)
         rest = begun(low)[position:]
         while rest.endswith(UNFINISHED) and low < len(token_ids):  # the next token completes the character
             low += 1

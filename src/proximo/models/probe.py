@@ -38,6 +38,8 @@ NUM_SHARED = 3
 WIDEST_TESTED_WINDOW = 64
 """Sequences are made longer than the attention window up to here; beyond, its size is checked without running it."""
 NUM_DECODED = 3
+NUM_READ = 2
+"""Those of the decoded tokens that a pass takes at once."""
 FEW_ROWS = 64
 """Rows for which a plug-in may have another product of the head."""
 
@@ -261,7 +263,7 @@ def _decoded_positions(packed: Packed) -> list[int]:
 
 
 def _decoded(model: LanguageModel, packed: Packed, decoder: Decoder) -> Tensor:
-    """Hidden states [steps * S, D] of the last few tokens, each from one pass over cached keys and values."""
+    """Hidden states [steps * S, D] of the last few tokens, from passes over cached keys and values."""
     sequences = [tokens.tolist() for tokens in packed.token_ids.split(packed.lengths)]
     prompts = pack([sequence[:-NUM_DECODED] for sequence in sequences], device=model.device)
     captured = PromptCache(prompts.lengths)
@@ -270,8 +272,12 @@ def _decoded(model: LanguageModel, packed: Packed, decoder: Decoder) -> Tensor:
     cache = RowCache(num_rows=len(sequences), initial_tokens=longest, max_tokens=longest)
     for index in range(len(sequences)):
         cache.place(captured, index, [index])
-    steps = []
-    for step in range(-NUM_DECODED, 0):
+    # The first two are read at once, as the answer of an environment is.
+    read = [token for sequence in sequences for token in sequence[-NUM_DECODED:][:NUM_READ]]
+    layout = cache.extend(range(len(sequences)), [NUM_READ] * len(sequences))
+    hidden = decoder(torch.tensor(read, device=model.device), layout.positions, cache, layout)
+    steps = [*hidden.unflatten(0, (-1, NUM_READ)).unbind(1)]
+    for step in range(NUM_READ - NUM_DECODED, 0):
         tokens = torch.tensor([sequence[step] for sequence in sequences], device=model.device)
         layout = cache.advance(len(sequences))
         steps.append(decoder(tokens, layout.positions, cache, layout))

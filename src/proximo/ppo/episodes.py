@@ -33,7 +33,6 @@ def episode_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
         "environment/tool_calls_mean": Mean.of(map(num_tool_calls, episodes)),
         "environment/malformed_calls": Sum(sum(map(num_malformed_calls, episodes))),
         "environment/cut_observations": Sum(sum(episode.num_cut_observations for episode in episodes)),
-        "environment/seconds_mean": Mean.of(episode.seconds_in_environment for episode in episodes),
         "environment/faults": Sum(failures.total()),
     }
     metrics |= {f"environment/faults/{kind}": Sum(count) for kind, count in failures.items()}
@@ -105,4 +104,4 @@ def episode_fields(response: Response) -> Mapping[str, Any]:
         for turn in episode.turns
     ]
     fields = {"turns": turns, "forks": len(response.forks), "info": dict(episode.info)}
-    return {"response": transcript(episode), **fields, "seconds_in_environment": episode.seconds_in_environment}
+    return {"response": transcript(episode), **fields}

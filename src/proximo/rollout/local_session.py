@@ -85,6 +85,8 @@ class LocalSession(RowDecoding):
         self._rows = [_Row(ids=[]) for _ in range(rows)]
         self._calls: dict[int, _Call] = {}
         """The calls that run, by their rows, in the order in which they began."""
+        self._reading: set[int] = set()
+        """Those of their rows that lack more than their last id."""
         self._num_kept = 0
         self._casts: Casts = {}
         self._changed = threading.Condition()
@@ -149,9 +151,10 @@ class LocalSession(RowDecoding):
         with casting(self._casts):  # once for all passes with the same weights
             self._drop_forgotten()
             self._begin_waiting()
-            if self._calls and passes_at_once(self._device) == 1:
+            if self._reading and passes_at_once(self._device) == 1:
                 self._mixed_pass()
             elif self._calls:
+                self._read_all()
                 self._decode_block()
         return [self._ended(row) for row, call in list(self._calls.items()) if call.finish is not None]
 
@@ -164,6 +167,7 @@ class LocalSession(RowDecoding):
                 self._empty(row)
         for row, call in self._calls.items():
             self._cache.cut(row, 0)
+            self._reading.add(row)
             call.versions.append((self._version, len(call.token_ids)))
 
     def _drop_forgotten(self) -> None:
@@ -173,6 +177,7 @@ class LocalSession(RowDecoding):
             self._num_running -= sum(row in self._calls for row in lost)
         for row in lost:
             self._calls.pop(row, None)
+            self._reading.discard(row)
             self._empty(row)
 
     def _empty(self, row: int) -> None:
@@ -228,6 +233,8 @@ class LocalSession(RowDecoding):
         )
         self._rows[row] = _Row(ids=ids, lane=request.lane, is_kept=False)
         self._calls[row] = call
+        if known < len(ids) - 1:
+            self._reading.add(row)
         return True
 
     def _best_row(self, ids: list[int], may_be: Callable[[_Row], bool], *, least: int) -> tuple[int | None, int]:
@@ -263,8 +270,9 @@ class LocalSession(RowDecoding):
 
     def _read_all(self) -> None:
         """Compute all but the last id of running calls."""
-        while parts := self._next_parts(besides=1):
+        while self._reading and (parts := self._next_parts(besides=1)):
             self._read(parts)
+        self._reading.clear()
 
     def _next_parts(self, *, besides: int) -> list[tuple[int, int]]:
         """Rows, each with the number of ids that it reads in one pass. `besides`: how many of its last ids to leave."""
@@ -285,8 +293,7 @@ class LocalSession(RowDecoding):
         ids = chain.from_iterable(
             self._rows[row].ids[begin : begin + count] for row, begin, count in zip(rows, begins, counts, strict=True)
         )
-        alone = max(counts) == 1
-        layout = next(self._cache.passes(rows, 1)) if alone else self._cache.extend(rows, counts)
+        layout = self._cache.extend(rows, counts)
         tokens = send(torch.tensor(list(ids)), self._device)
         return self._made_decoder()(tokens, layout.positions, self._cache, layout)
 
@@ -300,6 +307,7 @@ class LocalSession(RowDecoding):
             for (row, _), last in zip(parts, lasts, strict=True)
             if self._cache.lengths[row] == len(self._rows[row].ids)
         }
+        self._reading.difference_update(complete)
         if not complete:
             return
         calls = [self._calls[row] for row in complete]
@@ -310,8 +318,7 @@ class LocalSession(RowDecoding):
             self._rows[row].ids.append(call.token_ids[-1])
 
     def _decode_block(self) -> None:
-        """On an accelerator all rows read first, and then decode a block."""
-        self._read_all()
+        """A block of tokens for rows that lack nothing else."""
         before = [len(call.token_ids) for call in self._calls.values()]
         self._decode_rows(list(self._calls), list(self._calls.values()))
         for (row, call), count in zip(self._calls.items(), before, strict=True):

@@ -103,7 +103,6 @@ def _trajectory(response: Response, episode: Episode) -> dict[str, Any]:
         "episode": {
             "info": json.loads(json.dumps(dict(episode.info), default=repr)),
             "failure": episode.failure,
-            "seconds_in_environment": episode.seconds_in_environment,
             "num_cut_observations": episode.num_cut_observations,
         },
     }

@@ -37,8 +37,8 @@ EPISODES = (
         "The same by kind: `error` (it raised), `timeout`, `died`, `memory`, `invalid` (a wrong type or size), "
         "`too_long` (a first observation that fills the conversation), `engine`."
     ),
-    Metric("environment/seconds_mean", Mean, "seconds", DOWN, repeatable=False).means(
-        "Mean wall-clock time of an episode that its environment took."
+    Metric("environment/environment_seconds", Sum, "seconds", DOWN, repeatable=False).means(
+        "Wall-clock time that environments took in the rollouts, added up over those that worked at the same time."
     ),
     Metric("environment/model_seconds", Sum, "seconds", DOWN, repeatable=False).means(
         "Wall-clock time of the rollouts in which the model decoded. Environments may have worked meanwhile."

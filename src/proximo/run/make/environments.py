@@ -36,7 +36,12 @@ class PythonEnvironment:
 
     make: Callable[[], Environment]
     """The class, or a function that makes an environment."""
-    limits: Limits = field(default_factory=Limits)
+    max_turns: int = 16
+    """Turns of the policy in an episode."""
+    max_tokens: int = 1024
+    """Tokens that the policy reads and writes in one call: the whole conversation."""
+    max_seconds: float | None = None
+    """An episode that is older begins no further turn; None: no such limit."""
     max_observation_tokens: int | None = 512
     """Tokens of one observation. A longer one is cut, with a mark."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +61,8 @@ class PythonEnvironment:
         renderer = TurnRenderer(
             tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
         )
-        return Arena(environments=pool, renderer=renderer, limits=self.limits)
+        limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
+        return Arena(environments=pool, renderer=renderer, limits=limits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
