@@ -6,7 +6,7 @@ rewards. What a trajectory is made of, the server records.
 
 import secrets
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from json import dumps
 
 from proximo.environments.call_requests import Vocabulary
@@ -18,6 +18,7 @@ from proximo.environments.recorder import CallLimits, Recording
 from proximo.environments.server import ModelServer
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.environments.verifiers_process import VerifiersProcess
+from proximo.metrics.values import MetricValue, Sum
 from proximo.records import Finish, Response
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import Session
@@ -51,6 +52,10 @@ class AgentArena(Arena):
         """The loop of one call of `generate`."""
         return AgentPlay(self, session, options, on_finished)
 
+    def counts(self) -> dict[str, MetricValue]:
+        """What became of the calls that were not answered, since the last call."""
+        return {f"environment/{name}": Sum(count) for name, count in self.server.counts().items()}
+
     def close(self) -> None:
         """End all programs, and what they ask."""
         super().close()
@@ -78,8 +83,8 @@ class AgentPlay(Play):
         decodes, begun = self._session.num_running > 0, self._clock()
         self._server.answered(self._session.advance(WAIT_SECONDS))
         seconds = self._clock() - begun
-        self.model_seconds += seconds if decodes else 0.0
-        self.waiting_seconds += 0.0 if decodes else seconds
+        self.times.model += seconds if decodes else 0.0
+        self.times.waiting += 0.0 if decodes else seconds
 
     def _take(self, lane: Lane, answer: EnvironmentStep | EnvironmentFault) -> None:
         """Run the program, or end its trajectory."""
@@ -120,7 +125,8 @@ class AgentPlay(Play):
             return
         lane.trajectory = recording.trajectory
         step = EnvironmentStep(observation="") if isinstance(answer, EnvironmentFault) else answer
-        recording.answer(replace(step, seconds=max(0.0, step.seconds - recording.model_seconds)))
+        self.times.environments += max(0.0, step.seconds - recording.model_seconds)
+        recording.answer(step)
 
     def _leave(self, number: int) -> None:
         recording = self._recordings.pop(number, None)

@@ -103,6 +103,10 @@ class Arena:
         del options  # the session has them
         return Play(self, session, on_finished)
 
+    def counts(self) -> dict[str, MetricValue]:
+        """Further metrics since the last call."""
+        return {}
+
     def close(self) -> None:
         """See `EnvironmentSource.close`."""
         if self.environments is not None:
@@ -170,7 +174,7 @@ class EnvironmentEngine:
             "environment/environment_seconds": Sum(self._arena.times.environments),
         }
         self._arena.times.clear()
-        return times | engine_statistics(self.inner)
+        return times | self._arena.counts() | engine_statistics(self.inner)
 
     @torch.no_grad()
     def generate(
