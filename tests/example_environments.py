@@ -33,13 +33,13 @@ class Echo:
 class Async(Echo):
     """The same, with methods that are coroutines and share a lock, which belongs to one event loop."""
 
-    async def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:  # ty: ignore
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         self.lock = asyncio.Lock()
         async with self.lock:
             await asyncio.sleep(0)
             return super().reset(seed, row)
 
-    async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:  # ty: ignore
+    async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         async with self.lock:
             await asyncio.sleep(0)
             return super().step(text)
@@ -115,6 +115,19 @@ class Faulty(Echo):
 
     def do_return(self, _: str) -> list[int]:
         return [1, 2]
+
+
+class Mortal(Echo):
+    """Dies in the first step of every episode with an odd seed; pays 1 in the others, and ends."""
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.is_doomed = seed % 2 == 1
+        return super().reset(seed, row)
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.is_doomed:
+            os._exit(9)
+        return "", 1.0, True, False, {}
 
 
 class Broken:

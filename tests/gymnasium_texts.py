@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import gymnasium  # ty: ignore[unresolved-import]
+import gymnasium
 
 
 class Password(gymnasium.Env):

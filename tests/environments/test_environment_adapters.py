@@ -45,7 +45,7 @@ def players_of(section: Mapping[str, Any]) -> Players:
     """In processes; threads for tools, whose schemas need a library that takes seconds to import."""
     config: WorkerEnvironmentConfig = TypeAdapter(EnvironmentConfig).validate_python(section)
     path, options = config.made_by("hermes")
-    if config.kind == "tools":  # ty: ignore[unresolved-attribute]
+    if config.kind == "tools":
         return ThreadPlayers(environment_maker(path, options))
     return ProcessPlayers(path, options, memory_bytes=None)
 

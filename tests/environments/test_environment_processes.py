@@ -1,11 +1,13 @@
 """Environments in worker processes and in threads: the same answers; faults that harm no other; nothing left behind."""
 
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,7 @@ def test_many_at_once_give_their_own_answers(make: Any, name: str) -> None:
         pool.stop(2)
         pool.stop(3)
         found = answer(pool, 4, 5)
-        assert {lane: each.observation for lane, each in found.items()} == {  # ty: ignore
+        assert {lane: each.observation for lane, each in found.items()} == {
             lane: f"seed {lane}, row {{'number': {lane}}}" for lane in (4, 5)
         }
         last = stepped(pool, 4, "end")
@@ -141,7 +143,7 @@ def test_an_environment_that_hangs_is_killed_with_what_it_started(
     try:
         began(pool, 0)
         process = began(pool, 1).info["process"]
-        child = int(stepped(pool, 1, "child").observation)  # ty: ignore
+        child = int(stepped(pool, 1, "child").observation)
         monkeypatch.setattr(pools, "time", PoolClock((hangs(begun, 1), 600.0)))
         found = fault(pool, 1, "hang")
         assert found == EnvironmentFault(reason="step() did not answer within timeout_seconds = 120", kind="timeout")
@@ -227,6 +229,49 @@ def test_players_end_with_the_process_that_they_were_forked_from_and_others_take
         assert began(pool, 3).observation == "seed 3, row {}"
     finally:
         pool.close()
+
+
+def test_whatever_is_killed_every_call_has_one_answer_and_none_is_wrong() -> None:
+    draw = random.Random(7)
+    pool = in_processes("Echo", workers=5)
+    asked, begun = dict.fromkeys(range(25), 0), iter(range(25))
+    playing: dict[int, int] = {}
+    num_faults = 0
+
+    def begin() -> None:
+        if (lane := next(begun, None)) is not None:
+            pool.start(lane, seed=lane, row={})
+            playing[lane] = 0
+
+    def take(lane: int, found: EnvironmentStep | EnvironmentFault) -> bool:
+        """Whether the episode goes on."""
+        asked[lane] += 1
+        if isinstance(found, EnvironmentFault):
+            assert found.kind == "died", found
+            return False
+        assert found.observation == (f"seed {lane}, row {{}}" if asked[lane] == 1 else f"turn {asked[lane] - 1}")
+        if asked[lane] == 1 and found.info["process"] and draw.random() < 0.3:
+            with suppress(ProcessLookupError):
+                os.kill(found.info["process"], draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
+        return asked[lane] < 5
+
+    try:
+        for _ in range(8):
+            begin()
+        while playing:
+            for lane, found in pool.poll(5.0):
+                if take(lane, found):
+                    pool.step(lane, "turn")
+                    continue
+                num_faults += isinstance(found, EnvironmentFault)
+                pool.stop(lane)
+                del playing[lane]
+                begin()
+        assert max(asked.values()) == 5
+        assert 0 < num_faults < 25
+    finally:
+        pool.close()
+    assert workers_of(os.getpid()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")

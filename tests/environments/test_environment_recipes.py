@@ -1,6 +1,8 @@
 """One environment of each form, unchanged, from a recipe of at most 30 lines: a step of training, without a fault."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,12 @@ ppo:
   rollout: {max_new_tokens: 4}
 """
 RECIPES = {
+    "class": """
+environment:
+  path: example_environments:Mortal
+  max_turns: 2
+  workers: 3
+""",
     "tools": """
 data: {sources: [{path: FOLDER/rows.jsonl}]}
 environment:
@@ -75,7 +83,7 @@ PACKAGES = {"gymnasium": "gymnasium", "gem": "gem", "textarena": "textarena", "r
 ROW = '{"prompt": "2 + 2?", "start": 4, "reward_spec": {"ground_truth": "4"}, "extra_info": {"max_turns": 3}}\n'
 
 
-def recipe(folder: Path, kind: str) -> PPORecipe:
+def recipe(folder: Path, kind: str, changes: Mapping[str, Any] | None = None) -> PPORecipe:
     model = tiny_language_model(max_position_embeddings=2048)
     save_pretrained(model, folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
@@ -83,12 +91,13 @@ def recipe(folder: Path, kind: str) -> PPORecipe:
     text = (COMMON + RECIPES[kind]).replace("FOLDER", str(folder))
     assert len(text.strip().splitlines()) <= 30
     (folder / "recipe.yaml").write_text(text)
-    loaded = load_recipe("ppo", str(folder / "recipe.yaml")).recipe
+    overrides = [f"{key}={value}" for key, value in (changes or {}).items()]
+    loaded = load_recipe("ppo", str(folder / "recipe.yaml"), overrides).recipe
     assert isinstance(loaded, PPORecipe)
     return loaded
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind != "class"])
 def test_an_environment_runs_unchanged_from_a_short_recipe(tmp_path: Path, kind: str) -> None:
     if kind in PACKAGES:
         pytest.importorskip(PACKAGES[kind], reason=f"the package of environments of kind {kind} is not installed")
@@ -103,6 +112,22 @@ def test_an_environment_runs_unchanged_from_a_short_recipe(tmp_path: Path, kind:
         assert response.episode is not None
         assert response.episode.failure is None
         assert response.episode.turns
+
+
+def test_an_environment_that_dies_costs_its_own_episodes_and_gives_no_reward(tmp_path: Path) -> None:
+    chosen = recipe(tmp_path, "class", {"ppo.prompts_per_step": 8, "ppo.guards.max_unscored_fraction": 1})
+    task = build_task(chosen)
+    try:
+        record = task.step(1)
+    finally:
+        task.close()
+    num_faults = record.metrics["environment/faults/died"].total
+    assert 0 < num_faults < 8
+    scores = record.metrics["score/mean"]
+    assert (scores.count, scores.total) == (8 - num_faults, 8 - num_faults)
+    assert {each["reason"] for each in record.samples if each["score"] is None} == {
+        "died: its process ended with status 9"
+    }
 
 
 @pytest.mark.parametrize("kind", PACKAGES)

@@ -38,7 +38,7 @@ class Players(Protocol):
         ...
 
     def end(self, number: int) -> None:
-        """End a player, whatever it does. Nothing more is heard of it."""
+        """End a player, whatever it does. What `wait` still says of it is old news."""
         ...
 
     def close(self) -> None:
@@ -70,12 +70,12 @@ class ThreadPlayers:
 
     def wait(self, seconds: float) -> list[tuple[int, dict[str, Any] | PlayerEnded]]:
         """The replies that have arrived. Waits at most this long for the first."""
-        replies = []
+        replies: list[tuple[int, dict[str, Any] | PlayerEnded]] = []
         with suppress(queue.Empty):
             replies.append(self._replies.get(timeout=seconds) if seconds > 0 else self._replies.get_nowait())
             while True:
                 replies.append(self._replies.get_nowait())
-        return [(number, reply) for number, reply in replies if number in self._requests]
+        return replies
 
     def end(self, number: int) -> None:
         """Have a player end after what it does now."""

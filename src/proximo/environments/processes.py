@@ -39,8 +39,6 @@ class _Channel:
     unsent: bytearray = field(default_factory=bytearray)
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
     is_ended: bool = False
-    is_missed: bool = True
-    """Whether its end is news, since nobody asked for it."""
 
 
 class ProcessPlayers:
@@ -121,7 +119,6 @@ class ProcessPlayers:
     def end(self, number: int) -> None:
         """Kill a player with all that it started."""
         if channel := self._channels.get(number):  # its own end may be among the last news
-            channel.is_missed = False
             self._end(channel)
 
     def close(self) -> None:
@@ -285,7 +282,7 @@ class ProcessPlayers:
     def _forget(self, channel: _Channel, reason: str) -> None:
         """A player is gone."""
         self._disconnect(channel)
-        if channel.number is not None and self._channels.pop(channel.number, None) and channel.is_missed:
+        if channel.number is not None and self._channels.pop(channel.number, None):
             self._events.append((channel.number, PlayerEnded(reason)))
 
     def _nursery_ended(self) -> None:
