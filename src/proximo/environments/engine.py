@@ -103,6 +103,10 @@ class Arena:
         del options  # the session has them
         return Play(self, session, on_finished)
 
+    def counts(self) -> dict[str, MetricValue]:
+        """Further metrics since the last call."""
+        return {}
+
     def close(self) -> None:
         """See `EnvironmentSource.close`."""
         if self.environments is not None:
@@ -163,7 +167,7 @@ class EnvironmentEngine:
             self.inner.stop()
 
     def statistics(self) -> Mapping[str, MetricValue]:
-        """What rollouts here did since the last call (seconds, repeated resets), and the metrics of the other engine."""
+        """What rollouts did since the last call (seconds, repeated resets), and the metrics of the other engine."""
         own: dict[str, MetricValue] = {
             "environment/model_seconds": Sum(self._arena.times.model),
             "environment/waiting_seconds": Sum(self._arena.times.waiting),
@@ -171,7 +175,7 @@ class EnvironmentEngine:
             "environment/retries": Sum(0 if (played := self._arena.environments) is None else played.take_retries()),
         }
         self._arena.times.clear()
-        return own | engine_statistics(self.inner)
+        return own | self._arena.counts() | engine_statistics(self.inner)
 
     @torch.no_grad()
     def generate(
