@@ -16,7 +16,6 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import all_weights
 from proximo.config.ppo.options import PPOConfig
-from proximo.environments.engine import Limits
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.run.loop import run_trainer
@@ -78,7 +77,7 @@ def train(num_steps: int, num_prompts: int, **agent: Any) -> tuple[list[Mapping[
         policy_optimizer={"learning_rate": 1e-2},
         value_optimizer={"learning_rate": 1e-2},
     )
-    given = PythonAgent(run=with_http, limits=Limits(max_turns=4, max_tokens=96), **agent)
+    given = PythonAgent(run=with_http, max_turns=4, max_tokens=96, **agent)
     model = tiny_language_model(hidden_size=32, intermediate_size=64, num_hidden_layers=1)
     trainer = PPOTrainer(model, tiny_tokenizer(), environment=given, config=config)
     assert trainer.environments is not None

@@ -369,3 +369,12 @@ def test_a_body_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         server.begin(recording(session))
         assert chat(server.base_url("secret"), "hi" * 1000).status_code == 413
         assert session.asked == []
+
+
+def test_what_was_not_answered_is_counted_since_the_last_look() -> None:
+    with serving("ab") as (server, session):
+        server.begin(recording(session))
+        chat(server.base_url("secret"), "hi", seed=1)
+        chat(server.base_url("none"), "hi")
+        assert server.counts() == {"refused_calls": 1, "ignored_options": 1, "broken_off_calls": 0}
+        assert set(server.counts().values()) == {0}

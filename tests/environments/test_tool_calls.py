@@ -6,6 +6,7 @@ import pytest
 from transformers import Qwen2Tokenizer
 
 from chat_families import FAMILIES, Family
+from proximo.data.tokenizer_training import train_tokenizer
 from proximo.environments.tool_calls import (
     ToolCall,
     ToolStyle,
@@ -16,6 +17,7 @@ from proximo.environments.tool_calls import (
     tools_as_text,
     without_thought,
 )
+from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError
 from real_data import real_data
 from tool_templates import TOOL_FAMILIES
@@ -68,6 +70,16 @@ def test_what_a_template_writes_of_calls_is_read_as_these_calls(name: str) -> No
         turn = parse(said, style, TOOLS)
         assert (turn.malformed, turn.text) == ((), "")
         assert [(call.name, call.arguments) for call in turn.calls] == [("weather", each) for each in chosen]
+
+
+def test_a_template_whose_calls_are_not_read_is_refused() -> None:
+    tokenizers: list[Any] = [family.tokenizer() for _, family in CALLING_FAMILIES.values() if family is not None]
+    for tokenizer in (*tokenizers, FAMILIES["gemma"].tokenizer(), train_tokenizer([""], vocab_size=257)):
+        TurnRenderer(tokenizer).check_tools()
+    foreign = TOOL_FAMILIES["deepseek 3"].tokenizer()
+    with pytest.raises(ConfigError, match=r"writes calls of tools in a style that is not known: .*set tool_style"):
+        TurnRenderer(foreign).check_tools()
+    TurnRenderer(foreign, tool_style="hermes").check_tools()
 
 
 def test_the_style_of_a_template_without_calls_is_that_of_hermes() -> None:

@@ -206,7 +206,7 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
             )
         if self.host.startswith("unix://"):
             if not self.host.startswith("unix:///"):
-                raise ValueError(f"host {self.host}: give an absolute path, as unix:///run/policy")
+                raise ValueError(f"host {self.host} names no absolute path: write it as unix:///run/policy")
         elif self.token_env is None and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: name with token_env the environment variable "
@@ -237,7 +237,7 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
     @model_validator(mode="after")
     def _is_one_program(self) -> Self:
         if (self.path is None) == (not self.command):
-            raise ValueError("an agent is a function, path, or a program, command: give one of them")
+            raise ValueError("an agent is either a function, at path, or a command: give one of them")
         return self
 
     def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002

@@ -18,6 +18,7 @@ from proximo.environments.recorder import CallLimits, Recording
 from proximo.environments.server import ModelServer
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.environments.verifiers_process import VerifiersProcess
+from proximo.metrics.values import MetricValue, Sum
 from proximo.records import Finish, Response
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import Session
@@ -50,6 +51,10 @@ class AgentArena(Arena):
     def play(self, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]) -> "AgentPlay":
         """The loop of one call of `generate`."""
         return AgentPlay(self, session, options, on_finished)
+
+    def counts(self) -> dict[str, MetricValue]:
+        """What became of the calls that were not answered, since the last call."""
+        return {f"environment/{name}": Sum(count) for name, count in self.server.counts().items()}
 
     def close(self) -> None:
         """End all programs, and what they ask."""

@@ -103,6 +103,10 @@ class Arena:
         del options  # the session has them
         return Play(self, session, on_finished)
 
+    def counts(self) -> dict[str, MetricValue]:
+        """Further metrics since the last call."""
+        return {}
+
     def close(self) -> None:
         """See `EnvironmentSource.close`."""
         if self.environments is not None:
@@ -171,7 +175,7 @@ class EnvironmentEngine:
             "environment/retries": Sum(0 if (played := self._arena.environments) is None else played.take_retries()),
         }
         self._arena.times.clear()
-        return own | engine_statistics(self.inner)
+        return own | self._arena.counts() | engine_statistics(self.inner)
 
     @torch.no_grad()
     def generate(

@@ -55,6 +55,7 @@ class ModelServer:
         self.refused: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
         """Options of clients that have no effect, by name."""
+        self._seen: Counter[str] = Counter()
         self._chat = chat
         self._max_model_len = max_model_len
         self._token = token
@@ -84,6 +85,17 @@ class ModelServer:
     def answered(self, calls: Sequence[ModelCall]) -> None:
         """Give clients what the session has decoded. From any thread."""
         self._loop.call_soon_threadsafe(lambda: [self.recorder.answered(call) for call in calls])
+
+    def counts(self) -> dict[str, int]:
+        """Requests that were refused, options without effect, and calls whose client left, since the last look."""
+        found = {
+            "refused_calls": self.refused.total(),
+            "ignored_options": self.ignored.total(),
+            "broken_off_calls": self.recorder.num_broken_off,
+        }
+        new = {name: count - self._seen[name] for name, count in found.items()}
+        self._seen.update(found)
+        return new
 
     def in_loop(self, work: Callable[[], object]) -> None:
         """Do something in the thread of the server, and wait. Raises TrainingError if that has ended or hangs."""

@@ -13,7 +13,7 @@ from proximo.data.templates.chat import ChatTemplate, end_of_turn_ids
 from proximo.data.templates.conversation_text import DUMMY
 from proximo.data.templates.limits import RenderingError
 from proximo.data.tokenise import Place, TextEncoder
-from proximo.environments.tool_calls import ToolStyle, marks_of, style_of
+from proximo.environments.tool_calls import ToolStyle, marks_of, parse, style_of
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Finish, Message
 
@@ -55,7 +55,27 @@ class TurnRenderer:
                 f"environment: the chat template of '{self.encoder.name}' takes no turn of the user after one of the "
                 "assistant, so no environment can answer: give another as tokenizer.chat_template"
             )
+        self._is_style_given = tool_style is not None
         self.tool_style = tool_style or style_of(None if self.template is None else self.template.source)
+
+    def check_tools(self) -> None:
+        """Raises ConfigError for a chat template that writes calls in a style that is not read, unless one is given."""
+        asked: list[Message] = [{"role": "user", "content": "a"}]
+        call = {"id": "call00000", "type": "function", "function": {"name": DUMMY, "arguments": {"a": "a"}}}
+        calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if self.template is None or self._is_style_given:
+            return
+        before, whole = self._tried(asked, tools=[_TOOL]), self._tried([*asked, calling], tools=[_TOOL])
+        if whole is None:
+            return  # it writes no calls: the policy is told how to
+        said = whole.removeprefix(before or "")
+        said = said.partition(self.template.ending)[0] if self.template.ending else said
+        if not any(call.name == DUMMY for call in parse(said, self.tool_style).calls):
+            raise ConfigError(
+                f"environment: the chat template of '{self.encoder.name}' writes calls of tools in a style that is not "
+                f"known: {said.strip()[:80]!r}; give another template as tokenizer.chat_template, or set tool_style to "
+                "the style in which the policy is to write them"
+            )
 
     @cached_property
     def writes_tools(self) -> bool:

@@ -35,7 +35,19 @@ EPISODES = (
     ),
     Metric("environment/faults/<component>", Sum, "episodes", DOWN).means(
         "The same by kind: `error` (it raised), `timeout`, `died`, `memory`, `invalid` (a wrong type or size), "
-        "`too_long` (a first observation that fills the conversation), `engine`."
+        "`too_long` (a first observation that fills the conversation), `engine`; of agents also `client` (two at once "
+        "under one id) and `agent` (it ended without a call)."
+    ),
+    Metric("environment/refused_calls", Sum, "requests", DOWN).means(
+        "Requests of agents that the policy's server refused: malformed, beyond a limit, too many at once, or of a "
+        "trajectory that had ended."
+    ),
+    Metric("environment/broken_off_calls", Sum, "calls", DOWN, repeatable=False).means(
+        "Calls of agents whose client left before the answer. Their tokens are dropped."
+    ),
+    Metric("environment/ignored_options", Sum, "options").means(
+        "Options of sampling in requests of agents that had no effect, since the run decides them; the first of each "
+        "name is logged."
     ),
     Metric("environment/retries", Sum, "resets", DOWN, repeatable=False).means(
         "Resets that failed and were tried again. After three failures the episode is a fault."

@@ -71,7 +71,12 @@ class PythonAgent:
 
     run: Callable[..., Any]
     """Called as `run(base_url=..., row=..., seed=...)`: returns the reward, or a mapping with `reward`."""
-    limits: Limits = field(default_factory=Limits)
+    max_turns: int = 16
+    """Calls of the policy in a trajectory."""
+    max_tokens: int = 1024
+    """Tokens that the policy reads and writes in one call."""
+    max_seconds: float | None = None
+    """A trajectory that is older makes no further call; None: no such limit."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template reads besides messages and tools."""
     workers: int = 64
@@ -87,11 +92,12 @@ class PythonAgent:
         name = getattr(self.run, "__name__", type(self.run).__name__)
         options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
         pool = EnvironmentPool(ThreadPlayers(lambda: FunctionAgent(self.run)), name=name, **options)
-        return _served(pool, tokenizer, self.template_variables, self.limits)
+        limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
+        return _served(pool, tokenizer, self.template_variables, limits)
 
 
 def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
-    """What engines play in: for a class, a function or a `PythonEnvironment`; None for None.
+    """What engines play in: for a class, a function, a `PythonEnvironment` or a `PythonAgent`; None for None.
 
     Raises ConfigError for anything else, and for an environment that cannot be made.
     """
