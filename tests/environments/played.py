@@ -52,6 +52,9 @@ class FakeEnvironments:
         del self.playing[lane]
         self.stopped.append(lane)
 
+    def take_retries(self) -> int:
+        return 0
+
     def poll(self, wait_seconds: float) -> list[tuple[int, Any]]:
         self._answers.sort(key=lambda answer: answer[:2])
         if wait_seconds and self._answers and self._answers[0][0] > self.clock.now:

@@ -126,7 +126,7 @@ def test_a_reset_is_tried_again_elsewhere_and_then_a_fault(clock: MovedClock) ->
         if not answers:
             assert len({number for number, _ in players.asked}) == len(players.asked), "each in a new player"
     assert answers == [(1, EnvironmentFault(reason="reset() raised OSError", kind="error"))]
-    assert pool.num_retries == ATTEMPTS - 1
+    assert pool.take_retries() == ATTEMPTS - 1
     pool.stop(1)
 
 

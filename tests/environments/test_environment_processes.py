@@ -132,7 +132,7 @@ def test_faults_of_a_step_say_what_happened_and_harm_no_other(faulty: Environmen
         assert found.kind == kind, found
         assert re.fullmatch(reason, found.reason), found
         wait_until(lambda process=process: faulty.poll(0.0) == [] and not os.path.exists(f"/proc/{process}"))
-    assert faulty.num_retries == 0
+    assert faulty.take_retries() == 0
 
 
 def test_an_environment_that_hangs_is_killed_with_what_it_started(
@@ -160,7 +160,7 @@ def test_a_reset_that_fails_is_tried_again_in_another_process(tmp_path: Path) ->
         assert began(pool, 1, do="raise once").observation == "raised before"
         pool.start(2, seed=2, row={"do": "leave 4"})
         assert answer(pool, 2) == {2: EnvironmentFault(reason="its process ended with status 4", kind="died")}
-        assert pool.num_retries == 3
+        assert pool.take_retries() == 3
     finally:
         pool.close()
 

@@ -167,14 +167,15 @@ class EnvironmentEngine:
             self.inner.stop()
 
     def statistics(self) -> Mapping[str, MetricValue]:
-        """Where the time of all rollouts here went since the last call, and the metrics of the other engine."""
-        times: dict[str, MetricValue] = {
+        """What rollouts did since the last call (seconds, repeated resets), and the metrics of the other engine."""
+        own: dict[str, MetricValue] = {
             "environment/model_seconds": Sum(self._arena.times.model),
             "environment/waiting_seconds": Sum(self._arena.times.waiting),
             "environment/environment_seconds": Sum(self._arena.times.environments),
+            "environment/retries": Sum(0 if (played := self._arena.environments) is None else played.take_retries()),
         }
         self._arena.times.clear()
-        return times | self._arena.counts() | engine_statistics(self.inner)
+        return own | self._arena.counts() | engine_statistics(self.inner)
 
     @torch.no_grad()
     def generate(

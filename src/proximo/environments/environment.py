@@ -80,6 +80,10 @@ class Environments(Protocol):
         """The answers that arrived, after at most this long. A fault ends the episode of its lane."""
         ...
 
+    def take_retries(self) -> int:
+        """How many resets were tried again since the last call."""
+        ...
+
     def close(self) -> None:
         """End all environments and their processes."""
         ...

@@ -69,8 +69,7 @@ class EnvironmentPool:
         self._waiting: deque[_Lane] = deque()
         self._states: dict[int, _State] = {}
         self._answers: list[tuple[int, EnvironmentStep | EnvironmentFault]] = []
-        self.num_retries = 0
-        """Attempts at a reset beyond the first, since the start."""
+        self._num_retries = 0
         try:
             self._make_first()
         except BaseException:
@@ -117,6 +116,11 @@ class EnvironmentPool:
             if self._answers or not self._lanes or time.monotonic() >= until:
                 answers, self._answers = self._answers, []
                 return answers
+
+    def take_retries(self) -> int:
+        """How many resets were tried again since the last call."""
+        taken, self._num_retries = self._num_retries, 0
+        return taken
 
     def close(self) -> None:
         """Ends all environments and their processes."""
@@ -215,6 +219,6 @@ class EnvironmentPool:
             if lane.failures >= ATTEMPTS:
                 self._answers.append((lane.number, fault))
             else:
-                self.num_retries += 1
+                self._num_retries += 1
                 lane.not_before = time.monotonic() + backoff_seconds(lane.failures)
                 self._waiting.append(lane)

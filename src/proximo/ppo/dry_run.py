@@ -48,7 +48,7 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
             yield "ptx" if name == "data" else name, text
         yield "", f"{count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
     yield from _learning(recipe)
-    yield from _steps(recipe.ppo, recipe.longest)
+    yield from _steps(recipe)
     if num_rows:
         passes = recipe.ppo.num_steps * recipe.ppo.prompts_per_step / num_rows
         drawn = f"{count_of(recipe.ppo.num_steps, 'step')} x {count_of(recipe.ppo.prompts_per_step, 'prompt')}"
@@ -195,12 +195,13 @@ def _rate(role: str, optimizer: OptimizerConfig, *, num_updates: int) -> str:
     return f"{role}: {rate}, {optimizer.schedule}{after}{short}"
 
 
-def _steps(ppo: PPOConfig, longest: tuple[int, int]) -> Iterator[Line]:
+def _steps(recipe: PPORecipe) -> Iterator[Line]:
+    ppo, (prompt, response) = recipe.ppo, recipe.longest
     responses, of_update = ppo.responses_per_step, ppo.responses_per_update
     minibatches = -(-responses // of_update)
     updates = ppo.epochs_per_step * minibatches
-    prompt, response = longest
     tokens = responses * (prompt + response)
+    each = f"({prompt:,} + {response:,})" if recipe.environment is None else f"{prompt + response:,}"
     rest = responses % of_update
     uneven = f", the last of {rest}" if rest else ""
     prompts, scored = count_of(ppo.prompts_per_step, "prompt"), count_of(responses, "response")
@@ -211,7 +212,7 @@ def _steps(ppo: PPOConfig, longest: tuple[int, int]) -> Iterator[Line]:
         yield "", f"the {kept} of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
     cut = f"{count_of(minibatches, 'minibatch', 'minibatches')} of {of_update:,}{uneven}"
     yield "", f"{count_of(ppo.epochs_per_step, 'epoch')} x {cut} = {count_of(updates, 'update')}"
-    yield "", f"at most {responses:,} x ({prompt:,} + {response:,}) = {tokens:,} tokens"
+    yield "", f"at most {responses:,} x {each} = {tokens:,} tokens"
     if ppo.critic_warmup_steps:
         yield "", f"in the first {count_of(ppo.critic_warmup_steps, 'step')} the value model learns alone"
     yield (

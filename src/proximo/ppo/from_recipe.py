@@ -13,6 +13,7 @@ from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
+from proximo.environments.engine import EnvironmentSource
 from proximo.environments.reward import EnvironmentReward
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
@@ -77,10 +78,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = load_data(recipe, rows, tokenizer, cache)
-    environments = None
-    if recipe.environment is not None:
-        environments = make_environments(recipe.environment, tokenizer, on_every_rank=recipe.engine.kind == "local")
-        started.callback(environments.close)
+    environments = _start_environments(recipe, tokenizer, started)
     for own in owns:
         if own is not None and not gives_same_ids(own, tokenizer):
             check_rendering(TextEncoder(own), data.all_prompts)
@@ -108,9 +106,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     sources = [
         (config.weight, source) for config, source in zip(recipe.reward, all_sources[: len(recipe.reward)], strict=True)
     ]
-    if environments is not None:
-        sources.insert(0, (1.0, EnvironmentReward(per_turn=recipe.ppo.advantage.is_per_token)))
-    reward = WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
+    reward = _reward(recipe, sources)
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     compared = device_spec.on(recipe.devices.reference.device)
@@ -148,6 +144,23 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         inputs_fingerprint=fingerprint,
         notes=(*data.notes, *cache.notes, *_sharing_note(trainer, sources)),
     )
+
+
+def _start_environments(
+    recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, started: ExitStack
+) -> EnvironmentSource | None:
+    if recipe.environment is None:
+        return None
+    environments = make_environments(recipe.environment, tokenizer, on_every_rank=recipe.engine.kind == "local")
+    started.callback(environments.close)
+    return environments
+
+
+def _reward(recipe: PPORecipe, sources: Sequence[tuple[float, RewardSource]]) -> RewardSource:
+    """The weighted sum of the sources, with what the environment gives."""
+    if recipe.environment is not None:
+        sources = [(1.0, EnvironmentReward(per_turn=recipe.ppo.advantage.is_per_token)), *sources]
+    return WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
 
 
 def _tokenizer_of_all(recipe: PPORecipe, reference_config: ModelConfig | None) -> PreTrainedTokenizerBase:

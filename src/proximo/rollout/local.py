@@ -188,8 +188,8 @@ class LocalEngine:
     def session(self, options: SamplingOptions, *, max_tokens: int) -> Generator["LocalSession"]:
         """See `SessionEngine.session`. Calls of `generate` in other threads wait until it ends.
 
-        It keeps the caches of lanes whose calls have ended, the youngest first, in at most 1 GiB beyond what
-        `max_num_seqs` running calls need.
+        It keeps the caches of lanes whose calls have ended while there is room: rows for `max_num_seqs` running calls,
+        and more up to 512 rows and 1 GiB.
         """
         from proximo.rollout.local_session import LocalSession
 

@@ -11,7 +11,6 @@ log-probs differ by rounding.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ from proximo.rollout.stopping import StopRules
 
 _SHARED_TOKENS = 16
 """A lane without cache copies the beginning that it has in common with another row, from so many tokens on."""
-_KEPT_BYTES = 2**30
-"""Beyond the rows of running calls there are rows to keep, as long as all rows together take at most this memory."""
+_MOST_ROWS, _MOST_BYTES = 512, 2**30
+"""Beyond the rows of running calls there are rows to keep, as long as all rows together are within both."""
 _FIRST_ROWS, _FIRST_TOKENS = 8, 128
 """Rows of the cache at first, and tokens for which each has room. Both grow by doubling."""
 
@@ -91,7 +90,7 @@ class LocalSession(RowDecoding):
         self._casts: Casts = {}
         self._changed = threading.Condition()
         """Guards what follows: other threads submit and forget."""
-        self._waiting: deque[CallRequest] = deque()
+        self._waiting: list[CallRequest] = []
         self._forgotten: set[Hashable] = set()
         self._num_running = 0
         self._failure: BaseException | None = None
@@ -107,6 +106,8 @@ class LocalSession(RowDecoding):
         with self._changed:
             self._raise_failure()
             self._waiting.append(request)
+            # What has begun goes first: its cache is still there, and no trajectory waits for all others to begin.
+            self._waiting.sort(key=lambda each: each.first_position == 0)
             self._num_running += 1
             self._changed.notify_all()
 
@@ -116,7 +117,7 @@ class LocalSession(RowDecoding):
             self._forgotten.add(lane)
             kept = [request for request in self._waiting if request.lane != lane]
             self._num_running -= len(self._waiting) - len(kept)
-            self._waiting = deque(kept)
+            self._waiting = kept
 
     def advance(self, wait_seconds: float) -> list[ModelCall]:
         """See `Session.advance`."""
@@ -190,8 +191,8 @@ class LocalSession(RowDecoding):
         Of calls that begin alike, such as the first ones of a group, the first computes the beginning for all.
         """
         with self._changed:
-            count = min(len(self._waiting), self._num_slots - len(self._calls))
-            requests = [self._waiting.popleft() for _ in range(count)]
+            count = self._num_slots - len(self._calls)
+            requests, self._waiting = self._waiting[:count], self._waiting[count:]
         if requests and not self._cache.is_allocated:
             self._allocate(requests[0].token_ids[0])
         alike = [request for request in requests if not self._begin(request, waits=True)]
@@ -207,7 +208,7 @@ class LocalSession(RowDecoding):
         self._cache.place(prompt, 0, [0])
         self._cache.cut(0, 0)
         of_token = sum(states.nbytes for pair in prompt.captured.values() for states in pair)
-        self._most_rows = max(self._num_slots, _KEPT_BYTES // (of_token * self._max_tokens))
+        self._most_rows = max(self._num_slots, min(_MOST_ROWS, _MOST_BYTES // (of_token * self._max_tokens)))
 
     def _begin(self, request: CallRequest, *, waits: bool) -> bool:
         """Begin a call in a row. With `waits`, False if a pass will compute a beginning that it could copy."""

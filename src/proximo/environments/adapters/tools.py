@@ -35,7 +35,6 @@ class Tools:
 
     def __init__(self, environment: Any, schemas: Sequence[Mapping[str, Any]], style: ToolStyle) -> None:
         self._environment, self._schemas, self._style = environment, schemas, style
-        self._reward = 0.0
 
     async def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """The prompt of the row, with the text of the class at the end of its last message, or this text alone."""
@@ -46,7 +45,7 @@ class Tools:
         text = await _waited(self._environment.reset(**given)) or ""
         prompt = row.get("prompt") or [{"role": "user", "content": ""}]
         *before, last = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return [*before, {**last, "content": f"{last['content']}{text}"}], {"tools": self._schemas}
+        return [*before, {**last, "content": (last.get("content") or "") + text}], {"tools": self._schemas}
 
     async def step(self, text: str) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """The results of the calls in a text, in their order. A tool that raises tells the policy so."""
@@ -60,6 +59,8 @@ class Tools:
     async def _result(self, call: ToolCall) -> str:
         try:
             result = await _waited(getattr(self._environment, call.name)(**call.arguments))
+        except MemoryError:
+            raise
         except Exception as error:  # such as an argument out of range: the policy is to learn from it
             return f"Error: {error_text(error)}"
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)

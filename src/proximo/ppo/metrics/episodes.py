@@ -49,6 +49,9 @@ EPISODES = (
         "Options of sampling in requests of agents that had no effect, since the run decides them; the first of each "
         "name is logged."
     ),
+    Metric("environment/retries", Sum, "resets", DOWN, repeatable=False).means(
+        "Resets that failed and were tried again. After three failures the episode is a fault."
+    ),
     Metric("environment/environment_seconds", Sum, "seconds", DOWN, repeatable=False).means(
         "Wall-clock time that environments took in the rollouts, added up over those that worked at the same time."
     ),
