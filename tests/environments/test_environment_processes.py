@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -161,6 +162,19 @@ def test_a_reset_that_fails_is_tried_again_in_another_process(tmp_path: Path) ->
         pool.start(2, seed=2, row={"do": "leave 4"})
         assert answer(pool, 2) == {2: EnvironmentFault(reason="its process ended with status 4", kind="died")}
         assert pool.take_retries() == 3
+    finally:
+        pool.close()
+
+
+def test_environments_outlive_the_thread_that_made_them() -> None:
+    pools: list[EnvironmentPool] = []
+    maker = threading.Thread(target=lambda: pools.append(in_processes("Echo")))
+    maker.start()
+    maker.join()
+    (pool,) = pools
+    try:
+        assert began(pool, 1).observation == "seed 1, row {}"
+        assert pool.take_retries() == 0
     finally:
         pool.close()
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,8 @@ class ProcessPlayers:
         """Whose fork or end the nursery was asked for, in the order of its replies."""
         self._num_failed_nurseries = 0
         self._is_closed = False
+        self._starter = ThreadPoolExecutor(1, "nursery")
+        """Lives as long as the nursery, which the kernel ends with the thread that started it."""
         atexit.register(self.close)
         try:
             with as_own_errors(), logging_start(f"environment {self.name}", "its first process"):
@@ -138,6 +141,7 @@ class ProcessPlayers:
             while not self._nursery.has_died() and time.monotonic() < deadline:
                 time.sleep(0.002)
             self._nursery.kill()
+        self._starter.shutdown()
         self._selector.close()
         self._folder.remove()
 
@@ -158,7 +162,7 @@ class ProcessPlayers:
 
     def _start_nursery(self) -> WorkerProcess:
         try:
-            nursery = WorkerProcess(self._spec)
+            nursery = self._starter.submit(WorkerProcess, self._spec).result()
         except OSError as error:
             raise WorkersError(f"no process can be started: {error}") from error
         self._selector.register(nursery.replies, selectors.EVENT_READ)
