@@ -43,7 +43,10 @@ def test_messages_and_infos_arrive_as_plain_values() -> None:
         ({"observation": b"bytes"}, "it returned bytes b'bytes'"),
         ({"observation": ["text"]}, "it returned list "),
         ({"observation": [{"content": "no role"}]}, "it returned list "),
-        ({"observation": [{"role": "user", "content": object()}]}, r"the messages of step\(\) must be texts, numbers"),
+        ({"observation": [{"role": "user", "content": object()}]}, "content is a text, or a list of parts"),
+        ({"observation": [{"role": "user", "content": 3}]}, "one has int 3"),
+        ({"observation": [{"role": "user", "content": [{"type": "image"}]}]}, "one has list"),
+        ({"observation": [{"role": "user", "x": object()}]}, r"the messages of step\(\) must be texts, numbers"),
         ({"observation": "x" * (MAX_ANSWER_CHARACTERS + 1)}, "has 4,194,305 characters, more than 4,194,304"),
         ({"reward": True}, r"step\(\) must return a reward that is a finite number, it returned bool True"),
         ({"reward": "1"}, "it returned str '1'"),
@@ -60,6 +63,21 @@ def test_messages_and_infos_arrive_as_plain_values() -> None:
 def test_a_wrong_part_is_named_with_what_was_wanted(parts: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidAnswerError, match=said):
         stepped(**parts)
+
+
+@pytest.mark.parametrize("tools", [3, "abc", {}, [1], [{"a": 1}], [{"function": 3}], [{"function": {"name": None}}]])
+def test_tools_without_names_and_a_beginning_without_messages_are_refused(tools: Any) -> None:
+    with pytest.raises(InvalidAnswerError, match=r"info\['tools'\] of reset\(\) must be a list of JSON schemas"):
+        checked_reset(("go", {"tools": tools}))
+    with pytest.raises(InvalidAnswerError, match="at least one message"):
+        checked_reset(([], {}))
+
+
+def test_contents_in_parts_are_joined_and_named_functions_are_tools() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    found = checked_reset(([{"role": "user", "content": parts}, {"role": "user"}], {"tools": [{"name": "f"}]}))
+    assert [message["content"] for message in found["observation"]] == ["ab", ""]
+    assert found["info"] == {"tools": [{"name": "f"}]}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Calls of the policy and answers of an environment become one flat record."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -90,3 +91,11 @@ def test_a_trajectory_is_sent_to_other_ranks_as_it_is(finish: Finish):
     assert index == 0
     for name in set(Response.__slots__) - {"logprobs", "response_mask"}:
         assert getattr(sent, name) == getattr(given, name), name
+
+
+@pytest.mark.parametrize("value", [["search"], "two", None, math.nan])
+def test_an_info_of_ones_own_is_no_count_of_tools(value: object) -> None:
+    trajectory = Trajectory(prompt=FIRST, sample_index=0)
+    trajectory.add_call(call((1, 2), 10), "a")
+    answer(trajectory, tool_calls=value, malformed_calls=2)
+    assert (trajectory.turns[-1].num_tool_calls, trajectory.turns[-1].num_malformed_calls) == (0, 2)

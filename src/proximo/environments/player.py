@@ -154,7 +154,11 @@ def _described(error: BaseException, function: Any = None) -> str:
 def checked_reset(answer: Any) -> dict[str, Any]:
     """`observation` and `info` of what `reset` returned. Raises InvalidAnswerError."""
     observation, info = _parts("reset(seed, row)", ("observation", "info"), answer)
-    return {"observation": _observation("reset", observation), "info": _info("reset", info)}
+    said, parts = _observation("reset", observation), _info("reset", info)
+    if said == []:
+        raise InvalidAnswerError("reset() must return an observation with at least one message, it returned none")
+    _check_tools(parts.get("tools"))
+    return {"observation": said, "info": parts}
 
 
 def checked_step(answer: Any) -> dict[str, Any]:
@@ -187,10 +191,39 @@ def _observation(method: str, observation: Any) -> str | list[dict[str, Any]]:
             f"returned {type(observation).__name__} {observation!r:.60}"
         )
     try:
-        text = json.dumps([dict(each) for each in observation])
+        text = json.dumps([{**each, "content": _content(method, each.get("content"))} for each in observation])
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidAnswerError(f"the messages of {method}() must be texts, numbers and lists: {error}") from error
     return json.loads(_limited(f"the observation of {method}()", text))
+
+
+def _content(method: str, content: Any) -> str:
+    """The text of a message: a text, nothing, or OpenAI's list of parts that are texts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidAnswerError(
+            f"{method}() must return messages whose content is a text, or a list of parts of type text, one has "
+            f"{type(content).__name__} {content!r:.60}"
+        )
+    return "".join(map(str, texts))
+
+
+def _check_tools(tools: Any) -> None:
+    """Raises InvalidAnswerError unless these are JSON schemas of functions, as chat templates take them, or None."""
+    if tools is None or (isinstance(tools, list) and all(map(_is_named_function, tools))):
+        return
+    raise InvalidAnswerError(
+        "info['tools'] of reset() must be a list of JSON schemas, {'type': 'function', 'function': {'name': ..., "
+        f"'parameters': ...}}}}, it returned {type(tools).__name__} {tools!r:.80}"
+    )
+
+
+def _is_named_function(tool: Any) -> bool:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _reward(reward: Any) -> float:

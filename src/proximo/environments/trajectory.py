@@ -78,8 +78,8 @@ class Trajectory:
             self.turns[-1],
             reward=step.reward,
             observation=as_text(step.observation),
-            num_tool_calls=int(step.info.get(TOOL_CALLS, 0)),
-            num_malformed_calls=int(step.info.get(MALFORMED_CALLS, 0)),
+            num_tool_calls=_count(step, TOOL_CALLS),
+            num_malformed_calls=_count(step, MALFORMED_CALLS),
         )
 
     def response(self, finish: Finish, *, failure: str | None = None) -> Response:
@@ -109,6 +109,12 @@ TOOL_CALLS = "tool_calls"
 """Key of `info`: how many tools the policy called in this turn."""
 MALFORMED_CALLS = "malformed_calls"
 """Key of `info`: how many calls of tools could not be read."""
+
+
+def _count(step: EnvironmentStep, key: str) -> int:
+    """A whole number of `info`; 0 where an environment has something else of its own under that name."""
+    value = step.info.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def with_observation(prompt: Prompt, observation: Observation, token_ids: Sequence[int]) -> Prompt:
