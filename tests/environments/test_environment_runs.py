@@ -7,14 +7,17 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import all_weights
+from proximo.algorithms.kl import k1
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, GuardError
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.task import evaluate_policy
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish
 from proximo.run.make.environments import PythonEnvironment
@@ -104,6 +107,30 @@ def test_log_probs_of_trajectories_are_the_learners() -> None:
     for response in made.generate(4):
         own = made.roles.policy.logprobs([response])
         assert (response.logprobs - own)[response.response_mask].abs().max() < 1e-5
+
+
+def test_the_kl_of_an_evaluation_is_of_what_the_policy_wrote() -> None:
+    made = trainer()
+    with torch.no_grad():
+        made.policy.model.lm_head.weight += 0.5 * torch.randn_like(made.policy.model.lm_head.weight)
+    prompts, reward = made._prompts(6), made.roles.reward.source
+    found = evaluate_policy(made.roles, prompts, reward=reward, config=made.config, seed=3)
+    responses = [scored.response for scored in found.scored]
+    policy, reference = (worker.logprobs(responses) for worker in (made.roles.policy, made.roles.reference))
+    parts = k1(policy, getattr(reference, "logprobs", reference)).split([len(each.token_ids) for each in responses])
+    expected = [part[each.response_mask].sum() for part, each in zip(parts, responses, strict=True)]
+    assert found.kl == pytest.approx([each.item() for each in expected], abs=1e-5)
+    assert not all(each.response_mask.all() for each in responses)
+
+
+def test_numbers_of_an_info_that_no_float_holds_are_left_out() -> None:
+    class Large(Letters):
+        def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
+            return "", 1.0, True, False, {"large": 10**400, "small": 3}
+
+    line = trainer(Large, num_steps=1).train(4)[0]
+    assert line["environment/info/small"] == 3
+    assert "environment/info/large" not in line
 
 
 def test_rewards_of_ones_own_are_added_to_those_of_the_environment() -> None:

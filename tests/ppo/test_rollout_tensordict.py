@@ -1,5 +1,7 @@
 """A rollout in torchrl's layout, with the real package: shapes, states, one end per episode, rewards that add up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, MissingExtraError
 from proximo.ppo.rollout_tensordict import rollout_tensordict
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Scored
+from proximo.records import Fork, Scored
 
 PROMPTS = [[7, 8, 9], [10], [11, 12]]
 ANSWERS = [[20, 2], [21, 22, 23], [24]]
@@ -88,6 +90,14 @@ def test_tokens_and_responses_that_do_not_count_are_masked_and_empty_ones_are_le
     assert rollout["next", "reward_raw"][..., 0].tolist() == [[0, 1, 0], [0, 0, 0]]
     assert "reference_log_prob" not in rollout.keys()  # noqa: SIM118  (a TensorDict is not a dict)
     assert not torch.isnan(rollout["next", "reward"]).any()
+
+
+def test_a_trajectory_with_a_fork_is_refused(tensordict) -> None:
+    made = experience()
+    first = made.scored[0]
+    forked = replace(first, response=replace(first.response, forks=(Fork(start=1, context=(5, 6)),)))
+    with pytest.raises(DataError, match="after a fork"):
+        rollout_tensordict(replace(made, scored=(forked, *made.scored[1:])), pad_token_id=0)
 
 
 def test_without_the_package_its_extra_is_named(monkeypatch) -> None:

@@ -127,6 +127,7 @@ def test_the_python_tool_runs_any_program_in_the_sandbox() -> None:
         ("print(undefined)", "NameError: name 'undefined' is not defined\n"),
         ("open('/etc/passwd')", "FileNotFoundError"),
         ("while True: pass", "cpu_limit\n"),
+        ("import time; time.sleep(99)", "idle_limit\n"),
         ("print('a' * 10**5)", "a" * 60 + "\n"),
     ):
         begin(game)

@@ -71,9 +71,17 @@ def _info_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, MetricV
     numbers: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.info.items():
-            if isinstance(value, int | float) and math.isfinite(value) and re.fullmatch(COMPONENT, name):
+            if _is_finite(value) and re.fullmatch(COMPONENT, name):
                 numbers.setdefault(name, []).append(float(value))
     return {f"{prefix}{name}": Mean.of(values) for name, values in numbers.items()}
+
+
+def _is_finite(value: object) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number with hundreds of digits
+        return False
 
 
 def transcript(episode: Episode) -> str:

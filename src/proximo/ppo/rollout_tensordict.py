@@ -106,6 +106,11 @@ def _at_last(mask: Tensor, scores: Sequence[float]) -> Tensor:
 
 def _states(responses: Sequence[Response], *, num_steps: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
     """[B, T + 1, L] token ids and attention mask: the prompt with the first 0, 1, 2, ... tokens of the response."""
+    if any(response.forks for response in responses):
+        raise DataError(
+            "a trajectory goes on in a further sequence after a fork, and the layout of torchrl has one for each row: "
+            "leave out the trajectories with forks, or take a chat template that keeps earlier turns"
+        )
     whole = [(*response.prompt.token_ids, *response.token_ids) for response in responses]
     width = max(map(len, whole))
     ids = torch.tensor([[*tokens, *[pad_token_id] * (width - len(tokens))] for tokens in whole])

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
 
+import torch
+
 from proximo.algorithms.kl import k1, k3
 from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
@@ -291,13 +293,15 @@ def evaluate_policy(
     if roles.reference is not None:
         # Always k1, whatever kl.estimator is: a full KL over the vocabulary would cost a pass and is not shown.
         both = [logprobs_of(worker.model, responses, config) for worker in (roles.evaluated, roles.reference)]
+        wrote = torch.cat([response.response_mask for response in responses]).to(both[0].device)
+        both = [torch.where(wrote, logprobs, 0.0) for logprobs in both]  # not what an environment said
         parts = k1(*both).split([len(response.token_ids) for response in responses])
-        divergences = [float(part.double().sum()) for part in parts]
+        divergences = [float(part.double().sum()) if s.valid else None for part, s in zip(parts, scored, strict=True)]
     is_scored = not isinstance(reward, NoReward)
     metrics = _metrics(scored, divergences, is_scored=is_scored) | statistics_of(reward)
     metrics |= evaluation_metrics(scored)
     if roles.reference is not None and not is_scored:
-        metrics["evaluation/k3_per_token"] = Mean(float(k3(*both).double().sum()), len(both[0]))
+        metrics["evaluation/k3_per_token"] = Mean(float(k3(*both).double().sum()), int(wrote.sum()))
     if config.solved_score is not None:
         metrics |= pass_metrics(scored, size=size, config=config)
     if config.task_reward is not None:

@@ -1,26 +1,26 @@
 """Questions about three numbers, and a Python interpreter in the sandbox: the best play writes one line of Python."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
 from proximo.recipes.games.rules import Game, Outcome
-from proximo_verifiers.sandbox.jobs import Limits, Program
+from proximo_verifiers.sandbox.jobs import Ending, Limits, Program
 from proximo_verifiers.sandbox.runner import Sandbox
 
-QUESTIONS = {
-    "total": "sum([{}])",
-    "largest": "max([{}])",
-    "smallest": "min([{}])",
-    "middle": "sorted([{}])[1]",
-    "count": "len([{}])",
+QUESTIONS: dict[str, tuple[str, Callable[[Sequence[int]], int]]] = {
+    "total": ("sum([{}])", sum),
+    "largest": ("max([{}])", max),
+    "smallest": ("min([{}])", min),
+    "middle": ("sorted([{}])[1]", lambda numbers: sorted(numbers)[1]),
+    "count": ("len([{}])", len),
 }
-"""Question -> the expression that answers it."""
+"""Question -> the expression that answers it, and the answer itself."""
 ANSWER = re.compile(r"answer (\d{1,9})")
 NUMBER = re.compile(r"\d{1,9}")
-LIMITS = Limits(cpu_seconds=1.0, wall_seconds=10.0)
+LIMITS = Limits(cpu_seconds=1.0, idle_seconds=2.0, wall_seconds=60.0)
 SHOWN_CHARACTERS = 60
 
 
@@ -57,7 +57,7 @@ class PythonTool(Game):
 
     def play(self, state: Task, move: str) -> list[Outcome]:
         if answer := ANSWER.fullmatch(move):
-            right = answer[1] == run(f"print({_expression(state, state.question)})")
+            right = int(answer[1]) == QUESTIONS[state.question][1](list(map(int, state.numbers)))
             return [Outcome(state, "right\n" if right else "wrong\n", reward=float(right), end="terminated")]
         output = run(move)
         shown = dict.fromkeys((*state.shown, *NUMBER.findall(output)))
@@ -70,7 +70,7 @@ def _task(question: str, numbers: Sequence[int]) -> Outcome:
 
 
 def _expression(task: Task, question: str) -> str:
-    return QUESTIONS[question].format(",".join(task.numbers))
+    return QUESTIONS[question][0].format(",".join(task.numbers))
 
 
 @lru_cache(10_000)
@@ -81,7 +81,12 @@ def _sandbox() -> Sandbox:
 
 @lru_cache(10_000)
 def run(program: str) -> str:
-    """The last line that a program prints, or that its error has; how it ended if it prints neither."""
+    """The last line that a program prints, or that its error has; how it ended if it prints neither.
+
+    Raises RuntimeError for one that the clock ended, which says more of the machine than of the program.
+    """
     outcome = _sandbox().run(Program(source=program, limits=LIMITS))
+    if outcome.ending is Ending.WALL:
+        raise RuntimeError(f"a program ran for {LIMITS.wall_seconds:g} seconds, most of which the machine was busy")
     lines = (outcome.stdout.strip() or outcome.stderr.strip()).decode(errors="replace").splitlines()
     return lines[-1][:SHOWN_CHARACTERS] if lines else outcome.ending.value
