@@ -36,6 +36,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.minus_reference_answer=true"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.overlong_buffer_tokens=8"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.rollout.min_new_tokens=2"),
+    ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.policy_loss.aggregation=constant"),
     (
         "ppo",
         "Environments",

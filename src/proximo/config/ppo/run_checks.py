@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from proximo.config.ppo.losses import ConstantDivisorConfig
 from proximo.config.ppo.options import PPOConfig
 
 
@@ -70,7 +71,8 @@ def trunk_problem(config: PPOConfig, *, shares_trunk: bool) -> str | None:
 
 def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | None:
     """Why a run cannot play in an environment; None if it can. `reads_text`: rewards by models, by name."""
-    score = ppo.score
+    score, aggregation = ppo.score, ppo.policy_loss.aggregation
+    divides_by_turn = isinstance(aggregation, ConstantDivisorConfig) and aggregation.divisor is None
     whole = "which read a prompt and one response, and the conversation of an environment has many turns"
     checks = {
         f"reward {', '.join(reads_text)}: there are reward models, {whole}: remove them, or score in the environment": (
@@ -80,6 +82,8 @@ def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | N
         "remove it": not score.minus_reference_answer,
         "score.overlong_buffer_tokens measures one response against rollout.max_new_tokens, which is the limit of a "
         "turn here: remove it, and let the environment reward short episodes": score.overlong_buffer_tokens is None,
+        "policy_loss.aggregation constant divides by rollout.max_new_tokens, which is the limit of a turn here: set its "
+        "divisor to the tokens of an episode": not divides_by_turn,
         "rollout.min_new_tokens counts the tokens of one response, and an episode has several turns: remove it": (
             ppo.rollout.min_new_tokens == 0
         ),
