@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from builders import tiny_tokenizer
+from proximo.environments import recorder
 from proximo.environments.agents import AgentArena, model_server
 from proximo.environments.engine import EnvironmentEngine, Limits
 from proximo.environments.players import Players, ThreadPlayers
@@ -259,6 +260,29 @@ def test_a_stop_ends_calls_that_wait_and_nobody_hangs() -> None:
         wait_until(lambda: refused == [404, 404])
         session.is_held = False
         assert len(play(engine)) == 1
+
+
+def test_a_program_that_calls_twice_at_once_has_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "HANDOVER_SECONDS", 0.01)
+    engines: list[Any] = []
+
+    def run(base_url: str, row: Any, seed: int) -> float:
+        session, asked = engines[0].inner.opened, [{"role": "user", "content": "a"}]
+        first = threading.Thread(target=ask, args=(base_url, asked))
+        first.start()
+        wait_until(lambda: session.num_running)
+        with suppress(urllib.error.HTTPError):
+            ask(base_url, asked)
+        session.is_held = False
+        first.join(LATEST_SECONDS)
+        return 1.0
+
+    with playing(functions(run)) as engine:
+        engines.append(engine)
+        engine.inner.opened.is_held = True
+        response = only(engine)
+    assert response.finish is Finish.ABORTED
+    assert "client: two clients called the model at once" in response.episode.failure
 
 
 PROGRAM = """
