@@ -132,17 +132,10 @@ def main() -> None:
 
 
 def split_reviews(folder: Path) -> None:
-    """Held-out reviews and their openings, the other reviews, whole and in pieces, and SST-2's positive sentences."""
+    """Held-out reviews and their openings, the other reviews, and the positive sentences of SST-2."""
     reviews = read_rows(folder / "movie_reviews_dev.jsonl")
     write_rows(folder / "reviews_held_out.jsonl", reviews[:HELD_OUT_REVIEWS])
     write_rows(folder / "reviews_train.jsonl", reviews[HELD_OUT_REVIEWS:])
-    pieces = [
-        {"label": review["label"], "text": " ".join(words[start : start + 25])}
-        for review in reviews[HELD_OUT_REVIEWS:]
-        for words in [review["text"].split()]
-        for start in range(0, len(words), 25)
-    ]
-    write_rows(folder / "review_pieces.jsonl", pieces)
     openings = [" ".join(review["text"].split()[:8]) for review in reviews[:HELD_OUT_REVIEWS]]
     (folder / "openings.txt").write_text("".join(f"{opening}\n" for opening in openings), encoding="utf-8")
     sentences = read_rows(folder / "sst2_train.jsonl")

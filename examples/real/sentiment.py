@@ -1,30 +1,28 @@
 """Judges what the sentiment runs wrote: `python examples/real/sentiment.py runs/sentiment-ppo --out results.json`.
 
-Two judges, both learned from 500 whole reviews of `movie_reviews`. Neither has seen the sentences of the reward model
-(SST-2) or the held-out reviews, and both read the continuation alone, without the opening:
+Two judges, naive Bayes on words and pairs of neighbouring words. Neither took part in a training, and both read the
+continuation alone, without the opening:
 
-- *words*: naive Bayes on words and pairs of neighbouring words, in pieces of 20 words.
-- *model*: a score model of `proximo reward` (`--judge`); positive is what scores above the median of labelled pieces.
+- *reviews* learned from 500 whole reviews of `movie_reviews`, in pieces of 20 words;
+- *sentences* learned from the sentences of SST-2 that the reward model has not seen.
 """
 
 import argparse
 import json
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from score_sst2 import scores_of
+from proximo.recipes.pairing import label_pairs
 
 Row = dict[str, Any]
 Judge = Callable[[Sequence[str]], list[bool]]
@@ -56,17 +54,13 @@ class WordsJudge:
         return [sum(self._weights.get(word, 0.0) for word in features(text)) > 0 for text in texts]
 
 
-class ModelJudge:
-    """A model with scores; positive is what scores above the median of 300 pieces, half of them positive."""
-
-    def __init__(self, folder: str, pieces: Sequence[Row]) -> None:
-        self._folder = folder
-        some = [piece["text"] for label in (0, 1) for piece in [p for p in pieces if p["label"] == label][::50][:150]]
-        self._threshold = median(scores_of(folder, some).tolist())
-
-    def __call__(self, texts: Sequence[str]) -> list[bool]:
-        """Of each text, whether it is positive."""
-        return [score > self._threshold for score in scores_of(self._folder, list(texts)).tolist()]
+def judges_of(folder: Path) -> dict[str, Judge]:
+    """Both, from the folder with the data of sentiment."""
+    recipe = yaml.safe_load((Path(__file__).parent / "sentiment-reward.yaml").read_text(encoding="utf-8"))
+    training = {**recipe["data"]["sources"][0]["kwargs"], "path": str(folder / "sst2_train.jsonl")}
+    seen = {pair[which] for pair in label_pairs(**training) for which in ("chosen", "rejected")}
+    unseen = [row for row in rows_of(folder / "sst2_train.jsonl") if row["text"] not in seen]
+    return {"reviews": WordsJudge(rows_of(folder / "reviews_train.jsonl")), "sentences": WordsJudge(unseen)}
 
 
 def features(text: str) -> set[str]:
@@ -96,8 +90,8 @@ def distinct_pairs(texts: Iterable[str]) -> float:
 
 
 def described(judges: dict[str, Judge], rows: Sequence[Row]) -> Row:
-    """The figures of a set of continuations. `verdicts`: 1 for positive, in the order of the rows."""
-    texts = [row["response"] for row in rows]
+    """Figures of continuations, each to the end of its line. `verdicts`: 1 for positive, in their order."""
+    texts = [row["response"].split("\n")[0] for row in rows]
     verdicts = {name: judge(texts) for name, judge in judges.items()}
     scores = [row["score"] for row in rows if row["score"] is not None]
     return {
@@ -161,15 +155,12 @@ def main() -> None:
     """Print the figures, and write them with samples and curve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("written", type=Path, nargs="+", help="PPO runs, and files of `proximo generate --output`")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder that data.py made")
-    parser.add_argument("--judge", help="the score model that learned from pieces of reviews")
     parser.add_argument("--losses", nargs="*", default=[], help="models whose loss on stories is wanted")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder that data.py made")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     sentiment = given.data / "sentiment"
-    judges: dict[str, Judge] = {"words": WordsJudge(rows_of(sentiment / "reviews_train.jsonl"))}
-    if given.judge:
-        judges["model"] = ModelJudge(given.judge, rows_of(sentiment / "review_pieces.jsonl"))
+    judges = judges_of(sentiment)
     sentences = rows_of(sentiment / "sst2_dev.jsonl")
     stories = rows_of(given.data / "lm_corpus/stories.jsonl")[:NUM_STORIES]
     found: Row = {

@@ -52,7 +52,7 @@ def test_the_way_to_the_sentiment_curve_works(tmp_path: Path, monkeypatch: pytes
     (trained, *baselines) = found["written"]
     assert trained["before"]["continuations"] == 12, "the held-out openings"
     assert [sample["prompt_id"] for sample in trained["samples"]] == trained["prompt_ids"].split()[:10]
-    assert {"positive by words", "positive by model"} <= trained["after"].keys()
+    assert {"positive by reviews", "positive by sentences"} <= trained["after"].keys()
     assert [each["continuations"] for each in baselines] == [200] * len(baselines)
     assert len(found["story_loss"]) == 2
 
