@@ -6,13 +6,18 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+import example_environments
+from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.environment import EnvironmentConfig, WorkerEnvironmentConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.player import environment_maker
 from proximo.environments.players import Players, ThreadPlayers
 from proximo.environments.pool import EnvironmentPool
 from proximo.environments.processes import ProcessPlayers
 from proximo.errors import ConfigError
+from proximo.ppo.trainer import PPOTrainer
+from proximo.run.make.environments import PythonEnvironment
 from waiting import wait_until
 
 Played = list[EnvironmentStep]
@@ -101,6 +106,19 @@ def test_a_class_that_cannot_be_given_to_the_policy_is_named(played: Any) -> Non
     for name, said in (("Undescribed", "tool 'guess'.*cannot be described"), ("NoTools", "further public methods")):
         with pytest.raises(ConfigError, match=said):
             played({"kind": "tools", "path": f"example_environments:{name}"})
+
+
+def test_a_class_with_tools_is_given_in_python() -> None:
+    trainer = PPOTrainer(
+        tiny_language_model(max_position_embeddings=2048),
+        tiny_tokenizer(),
+        environment=PythonEnvironment(make=example_environments.Counter, tools=True, max_tokens=2000),
+        config=PPOConfig(rollout={"max_new_tokens": 2}),
+    )
+    for response in trainer.generate([{"prompt": "Count.", "start": 4}] * 2):
+        assert response.prompt.messages == ({"role": "user", "content": "Count. It is 4 now."},)
+        assert response.episode is not None
+        assert response.episode.failure is None
 
 
 FROZEN = {"kind": "gymnasium", "id": "FrozenLake-v1", "instructions": "0 left, 1 down, 2 right, 3 up\n"}

@@ -195,11 +195,8 @@ class LocalSession(RowDecoding):
             requests, self._waiting = self._waiting[:count], self._waiting[count:]
         if requests and not self._cache.is_allocated:
             self._allocate(requests[0].token_ids[0])
-        alike = [request for request in requests if not self._begin(request, waits=True)]
-        if alike:
+        while requests := [request for request in requests if not self._begin(request)]:
             self._read_all()
-        for request in alike:
-            self._begin(request, waits=False)
 
     def _allocate(self, token_id: int) -> None:
         """One token through the model shows the shapes and the types of its keys and values."""
@@ -210,13 +207,13 @@ class LocalSession(RowDecoding):
         of_token = sum(states.nbytes for pair in prompt.captured.values() for states in pair)
         self._most_rows = max(self._num_slots, min(_MOST_ROWS, _MOST_BYTES // (of_token * self._max_tokens)))
 
-    def _begin(self, request: CallRequest, *, waits: bool) -> bool:
-        """Begin a call in a row. With `waits`, False if a pass will compute a beginning that it could copy."""
+    def _begin(self, request: CallRequest) -> bool:
+        """Begin a call in a row. False if another call has yet to read a beginning that this one could copy."""
         ids = list(request.token_ids)
         row, known = self._best_row(ids, lambda each: each.is_kept and each.lane == request.lane, least=0)
         if row is None:
             source, known = self._best_row(ids, lambda _: True, least=_SHARED_TOKENS)
-            if waits and self._will_be_known(ids) >= known + _SHARED_TOKENS:
+            if self._will_be_known(ids) >= known + _SHARED_TOKENS:
                 return False
             row = self._take_row(besides=source)
             if source is not None and source != row:
@@ -331,7 +328,6 @@ class LocalSession(RowDecoding):
         assert call.finish is not None
         self._num_kept += 1
         kept.is_kept, kept.since = True, self._num_kept
-        self._cache.cut(row, len(kept.ids) - 1)  # a block may have gone on behind the end
         with self._changed:
             self._num_running -= 1
         starts = {first: version for version, first in call.versions}  # the last of several before one token

@@ -17,11 +17,15 @@ NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 @prepares
 def tools(path: str, style: ToolStyle, kwargs: Mapping[str, Any]) -> MakeEnvironment:
     """What makes environments of the class at `path`. Raises ConfigError for a class without tools."""
-    made = imported(path)
+    return tools_of(imported(path), style, kwargs)
+
+
+def tools_of(made: Any, style: ToolStyle, kwargs: Mapping[str, Any]) -> MakeEnvironment:
+    """What makes environments of a class. Raises ConfigError for one without tools."""
     members = inspect.getmembers_static(made)
     names = [name for name, each in members if inspect.isroutine(each) and name[0] != "_" and name not in NOT_TOOLS]
     if not (isinstance(made, type) and hasattr(made, "reset") and names):
-        raise ConfigError(f"environment {path!r} must be a class with reset() and further public methods, its tools")
+        raise ConfigError(f"environment {made!r} must be a class with reset() and further public methods, its tools")
     methods = [getattr(made, name) for name in names]
     schemas = [tool_schema(MethodType(each, made) if inspect.isfunction(each) else each) for each in methods]
     return lambda: Tools(made(**kwargs), schemas, style)

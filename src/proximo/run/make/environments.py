@@ -13,8 +13,8 @@ from proximo.config.environment import (
     WorkerEnvironmentConfig,
 )
 from proximo.distributed.world import current
+from proximo.environments.adapters.tools import tools_of
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
-from proximo.environments.environment import Environment
 from proximo.environments.pool import EnvironmentPool
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.environments.verifiers_process import VerifiersProcess
@@ -34,8 +34,8 @@ class PythonEnvironment:
     ended, and memory is not limited: a recipe runs environments in processes.
     """
 
-    make: Callable[[], Environment]
-    """The class, or a function that makes an environment."""
+    make: Callable[[], Any]
+    """The class with `reset` and `step` (`Environment`), or a function that makes an environment."""
     max_turns: int = 16
     """Turns of the policy in an episode."""
     max_tokens: int = 1024
@@ -46,6 +46,8 @@ class PythonEnvironment:
     """Tokens of one observation. A longer one is cut, with a mark."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template reads besides messages and tools."""
+    tools: bool = False
+    """`make` is a class in TRL's form, whose public methods are tools, as kind `tools` of a recipe."""
     workers: int = 64
     """Episodes that are played at once."""
     timeout_seconds: float = 60.0
@@ -55,12 +57,13 @@ class PythonEnvironment:
         """What engines play in."""
         from proximo.environments.players import ThreadPlayers
 
-        name = getattr(self.make, "__name__", type(self.make).__name__)
-        options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
-        pool = EnvironmentPool(ThreadPlayers(self.make), name=name, **options)
         renderer = TurnRenderer(
             tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
         )
+        make = tools_of(self.make, renderer.tool_style, {}) if self.tools else self.make
+        name = getattr(self.make, "__name__", type(self.make).__name__)
+        options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
+        pool = EnvironmentPool(ThreadPlayers(make), name=name, **options)
         limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
         return Arena(environments=pool, renderer=renderer, limits=limits)
 
