@@ -1,7 +1,7 @@
 """Whole runs in environments: they learn, repeat to the bit, and go with what else a run may do."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,11 +12,13 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import all_weights
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, GuardError
+from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Finish
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.local import LocalEngine
 from proximo.run.make.environments import PythonEnvironment
 
 
@@ -115,6 +117,31 @@ def test_rewards_of_ones_own_are_added_to_those_of_the_environment() -> None:
     line = made.train([{"bonus": 5.0}] * 4, reward=[(2.0, extra)])[0]
     assert line["score/extra/mean"] == 15.0
     assert line["score/mean"] == pytest.approx(line["score/environment/mean"] + 30.0)
+
+
+class Watched(LocalEngine):
+    """Says that its log-probs are to be compared with the learner's after each push, and notes on which prompts."""
+
+    max_logprob_error = 1e-3  # ty: ignore
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.compared: list[Prompt] = []
+
+    def generate(self, prompts: Sequence[Prompt], **options: Any) -> list[Response]:
+        self.compared += prompts
+        return super().generate(prompts, **options)
+
+
+def test_an_engine_is_compared_with_the_learner_on_first_observations() -> None:
+    policy, tokenizer = LanguageModel(tiny_language_model()), tiny_tokenizer(chat=False)
+    engine = Watched(policy, tokenizer, eos_token_ids=[2])
+    config = PPOConfig(num_steps=2, prompts_per_step=8, policy_optimizer={"learning_rate": 1e-2})
+    environment = PythonEnvironment(make=Letters, max_tokens=30)
+    trained = PPOTrainer(policy, tokenizer, environment=environment, engine=engine, config=config)
+    trained.train(8, reward=lambda prompts, responses, metadata: [float(len(set(text))) for text in responses])
+    assert len(engine.compared) == 2 * 4
+    assert {prompt.text for prompt in engine.compared} <= {"a", "b"}
 
 
 class Broken(Letters):
