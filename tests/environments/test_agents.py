@@ -19,9 +19,9 @@ from builders import tiny_tokenizer
 from proximo.environments import recorder
 from proximo.environments.agents import AgentArena, model_server
 from proximo.environments.engine import EnvironmentEngine, Limits
-from proximo.environments.players import Players, ThreadPlayers
-from proximo.environments.pool import EnvironmentPool
-from proximo.environments.processes import ProcessPlayers
+from proximo.environments.players.pool import EnvironmentPool
+from proximo.environments.players.processes import ProcessPlayers
+from proximo.environments.players.threads import Players, ThreadPlayers
 from proximo.environments.programs import FunctionAgent, ended
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError, TrainingError

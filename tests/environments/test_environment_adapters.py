@@ -11,10 +11,10 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.environment import EnvironmentConfig, WorkerEnvironmentConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
-from proximo.environments.player import environment_maker
-from proximo.environments.players import Players, ThreadPlayers
-from proximo.environments.pool import EnvironmentPool
-from proximo.environments.processes import ProcessPlayers
+from proximo.environments.players.player import environment_maker
+from proximo.environments.players.pool import EnvironmentPool
+from proximo.environments.players.processes import ProcessPlayers
+from proximo.environments.players.threads import Players, ThreadPlayers
 from proximo.errors import ConfigError
 from proximo.ppo.trainer import PPOTrainer
 from proximo.run.make.environments import PythonEnvironment

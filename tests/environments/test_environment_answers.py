@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proximo.environments.player import MAX_ANSWER_CHARACTERS, InvalidAnswerError, checked_reset, checked_step
+from proximo.environments.players.player import MAX_ANSWER_CHARACTERS, InvalidAnswerError, checked_reset, checked_step
 
 GOOD = ("seen", 1.0, False, False, {})
 STEP = r"step\(text\) must return \(observation, reward, terminated, truncated, info\), it returned "

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from proximo.environments import pool as pools
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
-from proximo.environments.players import PlayerEnded
-from proximo.environments.pool import ATTEMPTS, EnvironmentPool
+from proximo.environments.players import pool as pools
+from proximo.environments.players.pool import ATTEMPTS, EnvironmentPool
+from proximo.environments.players.threads import PlayerEnded
 from proximo.errors import ConfigError
 
 OBSERVED = {"value": {"observation": "began", "info": {}}, "seconds": 0.25}

@@ -16,11 +16,11 @@ import pytest
 
 import example_environments
 from pool_clock import PoolClock, hangs
-from proximo.environments import pool as pools
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
-from proximo.environments.players import ThreadPlayers
-from proximo.environments.pool import EnvironmentPool
-from proximo.environments.processes import ProcessPlayers
+from proximo.environments.players import pool as pools
+from proximo.environments.players.pool import EnvironmentPool
+from proximo.environments.players.processes import ProcessPlayers
+from proximo.environments.players.threads import ThreadPlayers
 from proximo.errors import ConfigError, DataError
 from waiting import wait_until
 from worker_processes import workers_of
@@ -291,8 +291,8 @@ def test_whatever_is_killed_every_call_has_one_answer_and_none_is_wrong() -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
 def test_nothing_outlives_a_trainer_that_is_killed() -> None:
     program = (
-        "from proximo.environments.pool import EnvironmentPool\n"
-        "from proximo.environments.processes import ProcessPlayers\n"
+        "from proximo.environments.players.pool import EnvironmentPool\n"
+        "from proximo.environments.players.processes import ProcessPlayers\n"
         "players = ProcessPlayers('example_environments:Faulty', {'begun': '/dev/null'}, memory_bytes=None)\n"
         "pool = EnvironmentPool(players, name='e', workers=3, timeout_seconds=600.0)\n"
         "for lane in (1, 2, 3):\n"

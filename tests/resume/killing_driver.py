@@ -21,7 +21,7 @@ import proximo.ppo.from_recipe
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
-from proximo.environments.pool import EnvironmentPool
+from proximo.environments.players.pool import EnvironmentPool
 from proximo.ppo.task import PPOTask
 from proximo.run import journal
 from proximo.supervised.reward_trainer import RewardTask

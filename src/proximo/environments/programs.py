@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from proximo.environments.player import MakeEnvironment, imported, prepares
+from proximo.environments.players.player import MakeEnvironment, imported, prepares
 from proximo.errors import ConfigError
 from proximo_verifiers.callables import calling_problem
 from proximo_verifiers.workers.services import one_line

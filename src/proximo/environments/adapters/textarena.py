@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proximo.environments.adapters import package
-from proximo.environments.player import imported
+from proximo.environments.players.player import imported
 
 textarena = package("textarena", "textarena")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any
 
-from proximo.environments.player import MakeEnvironment, imported, prepares
+from proximo.environments.players.player import MakeEnvironment, imported, prepares
 from proximo.environments.tool_calls import ToolCall, ToolStyle, parse, tool_schema
 from proximo.errors import ConfigError
 from proximo.user_code import error_text

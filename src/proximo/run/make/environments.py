@@ -15,7 +15,7 @@ from proximo.config.environment import (
 from proximo.distributed.world import current
 from proximo.environments.adapters.tools import tools_of
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
-from proximo.environments.pool import EnvironmentPool
+from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.errors import ConfigError
@@ -55,7 +55,7 @@ class PythonEnvironment:
 
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
-        from proximo.environments.players import ThreadPlayers
+        from proximo.environments.players.threads import ThreadPlayers
 
         renderer = TurnRenderer(
             tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
@@ -89,7 +89,7 @@ class PythonAgent:
 
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
-        from proximo.environments.players import ThreadPlayers
+        from proximo.environments.players.threads import ThreadPlayers
         from proximo.environments.programs import FunctionAgent
 
         name = getattr(self.run, "__name__", type(self.run).__name__)
@@ -175,7 +175,7 @@ def _served(
 
 
 def _started(config: WorkerEnvironmentConfig, path: str, options: Mapping[str, Any]) -> EnvironmentPool:
-    from proximo.environments.processes import ProcessPlayers
+    from proximo.environments.players.processes import ProcessPlayers
 
     memory = None if config.memory_mib is None else config.memory_mib * 2**20
     name = next(named for _, named, _ in config.code())

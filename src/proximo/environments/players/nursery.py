@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from proximo.environments.player import MakeEnvironment, Player, environment_maker
+from proximo.environments.players.player import MakeEnvironment, Player, environment_maker
 from proximo_verifiers.workers.frames import encode, read_frame
 from proximo_verifiers.workers.services import ReadyService
 
-NURSERY_SERVICE = "proximo.environments.nursery:nursery_service"
+NURSERY_SERVICE = "proximo.environments.players.nursery:nursery_service"
 CLOSE_SECONDS = 5.0
 """Time for environments to close what they opened, before they are killed."""
 _PR_SET_PDEATHSIG = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
-from proximo.environments.players import PlayerEnded, Players
+from proximo.environments.players.threads import PlayerEnded, Players
 from proximo.errors import ConfigError
 from proximo_verifiers.progress_log import logging_start
 from proximo_verifiers.workers.loop import START_SECONDS

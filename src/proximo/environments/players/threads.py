@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from proximo.environments.player import MakeEnvironment, Player
+from proximo.environments.players.player import MakeEnvironment, Player
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from proximo.environments.nursery import CLOSE_SECONDS, NURSERY_SERVICE
-from proximo.environments.players import PlayerEnded
+from proximo.environments.players.nursery import CLOSE_SECONDS, NURSERY_SERVICE
+from proximo.environments.players.threads import PlayerEnded
 from proximo.errors import ConfigError, DataError, as_own_errors
 from proximo_verifiers.errors import WorkersError
 from proximo_verifiers.progress_log import logging_start
