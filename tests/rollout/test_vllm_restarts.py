@@ -20,8 +20,8 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import StopRules
 from proximo.rollout.vllm import dispatch, server
 from proximo.rollout.vllm.dispatch import FAILURES_IN_A_ROW, Dispatch, Job
-from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions, _ended
-from proximo.rollout.vllm.requests import Choice
+from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
+from proximo.rollout.vllm.requests import Choice, _ended
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(4)]

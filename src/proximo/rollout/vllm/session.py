@@ -25,14 +25,14 @@ class VLLMSession:
         max_positions: int | None,
     ) -> None:
         """`ask`: sends one call to a server, as `Job.ask` does. `attempts`: at each call."""
-        self.dispatch: Dispatch[tuple[int, ModelCall]] = Dispatch(servers, [], attempts=attempts)
+        self.dispatch: Dispatch[tuple[int, ModelCall | None]] = Dispatch(servers, [], attempts=attempts)
         self._ask = ask
         self._num_servers = len(servers)
         self._max_tokens = max_tokens
         self._max_positions = max_positions
         self._numbers = count()
-        self._running: dict[int, Hashable] = {}
-        """Number of a call -> its lane. Dictionaries are changed by one operation each, so threads need no lock."""
+        self._running: dict[int, CallRequest] = {}
+        """By number. Dictionaries are changed by one operation each, so threads need no lock."""
         self._homes: dict[Hashable, int] = {}
         self._failure: BaseException | None = None
 
@@ -47,8 +47,12 @@ class VLLMSession:
         self._raise_failure()
         number = next(self._numbers)
         home = self._homes.setdefault(request.lane, number % self._num_servers)
-        self._running[number] = request.lane
-        self.dispatch.add(Job(home=home, ask=lambda server: (number, self._ask(server, request))))
+        self._running[number] = request
+
+        def ask(server: VLLMServer) -> tuple[int, ModelCall | None]:
+            return number, self._ask(server, request) if number in self._running else None
+
+        self.dispatch.add(Job(home=home, ask=ask))
 
     def advance(self, wait_seconds: float) -> list[ModelCall]:
         """See `Session.advance`. Waits at most this long for a call that ends."""
@@ -58,13 +62,14 @@ class VLLMSession:
         except BaseException as error:
             self.end(error)
             raise
-        return [call for number, call in results if self._running.pop(number, None) is not None]
+        return [call for number, call in results if self._running.pop(number, None) and call is not None]
 
     def forget(self, lane: Hashable) -> None:
         """See `Session.forget`. The server may go on with a request, whose reply is then dropped."""
         self._homes.pop(lane, None)
-        for number in [number for number, each in list(self._running.items()) if each == lane]:
-            self._running.pop(number, None)
+        for number, request in list(self._running.items()):
+            if request.lane == lane:
+                self._running.pop(number, None)
 
     def end(self, reason: BaseException) -> None:
         """End the session and all its calls. Whoever uses it from now on is told the reason."""
