@@ -15,6 +15,8 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import all_weights
+from proximo.config.environment import AgentEnvironmentConfig
+from proximo.config.loader import load_recipe
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
@@ -22,6 +24,7 @@ from proximo.run.loop import run_trainer
 from proximo.run.make.environments import PythonAgent
 from proximo.run.options import RunOptions
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -120,6 +123,12 @@ def recipe(place: Path, environment: Mapping[str, Any], *, tokenizer: Path, **pp
     )
 
 
+def example(name: str) -> PPORecipe:
+    found = load_recipe("ppo", str(EXAMPLES / name), ()).recipe
+    assert isinstance(found, PPORecipe)
+    return found
+
+
 def metrics_of(place: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line.get("step")]
@@ -129,6 +138,16 @@ def metrics_of(place: Path) -> list[dict[str, Any]]:
 def tokenizer(tmp_path: Path) -> Path:
     tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
     return tmp_path / "tokenizer"
+
+
+def test_the_example_of_an_agent_is_played(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    given = example("agent.yaml").environment
+    assert isinstance(given, AgentEnvironmentConfig)
+    assert run_trainer(recipe(tmp_path, given.model_dump(exclude_unset=True), tokenizer=tokenizer), RunOptions()) == 0
+    lines = metrics_of(tmp_path)
+    assert [line["environment/faults"] for line in lines] == [0, 0]
+    assert lines[0]["environment/turns_mean"] > 1
 
 
 @pytest.mark.skipif(
@@ -198,14 +217,10 @@ def test_an_environment_of_verifiers_plays_against_the_built_in_engine(
 ) -> None:
     (tmp_path / "guess_v1.py").write_text(GUESS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    player = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-    environment = {
-        "kind": "verifiers",
-        "python": os.environ["PROXIMO_TEST_VERIFIERS"],
-        "env": {"taskset": {"id": "guess_v1"}, "player": player},
-        "num_rows": 9,
-        "max_tokens": 200,
-    }
+    given = example("verifiers.yaml").environment
+    assert given is not None
+    changes = {"python": os.environ["PROXIMO_TEST_VERIFIERS"], "num_rows": 9, "max_tokens": 200}
+    environment = {**given.model_dump(exclude_unset=True), **changes}
     made = recipe(tmp_path, environment, tokenizer=tokenizer, num_steps=1, prompts_per_step=2)
     assert run_trainer(made, RunOptions()) == 0
     (line,) = metrics_of(tmp_path)
