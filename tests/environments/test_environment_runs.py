@@ -14,10 +14,12 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, GuardError
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
+from proximo.rewards.model import ModelReward
 from proximo.rollout.local import LocalEngine
 from proximo.run.make.environments import PythonEnvironment
 
@@ -152,6 +154,20 @@ class Broken(Letters):
 def test_a_run_ends_where_too_many_environments_fail() -> None:
     with pytest.raises(GuardError, match="4 of 4 responses could not be scored.*the board is gone"):
         trainer(Broken).train(8)
+
+
+def test_what_a_recipe_refuses_is_refused_in_python_as_well() -> None:
+    with pytest.raises(ConfigError, match="environment: rollout.min_new_tokens counts the tokens of one response"):
+        trainer(rollout={"max_new_tokens": 4, "min_new_tokens": 2})
+    scorer = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
+    with pytest.raises(ConfigError, match="environment: reward reward_model: there are reward models"):
+        trainer().train(4, reward=ModelReward(scorer))
+
+
+@pytest.mark.parametrize("limit", [{"max_turns": 0}, {"max_tokens": 1}, {"workers": 0}, {"timeout_seconds": -1.0}])
+def test_limits_out_of_range_are_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(limit))} of an environment must be"):
+        PythonEnvironment(make=Letters, **limit)
 
 
 def test_what_is_no_environment_and_no_row_is_refused() -> None:
