@@ -36,6 +36,7 @@ from proximo.rewards.source import NoReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.make.environments import PythonEnvironment
 
 __all__ = [
     "AdaptiveKLController",
@@ -63,6 +64,7 @@ __all__ = [
     "ProcessReward",
     "Prompt",
     "ProximoError",
+    "PythonEnvironment",
     "RandomKey",
     "RankError",
     "Response",

@@ -1,7 +1,7 @@
 """Whole runs in environments: they learn, repeat to the bit, and go with what else a run may do."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,12 +14,16 @@ from ppo_trainers import all_weights
 from proximo.algorithms.kl import k1
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, DataError, GuardError
+from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.task import evaluate_policy
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Finish
+from proximo.records import Finish, Prompt, Response
+from proximo.rewards.model import ModelReward
+from proximo.rollout.local import LocalEngine
 from proximo.run.make.environments import PythonEnvironment
 
 
@@ -144,6 +148,31 @@ def test_rewards_of_ones_own_are_added_to_those_of_the_environment() -> None:
     assert line["score/mean"] == pytest.approx(line["score/environment/mean"] + 30.0)
 
 
+class Watched(LocalEngine):
+    """Says that its log-probs are to be compared with the learner's after each push, and notes on which prompts."""
+
+    max_logprob_error = 1e-3  # ty: ignore
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.compared: list[Prompt] = []
+
+    def generate(self, prompts: Sequence[Prompt], **options: Any) -> list[Response]:
+        self.compared += prompts
+        return super().generate(prompts, **options)
+
+
+def test_an_engine_is_compared_with_the_learner_on_first_observations() -> None:
+    policy, tokenizer = LanguageModel(tiny_language_model()), tiny_tokenizer(chat=False)
+    engine = Watched(policy, tokenizer, eos_token_ids=[2])
+    config = PPOConfig(num_steps=2, prompts_per_step=8, policy_optimizer={"learning_rate": 1e-2})
+    environment = PythonEnvironment(make=Letters, max_tokens=30)
+    trained = PPOTrainer(policy, tokenizer, environment=environment, engine=engine, config=config)
+    trained.train(8, reward=lambda prompts, responses, metadata: [float(len(set(text))) for text in responses])
+    assert len(engine.compared) == 2 * 4
+    assert {prompt.text for prompt in engine.compared} <= {"a", "b"}
+
+
 class Broken(Letters):
     def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
         raise RuntimeError("the board is gone")
@@ -152,6 +181,20 @@ class Broken(Letters):
 def test_a_run_ends_where_too_many_environments_fail() -> None:
     with pytest.raises(GuardError, match="4 of 4 responses could not be scored.*the board is gone"):
         trainer(Broken).train(8)
+
+
+def test_what_a_recipe_refuses_is_refused_in_python_as_well() -> None:
+    with pytest.raises(ConfigError, match="environment: rollout.min_new_tokens counts the tokens of one response"):
+        trainer(rollout={"max_new_tokens": 4, "min_new_tokens": 2})
+    scorer = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
+    with pytest.raises(ConfigError, match="environment: reward reward_model: there are reward models"):
+        trainer().train(4, reward=ModelReward(scorer))
+
+
+@pytest.mark.parametrize("limit", [{"max_turns": 0}, {"max_tokens": 1}, {"workers": 0}, {"timeout_seconds": -1.0}])
+def test_limits_out_of_range_are_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(limit))} of an environment must be"):
+        PythonEnvironment(make=Letters, **limit)
 
 
 def test_what_is_no_environment_and_no_row_is_refused() -> None:

@@ -10,7 +10,7 @@ from itertools import product
 from pkgutil import resolve_name
 
 from proximo.config.engine import VLLMEngineConfig
-from proximo.config.environment import EnvironmentConfig
+from proximo.config.environment import ROWS, EnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.implied import policy_optimizer_or_default
 from proximo.config.ppo.kl import NoKLConfig
@@ -237,6 +237,10 @@ def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
         reason = "an environment writes its own observations"
         keys = ("max_prompt_tokens", "too_long", "as_messages", "system", "first_words", "fill_to_max")
         yield from given_keys(recipe.data, keys, f"{prefix}data.", reason)
+        if all(source.function != ROWS for source in recipe.data.sources):
+            yield from given_keys(
+                recipe.environment, ("num_rows",), f"{prefix}environment.", "data has rows of its own"
+            )
     if not recipe.is_rewarded and recipe.ppo.kl.in_loss:
         yield from _unused_without_advantages(recipe.ppo, f"{prefix}ppo.")
 

@@ -47,6 +47,7 @@ from proximo.ppo.trainer_arguments import (
     as_source,
     as_value,
     check_config,
+    check_environment,
     check_learning,
     check_models,
     check_rows,
@@ -185,9 +186,10 @@ class PPOTrainer:
         return Responses(self.roles.policy.sample(self._prompts(prompts), self.state))
 
     def _source(self, reward: Reward | None) -> RewardSource | None:
-        """The reward as a source, with that of the environment."""
+        """The reward as a source, with that of the environment. Raises ConfigError if they do not go together."""
         if self.environments is not None:
             reward = with_environment(reward, per_turn=self.config.advantage.is_per_token)
+            check_environment(reward, self.config)
         return as_source(reward, task=self.config.task_reward)
 
     def _prompts(self, prompts: Prompts) -> list[Prompt]:

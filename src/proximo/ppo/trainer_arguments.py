@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.run_checks import distillation_problem
+from proximo.config.ppo.run_checks import distillation_problem, environment_problem
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.message_text import count_of
@@ -20,6 +20,7 @@ from proximo.models.transformers_model import base_of, is_adapted
 from proximo.ppo.roles.reward import check_answers
 from proximo.records import Prompt
 from proximo.rewards.function import FunctionReward
+from proximo.rewards.model import ModelReward
 from proximo.rewards.source import CheckingSource, NoReward, RewardSource, source_problem
 from proximo.rewards.token_rewards import is_list
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
@@ -224,6 +225,13 @@ def check_learning(source: RewardSource | None, config: PPOConfig, *, has_teache
     """Raises ConfigError for `NoReward` without a teacher to learn from, or with options that need scores."""
     if isinstance(source, NoReward) and (problem := distillation_problem(config, has_teacher=has_teacher)):
         raise ConfigError(problem)
+
+
+def check_environment(reward: Reward, config: PPOConfig) -> None:
+    """Raises ConfigError for options that no episode can have, and for rewards by models, which read one response."""
+    models = [str(source.name) for _, source in as_pairs(reward) if isinstance(source, ModelReward)]
+    if problem := environment_problem(config, reads_text=models):
+        raise ConfigError(f"environment: {problem}")
 
 
 def check_training(

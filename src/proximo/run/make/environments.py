@@ -53,6 +53,16 @@ class PythonEnvironment:
     timeout_seconds: float = 60.0
     """Wall-clock limit of one `reset` or `step`."""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a limit that is out of range."""
+        least = {"max_turns": 1, "max_tokens": 2, "workers": 1, "max_observation_tokens": 1}
+        for name, minimum in least.items():
+            if (value := getattr(self, name)) is not None and value < minimum:
+                raise ConfigError(f"{name} of an environment must be at least {minimum}, got {value}")
+        for name in ("timeout_seconds", "max_seconds"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} of an environment must be above 0, got {value}")
+
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
         from proximo.environments.players.threads import ThreadPlayers
