@@ -28,12 +28,12 @@ from proximo.environments.trajectory import Trajectory
 from proximo.recipes.games.rules import Solver
 
 GAMES: dict[str, dict[str, Any]] = {
-    "guess:Guess": {"ppo.ppo.policy_optimizer.learning_rate": 2e-3},
+    "guess:Guess": {"ppo.ppo.num_steps": 100, "ppo.ppo.policy_optimizer.learning_rate": 2e-3},
     "nim:Nim": {"ppo.ppo.kl.coefficient": 0.1},
     # What a hand wins varies so much that the mean of few says little.
     "kuhn:Kuhn": {"ppo.ppo.num_steps": 50, "ppo.data.held_out_rows": 2000, "ppo.run.evaluate_every_steps": None},
     "frozen_lake:FrozenLake": {"ppo.ppo.num_steps": 20, "ppo.ppo.kl.coefficient": 0.02},
-    "tic_tac_toe:TicTacToe": {},
+    "tic_tac_toe:TicTacToe": {"ppo.ppo.num_steps": 80},
     "calculator:Calculator": {"ppo.ppo.num_steps": 40, "ppo.ppo.rollout.max_new_tokens": 16},
     "python_tool:PythonTool": {"ppo.ppo.num_steps": 20, "ppo.ppo.rollout.max_new_tokens": 40},
     "search:Search": {"ppo.ppo.rollout.max_new_tokens": 16},

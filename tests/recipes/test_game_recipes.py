@@ -49,3 +49,15 @@ def test_the_recipe_trains_in_a_game(recipe: str, game: str, tmp_path: Path, mon
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all(line["response/unscored"] == 0 for line in lines[1:])
     assert all("evaluation/score" in line for line in (lines[0], lines[-1]))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recipe", ["games", "games-groups"])
+def test_the_recipe_learns_the_way_over_the_lake(recipe: str, tmp_path: Path) -> None:
+    """Random play gets there in one of 92 walks. A minute on a core that has nothing else to do."""
+    path = "proximo.recipes.games.frozen_lake:FrozenLake"
+    own = [f"ppo.environment.path={path}", f"sft.data.sources.0.kwargs.game={path}", f"run.folder={tmp_path / 'run'}"]
+    shorter = ["ppo.ppo.num_steps=20", "ppo.ppo.kl.coefficient=0.02", "run.tensorboard=false"]
+    assert main(["pipeline", recipe, *own, *shorter, "--quiet"]) == 0
+    *_, last = (tmp_path / "run" / "ppo" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(last)["evaluation/score"] > 0.5
