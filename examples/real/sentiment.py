@@ -28,7 +28,7 @@ Row = dict[str, Any]
 Judge = Callable[[Sequence[str]], list[bool]]
 """Of each text, whether it is positive."""
 PIECE = 20
-NUM_STORIES = 40
+NUM_STORIES = 20
 SHOWN = 10
 """Samples of the results: the first ten of the held-out openings."""
 

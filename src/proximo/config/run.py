@@ -161,7 +161,8 @@ class WeightsConfig(Section):
     """Store the matrices of the base in 4 or 8 bits; requires lora where the model trains, and the extra `low-memory`.
     8bit requires bf16. For a base that is too large otherwise."""
     frozen_layers: int = Field(0, ge=0)
-    """The number of first layers to freeze, with the embeddings below them. For less memory without an adapter."""
+    """The number of first layers to freeze, with the embeddings below them. Embeddings that are the output layer too
+    (tied) still train, and their gradient passes back through all layers. For less memory without an adapter."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     balancing_coefficient: float | None = Field(None, ge=0)
