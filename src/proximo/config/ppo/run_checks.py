@@ -82,8 +82,8 @@ def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | N
         "remove it": not score.minus_reference_answer,
         "score.overlong_buffer_tokens measures one response against rollout.max_new_tokens, which is the limit of a "
         "turn here: remove it, and let the environment reward short episodes": score.overlong_buffer_tokens is None,
-        "policy_loss.aggregation constant divides by rollout.max_new_tokens, which is the limit of a turn here: set its "
-        "divisor to the tokens of an episode": not divides_by_turn,
+        "policy_loss.aggregation constant divides by rollout.max_new_tokens, which is the limit of a turn here: set "
+        "its divisor to the tokens of an episode": not divides_by_turn,
         "rollout.min_new_tokens counts the tokens of one response, and an episode has several turns: remove it": (
             ppo.rollout.min_new_tokens == 0
         ),
