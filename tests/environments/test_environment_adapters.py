@@ -127,7 +127,7 @@ FROZEN = {"kind": "gymnasium", "id": "FrozenLake-v1", "instructions": "0 left, 1
 def test_gymnasium_is_played_in_numbers_and_shown_as_text(played: Any) -> None:
     pytest.importorskip("gymnasium", reason="gymnasium is not installed")
     section = {**FROZEN, "kwargs": {"is_slippery": False, "render_mode": "ansi"}}
-    moves = ["1", "down again: 1", "2", "7", "1", "2", "2"]
+    moves = ["1", "down again: 1", "2", "-1", "1", "2", "2"]
     first, *steps = played(section, *moves)
     assert first.observation.startswith("0 left, 1 down, 2 right, 3 up\n\n\x1b[41mS\x1b[0mFFF\nFHFH\n")
     assert steps[3].observation == "Write a number from 0 to 3."

@@ -211,6 +211,7 @@ def test_rows_larger_than_a_pipe_arrive(tmp_path: Path) -> None:
         assert began(pool, 1, do=f"say {text}").observation == text
         with pytest.raises(DataError, match="cannot be sent to the process of its environment"):
             pool.start(2, seed=2, row={"column": {1, 2}})
+        assert began(pool, 2).observation == "began", "the lane is free"
     finally:
         pool.close()
 
@@ -229,18 +230,20 @@ def test_the_end_closes_environments_and_leaves_no_process(tmp_path: Path) -> No
 
 
 def test_players_end_with_the_process_that_they_were_forked_from_and_others_take_their_place() -> None:
-    pool = in_processes("Echo")
+    pool = in_processes("Faulty")
     try:
         process = began(pool, 1).info["process"]
+        child = int(stepped(pool, 1, "child").observation)
         began(pool, 2)
-        pool.step(2, "before")
+        pool.step(2, "say before")
         assert isinstance(answer(pool, 2)[2], EnvironmentStep)
         nursery = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(nursery, signal.SIGKILL)
         wait_until(lambda: workers_of(os.getpid()) == [] or pool.poll(0.0) == [])
-        found = fault(pool, 1, "on")
+        found = fault(pool, 1, "say on")
         assert found.kind == "died"
-        assert began(pool, 3).observation == "seed 3, row {}"
+        assert began(pool, 3).observation == "began"
+        wait_until(lambda: not processes_of_the_group_leader(child), "the end of what a player had started")
     finally:
         pool.close()
 

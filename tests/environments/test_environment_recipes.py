@@ -1,6 +1,7 @@
 """One environment of each form, unchanged, from a recipe of at most 30 lines: a step of training, without a fault."""
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.loader import load_recipe
-from proximo.errors import UserError
+from proximo.data.rows import Row
+from proximo.environments.prompts import row_prompts
+from proximo.errors import DataError, UserError
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
@@ -139,3 +142,10 @@ def test_a_package_that_is_missing_is_named_before_a_model_is_loaded(
 
     with pytest.raises(UserError, match=rf"environment\.id.*pip install 'proximo\[{kind.replace('_', '-')}\]'"):
         check_inputs(recipe(tmp_path, kind))
+
+
+def test_a_row_that_no_process_can_be_given_is_named_before_a_step() -> None:
+    good, bad = (Row(source="days.parquet", number=n, values={"day": day}) for n, day in ((1, "May"), (2, date.max)))
+    assert len(row_prompts([good])) == 1
+    with pytest.raises(DataError, match="days.parquet, row 2: .*date is not JSON serializable"):
+        row_prompts([good, bad])

@@ -6,10 +6,22 @@ from typing import Any
 from proximo.data.rows import Row, row_ids
 from proximo.errors import DataError
 from proximo.records import Prompt
+from proximo_verifiers.workers.frames import encode
 
 
 def row_prompts(rows: Sequence[Row]) -> list[Prompt]:
-    """One prompt for each row of the data. Raises DataError where two rows have one id."""
+    """One prompt for each row of the data.
+
+    Raises DataError where two rows have one id, and for a row that cannot be sent to the process of an environment.
+    """
+    for row in rows:
+        try:
+            encode(dict(row.values))
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{row.origin}: the row is sent to the process of an environment as JSON, and a column cannot be "
+                f"converted ({error}); leave that column out with columns in its source, or write it as text"
+            ) from error
     return [
         Prompt(id=name, token_ids=(), metadata=dict(row.values)) for name, row in zip(row_ids(rows), rows, strict=True)
     ]

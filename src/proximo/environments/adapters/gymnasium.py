@@ -37,7 +37,7 @@ class Gymnasium:
         return self._shown(observation), *rest
 
     def _number(self, text: str) -> int | None:
-        numbers = [int(each) for each in re.findall(r"(?<!\d)\d{1,18}(?!\d)", text)]
+        numbers = [int(each) for each in re.findall(r"(?<!\d)-?\d{1,18}(?!\d)", text)]
         return numbers[-1] if numbers and self._space.contains(numbers[-1]) else None
 
     def _shown(self, observation: Any) -> str:

@@ -1,7 +1,8 @@
 """The process that players are forked from: it has imported the environment, so a player starts in milliseconds.
 
-Players share the memory of what was imported. Each is the leader of a session of its own, so that it is ended together
-with all that it started. Runs in a worker process (`proximo_verifiers/workers/main.py`) and imports no torch.
+Players share the memory of what was imported. Each leads a session of its own, so that it is ended together with all
+that it started, but for programs that begin another session, such as daemons. Runs in a worker process
+(`proximo_verifiers/workers/main.py`) and imports no torch.
 """
 
 import ctypes
@@ -62,7 +63,7 @@ class Nursery:
     def end_all(self) -> None:
         """Kills the players with all that they started, and ends this process, whose parent is gone."""
         for process in self._players:
-            _kill(process)
+            kill_group(process)
         os._exit(1)
 
     def _fork(self, address: str, number: int) -> int:
@@ -78,7 +79,7 @@ class Nursery:
             os._exit(0)
 
     def _end(self, process: int) -> str:
-        _kill(process)  # before it is reaped, since its id and its group are not given to others until then
+        kill_group(process)  # before it is reaped, since its id and its group are not given to others until then
         self._players.discard(process)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -98,7 +99,8 @@ def play(address: str, number: int, player: Player) -> None:
         player.close()
 
 
-def _kill(process: int) -> None:
+def kill_group(process: int) -> None:
+    """Kills a player with all that it started, but for programs that began a session of their own."""
     for kill in (os.killpg, os.kill):  # a player that has only begun is not yet in a group of its own
         with suppress(ProcessLookupError, PermissionError):
             kill(process, signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import Any
 
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.players.threads import PlayerEnded, Players
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, DataError
 from proximo_verifiers.progress_log import logging_start
 from proximo_verifiers.workers.loop import START_SECONDS
 from proximo_verifiers.workers.work import backoff_seconds
@@ -148,8 +148,13 @@ class EnvironmentPool:
                 return
             self._waiting.remove(lane)
             lane.player = self._open(lane) if free is None else free
+            try:
+                self._ask(lane.player, lane.reset)
+            except DataError:  # nobody can play this row: the lane and the player are free again
+                self._states[lane.player].lane = None
+                del self._lanes[lane.number]
+                raise
             self._states[lane.player].lane = lane
-            self._ask(lane.player, lane.reset)
 
     def _open(self, lane: _Lane | None) -> int:
         number = self._players.open()

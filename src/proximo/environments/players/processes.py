@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from proximo.environments.players.nursery import CLOSE_SECONDS, NURSERY_SERVICE
+from proximo.environments.players.nursery import CLOSE_SECONDS, NURSERY_SERVICE, kill_group
 from proximo.environments.players.threads import PlayerEnded
 from proximo.errors import ConfigError, DataError, as_own_errors
 from proximo_verifiers.errors import WorkersError
@@ -300,5 +300,7 @@ class ProcessPlayers:
         how = self._nursery.kill()
         self._asked.clear()
         for channel in tuple(self._channels.values()):
+            if channel.process is not None:
+                kill_group(channel.process)  # the player has ended with its nursery; what it started has not
             self._forget(channel, f"ended with the one that it was forked from, which {how}")
         self._nursery = self._start_nursery()
