@@ -246,10 +246,10 @@ class LocalSession(RowDecoding):
         return (row, known) if known >= least else (None, 0)
 
     def _will_be_known(self, ids: list[int]) -> int:
-        """How much of the beginning of `ids` the rows will have when they have read all that they are given."""
+        """How much of the beginning of `ids` the rows that still read will have; 0 if none does, which ends a wait."""
         first = ids[:_SHARED_TOKENS]
-        running = (self._rows[row].ids for row in self._calls)
-        rows = (each for each in running if each[:_SHARED_TOKENS] == first)
+        reading = (self._rows[row].ids for row in self._reading)
+        rows = (each for each in reading if each[:_SHARED_TOKENS] == first)
         return min(max((_num_alike(each, ids) for each in rows), default=0), len(ids) - 1)
 
     def _take_row(self, *, besides: int | None) -> int:
