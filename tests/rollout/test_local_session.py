@@ -135,6 +135,25 @@ def test_slow_environments_delay_nobody() -> None:
     assert passes(30) <= passes(0) + 4 * 4, "at each further turn it may wait for a row, for at most four more tokens"
 
 
+@pytest.mark.parametrize("length", [15, 16, 17, 18])
+def test_calls_of_which_one_begins_as_the_other_both_end(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what they share is just enough to be copied: nobody waits for what nobody reads."""
+    reads, plain = [0], local_session.LocalSession._read_all
+
+    def counted(session: local_session.LocalSession) -> None:
+        reads[0] += 1
+        assert reads[0] < 50, "it reads for ever"
+        plain(session)
+
+    monkeypatch.setattr(local_session.LocalSession, "_read_all", counted)
+    ids = tuple(range(20, 40))
+    with engine_of().session(OPTIONS, max_tokens=60) as session:
+        for lane, count in enumerate((length, 20, length)):
+            asked = {"stream": lane, "first_position": 0, "max_new_tokens": 2}
+            session.submit(CallRequest(id=lane, lane=lane, token_ids=ids[:count], **asked))
+        assert len(ended(session)) == 3
+
+
 def test_a_call_that_forks_keeps_the_common_beginning() -> None:
     engine = engine_of()
     with engine.session(OPTIONS, max_tokens=60) as session:
