@@ -19,7 +19,7 @@ AGENT = {"kind": "agent", "path": "agent.py:run"}
     [
         ({"path": None}, "an agent is either a function, at path, or a command"),
         ({"command": ["a"]}, "an agent is either a function, at path, or a command"),
-        ({"max_observation_tokens": 9}, "write their own messages: remove it"),
+        ({"max_observation_tokens": 9}, "programs write their own messages: remove it"),
         ({"host": "10.0.0.1"}, "can be reached from other machines: name with token_env"),
         ({"host": "0.0.0.0", "token_env": "TOKEN"}, "is no address to call"),
         ({"host": "unix://run/s"}, "names no absolute path"),

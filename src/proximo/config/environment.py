@@ -186,8 +186,11 @@ class SkyRLGymEnvironmentConfig(RegisteredEnvironmentConfig):
 class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     """Kinds that own their loop, and ask the policy over HTTP as they would ask OpenAI or vLLM."""
 
+<<<<<<< HEAD
     kind: str
     """Which of them: `agent` or `verifiers`."""
+=======
+>>>>>>> env-server
     timeout_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one program. One that runs past it is ended: the trajectory has no reward and is left out."""
     host: str = "127.0.0.1"
@@ -202,8 +205,7 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
 
         if "max_observation_tokens" in self.model_fields_set:
             raise ValueError(
-                f"max_observation_tokens cuts what environments say, but environments of kind {self.kind} write their "
-                "own messages: remove it"
+                "max_observation_tokens cuts what environments say, but programs write their own messages: remove it"
             )
         if self.host.startswith("unix://"):
             if not self.host.startswith("unix:///"):
@@ -216,10 +218,6 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
         elif self.host in ("0.0.0.0", "::"):
             raise ValueError(f"host {self.host} is no address to call: give the one by which agents reach this machine")
         return self
-
-    def code(self) -> Iterator[tuple[str, str, str | None]]:
-        served = find_spec("starlette") and find_spec("uvicorn")
-        yield "kind", self.kind, None if served else "it needs packages: run pip install 'proximo[serve]'"
 
 
 class AgentEnvironmentConfig(ProgramEnvironmentConfig):
@@ -252,7 +250,7 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
         else:
             program = self.command[0]
             yield "command", program, None if which(program) else f"there is no program {program}"
-        yield from super().code()
+        yield "kind", self.kind, _serving_problem()
 
 
 class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
@@ -282,7 +280,7 @@ class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         yield "python", self.python, None if which(self.python) else f"there is no interpreter {self.python}"
-        yield from super().code()
+        yield "kind", self.kind, _serving_problem()
 
 
 EnvironmentConfig = (
@@ -297,6 +295,12 @@ EnvironmentConfig = (
     | SkyRLGymEnvironmentConfig
 )
 """Every kind of environment."""
+
+
+def _serving_problem() -> str | None:
+    """Why the policy cannot be served here; None if it can."""
+    is_there = find_spec("starlette") and find_spec("uvicorn")
+    return None if is_there else "it needs packages: run pip install 'proximo[serve]'"
 
 
 def with_rows(values: Any) -> Any:

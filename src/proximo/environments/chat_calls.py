@@ -7,7 +7,7 @@ behind its own ids. Any other messages, such as a shortened history, are rendere
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
@@ -24,6 +24,7 @@ from proximo.environments.call_requests import (
     request_id,
     sampling_of,
 )
+from proximo.environments.conversation import Conversation, words_of
 from proximo.environments.dialogue import Dialogue
 from proximo.environments.prompt_layout import Item
 from proximo.environments.recorder import Recording
@@ -35,33 +36,6 @@ from proximo.rollout.session import ModelCall
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
-
-Said = tuple[str, str, list[tuple[str, Mapping[str, Any]]]]
-History = tuple[Said, ...]
-
-
-@dataclass(kw_only=True, eq=False, slots=True)
-class Conversation:
-    """What clients of a trajectory and the policy said to each other with the same tools, also in several threads."""
-
-    tools: Tools
-    dialogue: Dialogue
-    turns: list[tuple[History, int]] = field(default_factory=list)
-    """The answers of the policy with all that came before, as clients know them, and their numbers in the dialogue."""
-
-    def items(self, messages: Sequence[Message]) -> list[Item]:
-        """The messages, with answers of the policy by their numbers: those after the same messages, or the newest with
-        the same words, as in a history that a client has shortened.
-        """
-        said = tuple(map(_said, messages))
-        return [self._number(said[: place + 1], message) for place, message in enumerate(messages)]
-
-    def _number(self, history: History, message: Message) -> Item:
-        if message["role"] != "assistant":
-            return message
-        same = [number for known, number in self.turns if known == history]
-        alike = [number for known, number in self.turns if known[-1] == history[-1]]
-        return next(reversed(same or alike), message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +115,7 @@ class ChatCalls:
         recording.tool_calls = len(turn.calls), len(turn.malformed)
         said = _message(_before_stop(text, call, recording.options), turn)
         number = dialogue.wrote(call.token_ids, call.finish)
-        conversation.turns.append((tuple(map(_said, (*asked.messages, said))), number))
+        conversation.turns.append((tuple(map(words_of, (*asked.messages, said))), number))
         body = _completion(asked, call, said, model)
         if not asked.streams:
             return JSONResponse(body)
@@ -191,12 +165,6 @@ def _message(text: str, turn: ToolTurn) -> Message:
         for call in turn.calls
     ]
     return {"role": "assistant", "content": turn.text, "tool_calls": calls}
-
-
-def _said(message: Message) -> Said:
-    """What identifies a message, since clients drop or add white space and keys of their own."""
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    return message["role"], message["content"].strip(), calls
 
 
 def _completion(asked: ChatCall, call: ModelCall, said: Message, model: str) -> dict[str, Any]:

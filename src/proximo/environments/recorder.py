@@ -9,17 +9,14 @@ is also used elsewhere.
 import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from proximo.environments.conversation import Conversation
 from proximo.environments.environment import EnvironmentStep, Observation
 from proximo.environments.trajectory import MALFORMED_CALLS, TOOL_CALLS, Trajectory, with_observation
 from proximo.errors import ProximoError
 from proximo.records import Finish, Prompt
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall, Session
-
-if TYPE_CHECKING:
-    from proximo.environments.chat_calls import Conversation
 
 HANDOVER_SECONDS = 1.0
 """A second client of a trajectory waits this long for the first to be seen to have gone, as one that timed out and
@@ -83,7 +80,7 @@ class Recording:
     num_calls: int = 0
     tool_calls: tuple[int, int] = (0, 0)
     """How many tools the last reply called, and how many of its calls could not be read."""
-    conversations: "list[Conversation]" = field(default_factory=list)
+    conversations: list[Conversation] = field(default_factory=list)
     """Those of clients that speak in messages."""
     running: _Running | None = None
     begun: float = 0.0
