@@ -186,11 +186,8 @@ class SkyRLGymEnvironmentConfig(RegisteredEnvironmentConfig):
 class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     """Kinds that own their loop, and ask the policy over HTTP as they would ask OpenAI or vLLM."""
 
-<<<<<<< HEAD
     kind: str
     """Which of them: `agent` or `verifiers`."""
-=======
->>>>>>> env-server
     timeout_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one program. One that runs past it is ended: the trajectory has no reward and is left out."""
     host: str = "127.0.0.1"
