@@ -75,6 +75,8 @@ def test_guesses_of_a_random_player_are_independent_and_binary_search_finds_the_
 
 def test_the_best_play_of_nim_wins_every_game_and_a_random_one_few() -> None:
     assert Solver(Nim(3, 2)).scores().optimum == 1
+    # By hand: of one heap of 2 half of the moves win, of 1 and 2 one in three, since the opponent takes its chances.
+    assert Solver(Nim(2, 2)).scores().random == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
     # With one heap of n the player wins at once or leaves the rest to the opponent, who takes it.
     assert Solver(Nim(1, 4)).scores() == pytest.approx((mean(1 / size for size in range(1, 5)), 1))
 
