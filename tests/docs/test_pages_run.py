@@ -179,7 +179,10 @@ def test_the_recipes_of_a_page_are_valid(stem: str, folder: Path) -> None:
     assert texts
     for text in texts:
         given = yaml.safe_load(text)
-        whole = given if "run" in given else {**yaml.safe_load(SECTIONS), **given}
+        around = yaml.safe_load(SECTIONS)
+        if "environment" in given:
+            del around["reward"]  # an environment gives its own, and takes no reward model
+        whole = given if "run" in given else {**around, **given}
         (folder / "page.yaml").write_text(yaml.safe_dump(whole))
         kind = recognise(whole)
         assert kind is not None, text
