@@ -2,17 +2,14 @@
 
 from dataclasses import asdict
 
-import memory
 import pytest
 import time_to_reward
-import torch
 from compare import check_lengths
 from floor import Lengths, Rates, floor_seconds
 from race import Settings, arrival
 from sorting import digits_sorted, problems
 from tables import rows
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-from work import SIZES, Job, model_config
+from work import Job
 
 JOB = Job(models="", size="tiny", regime="eos", num_prompts=4, prompt_tokens=8, new_tokens=8)
 SHAPES = ("128x128", "128x256")
@@ -92,22 +89,3 @@ def test_seconds_to_a_reward_are_compared_with_those_of_the_best_settings_of_pro
 def test_the_rule_that_judges_digits_reads_the_answer_from_the_prompt():
     for problem in problems(20, seed=5):
         assert digits_sorted(problem["prompt"]) == problem["answer"]
-
-
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_the_growth_with_the_vocabulary_is_that_of_the_weights_of_real_models(in_backward):
-    held = []
-    for name in ("M", "M-150k"):
-        config = model_config(SIZES[name], num_labels=1)
-        with torch.device("meta"):
-            language = AutoModelForCausalLM.from_config(config)
-            scalar = AutoModelForSequenceClassification.from_config(config)
-        of_both = sum(each.numel() for model in (language, scalar) for each in model.parameters())
-        weights, moments = (
-            2 * of_both,
-            2 * of_both,
-        )  # policy and reference, value and reward model; of the first of each
-        gradients = language.get_input_embeddings().weight.numel() if in_backward else of_both
-        held.append(4 * (weights + moments + gradients))
-    found = memory.predicted_growth_bytes("M", "M-150k", in_backward=in_backward)
-    assert found == held[1] - held[0]

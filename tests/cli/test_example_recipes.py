@@ -1,5 +1,6 @@
 """The recipes under examples/ are accepted, and read what is there when the data is at hand."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ def test_every_example_is_a_valid_recipe_that_begins_with_its_name(example: Path
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_passes_a_dry_run_where_the_data_is(example: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "data").symlink_to(real_data())
+    (tmp_path / "examples").symlink_to(example.parent)
+    (tmp_path / "verifiers" / "bin").mkdir(parents=True)
+    (tmp_path / "verifiers" / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REWARD_TOKEN", "a-token-of-a-service")
     assert main([command_of(example), str(example), "--dry-run"]) == 0

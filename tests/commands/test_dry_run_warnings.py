@@ -9,7 +9,6 @@ import pytest
 
 from proximo.cli import main
 from proximo.run import dry_run as lines
-from proximo.run import preflight
 from recipe_files import PIPELINE, PPO, SFT, write_recipe
 
 
@@ -102,7 +101,7 @@ def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
 
 
 def test_more_threads_than_cores_are_noted(capsys, monkeypatch):
-    monkeypatch.setattr(preflight, "num_cores", lambda: 2)
+    monkeypatch.setattr(lines, "num_cores", lambda: 2)
     source = "data.sources.0.path=t.jsonl"
     status, _, err = dry_run(capsys, "sft", SFT, source, "data.held_out_rows=3", "run.num_threads=3")
     assert status == 0

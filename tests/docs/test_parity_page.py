@@ -18,10 +18,7 @@ from proximo.supervised.sft_recipe import SFTRecipe
 PAGE = ROOT / "docs" / "parity.md"
 COUNTS = {"A": 21, "B": 19, "C": 15, "D": 18, "E": 8, "F": 11, "G": 15, "H": 7, "I": 7, "J": 6, "K": 7, "L": 4}
 """Rows of each chapter."""
-PLANNED = {
-    *("B10", "C15"),
-    *("H2", "H4"),
-}
+PLANNED = {"B10", "H2", "H4"}
 """What is not there yet. A row that is done leaves this set and gets its test."""
 RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, KTORecipe, PPORecipe, PipelineRecipe)
 SOURCES = (ROOT / "src" / "proximo", ROOT / "src")

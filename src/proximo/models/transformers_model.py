@@ -147,7 +147,8 @@ def check_lengths(
 ) -> None:
     """Raises ConfigError if prompt and response together can exceed the context length of the role's model.
 
-    Without responses (`max_response_tokens` 0) the prompts are whole examples of the recipe's `section`.
+    Without responses (`max_response_tokens` 0) the prompts are whole examples of the recipe's `section`. Those of the
+    section `environment` are episodes.
     """
     limit = position_limit(config)
     total = max_prompt_tokens + max_response_tokens
@@ -159,6 +160,8 @@ def check_lengths(
     scheme = kinds & set(LENGTH_DEPENDENT_ROPE)
     reason = f" (beyond it, its {scheme.pop()} rotary positions depend on the longest sequence)" if scheme else ""
     reads = f"but the {role} model ({config.model_type}) reads at most {limit} positions{reason}"
+    if section == "environment":
+        raise ConfigError(f"an episode has up to {total} tokens, {reads}; lower environment.max_tokens")
     if not max_response_tokens:
         raise ConfigError(f"there are examples of up to {total} tokens, {reads}; lower {section}.max_tokens")
     raise ConfigError(
