@@ -30,9 +30,10 @@ def fused_sampler(bench: Bench) -> dict[str, Any]:
             name = f"{count} rows in {dtype}"
             bench.hold(draws_as(plain_draw, given["logits"].device, dtype, VOCABULARY), f"{name}: it is not used")
             (tokens, logprobs), (expected, theirs) = draw(**given), plain_draw(**given)
-            away = (logprobs - theirs).abs().max().item()
             bench.hold(tokens.equal(expected), f"{name}: {(tokens != expected).sum()} tokens differ")
-            bench.hold(away < 1e-4, f"{name}: log-probs are {away:.2g} away")
+            bench.hold(
+                (away := (logprobs - theirs).abs().max().item()) < 1e-4, f"{name}: log-probs are {away:.2g} away"
+            )
             times = {
                 kind: bench.median_seconds(partial(each, **given))
                 for kind, each in (("plain", plain_draw), ("fused", draw))
