@@ -1,6 +1,7 @@
 """The section on the sampler in Triton: it draws what torch's operators draw, and how much sooner."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,25 +19,16 @@ def fused_sampler(bench: Bench) -> dict[str, Any]:
     from proximo.rollout.fused_sampling import draw, draws_as
 
     rows = []
-    for count in ROWS:
-        for dtype in (torch.float32, torch.bfloat16):
-            generator = torch.Generator(bench.device).manual_seed(0)
-            given: dict[str, Any] = {
-                "logits": torch.randn(count, VOCABULARY, device=bench.device, generator=generator).mul(3).to(dtype),
-                "streams": torch.arange(count, device=bench.device) * 7919,
-                "positions": torch.arange(count, device=bench.device),
-                "temperature": 1.0,
-            }
-            name = f"{count} rows in {dtype}"
-            bench.hold(draws_as(plain_draw, given["logits"].device, dtype, VOCABULARY), f"{name}: it is not used")
-            (tokens, logprobs), (expected, theirs) = draw(**given), plain_draw(**given)
-            bench.hold(tokens.equal(expected), f"{name}: {(tokens != expected).sum()} tokens differ")
-            bench.hold(
-                (away := (logprobs - theirs).abs().max().item()) < 1e-4, f"{name}: log-probs are {away:.2g} away"
-            )
-            times = {
-                kind: bench.median_seconds(partial(each, **given))
-                for kind, each in (("plain", plain_draw), ("fused", draw))
-            }
-            rows.append({"rows": count, "dtype": str(dtype), **{f"{kind}_us": 1e6 * s for kind, s in times.items()}})
+    for count, dtype in product(ROWS, (torch.float32, torch.bfloat16)):
+        numbers, generator = torch.arange(count, device=bench.device), torch.Generator(bench.device).manual_seed(0)
+        logits = torch.randn(count, VOCABULARY, device=bench.device, generator=generator).mul(3).to(dtype)
+        given: dict[str, Any] = {"logits": logits, "streams": numbers * 7919, "positions": numbers, "temperature": 1.0}
+        name = f"{count} rows in {dtype}"
+        bench.hold(draws_as(plain_draw, logits.device, dtype, VOCABULARY), f"{name}: it is not used")
+        (tokens, logprobs), (expected, theirs) = draw(**given), plain_draw(**given)
+        away = (logprobs - theirs).abs().max().item()
+        bench.hold(tokens.equal(expected), f"{name}: {(tokens != expected).sum()} tokens differ")
+        bench.hold(away < 1e-4, f"{name}: log-probs are {away:.2g} away")
+        plain, fused = (1e6 * bench.median_seconds(partial(each, **given)) for each in (plain_draw, draw))
+        rows.append({"rows": count, "dtype": str(dtype), "plain_us": plain, "fused_us": fused})
     return {"rows": rows}
