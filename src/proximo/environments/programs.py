@@ -29,14 +29,16 @@ def function_agent(path: str) -> MakeEnvironment:
     function = imported(path)
     if problem := calling_problem(function, keywords={"base_url": "", "row": {}, "seed": 0}, may_await=True):
         raise ConfigError(f"environment.path: {path} is called as run(base_url=..., row=..., seed=...), but {problem}")
-    return lambda: FunctionAgent(function)
+    return lambda: FunctionAgent(function, owns_process=True)
 
 
 class FunctionAgent:
     """Calls a function, which may be a coroutine."""
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., Any], *, owns_process: bool = False) -> None:
+        """`owns_process`: no other episode runs in this process, so environment variables may say where the model is."""
         self._run = run
+        self._owns_process = owns_process
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Note what the program will be given."""
@@ -46,7 +48,8 @@ class FunctionAgent:
     async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Run the program to its end. `text`: `base_url` and `api_key`, as JSON."""
         where = json.loads(text)
-        os.environ |= variables(where)
+        if self._owns_process:
+            os.environ |= variables(where)
         answer = self._run(base_url=where["base_url"], **self._given)
         return ended(await answer if inspect.isawaitable(answer) else answer)
 
@@ -112,8 +115,8 @@ class VerifiersAgent:
 def variables(where: Mapping[str, str]) -> dict[str, str]:
     """The environment variables by which programs find the model, those of OpenAI's clients among them."""
     base_url, key = where["base_url"], where["api_key"]
-    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), urlsplit(base_url).hostname)))
-    return {"BASE_URL": base_url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": direct}
+    direct = dict.fromkeys(filter(None, (*os.environ.get("NO_PROXY", "").split(","), urlsplit(base_url).hostname)))
+    return {"BASE_URL": base_url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": ",".join(direct)}
 
 
 def ended(answer: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
