@@ -36,7 +36,7 @@ class FunctionAgent:
     """Calls a function, which may be a coroutine."""
 
     def __init__(self, run: Callable[..., Any], *, owns_process: bool = False) -> None:
-        """`owns_process`: no other episode runs in this process, so environment variables may say where the model is."""
+        """`owns_process`: no other episode runs in this process: environment variables may say where the model is."""
         self._run = run
         self._owns_process = owns_process
 

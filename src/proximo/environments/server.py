@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proximo.environments.call_requests import generate_reply, read_generate
+from proximo.environments.call_requests import SampledCall, generate_reply, read_generate
 from proximo.environments.chat_calls import ChatCalls
 from proximo.environments.recorder import Recorder, Recording, RefusedCallError
 from proximo.errors import ConfigError, TrainingError
@@ -162,21 +162,30 @@ class ModelServer:
     async def _generate(self, request: Request) -> Response:
         recording, body = await self._read(request)
         asked = read_generate(body, recording, self._chat.vocabulary)
-        self._note_ignored(asked.ignored)
-        call = await _unless_client_leaves(
-            request, self.recorder.call(recording, asked.token_ids, asked.max_new_tokens)
-        )
-        self._chat.note_ids(recording, call)
-        return JSONResponse(generate_reply(call, MODEL))
+
+        def reply(call: ModelCall) -> Response:
+            self._chat.note_ids(recording, call)
+            return JSONResponse(generate_reply(call, MODEL))
+
+        return await self._answer(request, recording, asked, reply)
 
     async def _complete(self, request: Request) -> Response:
         recording, body = await self._read(request)
         asked = self._chat.read(recording, body)
-        self._note_ignored(asked.ignored)
-        call = await _unless_client_leaves(
-            request, self.recorder.call(recording, asked.token_ids, asked.max_new_tokens)
+        return await self._answer(
+            request, recording, asked, lambda call: self._chat.reply(recording, asked, call, MODEL)
         )
-        return self._chat.reply(recording, asked, call, MODEL)
+
+    async def _answer(
+        self, request: Request, recording: Recording, asked: SampledCall, reply: Callable[[ModelCall], Response]
+    ) -> Response:
+        """Have the model answer. `reply` notes the call and writes what the client gets."""
+        self._note_ignored(asked.ignored)
+
+        async def answered() -> Response:
+            return reply(await self.recorder.call(recording, asked.token_ids, asked.max_new_tokens))
+
+        return await _unless_client_leaves(request, answered())
 
     async def _read(self, request: Request) -> tuple[Recording, Mapping[str, Any]]:
         """The trajectory and the body of a request."""
@@ -199,7 +208,7 @@ class ModelServer:
             self.ignored[name] += 1
 
 
-async def _unless_client_leaves(request: Request, work: Awaitable[ModelCall]) -> ModelCall:
+async def _unless_client_leaves(request: Request, work: Awaitable[Response]) -> Response:
     """The result of the work, which is cancelled if the client breaks off. Raises HTTPException then."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
