@@ -408,3 +408,6 @@ def test_what_was_not_answered_is_counted_since_the_last_look() -> None:
         chat(server.base_url("none"), "hi")
         assert server.counts() == {"refused_calls": 1, "ignored_options": 1, "broken_off_calls": 0}
         assert set(server.counts().values()) == {0}
+        chat(server.base_url("none"), "hi")
+        assert server.counts()["refused_calls"] == 1
+        assert set(server.counts().values()) == {0}

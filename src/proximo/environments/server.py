@@ -94,7 +94,7 @@ class ModelServer:
             "broken_off_calls": self.recorder.num_broken_off,
         }
         new = {name: count - self._seen[name] for name, count in found.items()}
-        self._seen.update(found)
+        self._seen = Counter(found)
         return new
 
     def in_loop(self, work: Callable[[], object]) -> None:
