@@ -2,7 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -266,15 +265,6 @@ def test_a_token_is_asked_for() -> None:
         assert chat(server.base_url("secret"), "hi").status_code == 401
         url = server.base_url("secret") + "/models"
         assert httpx2.get(url, headers={"Authorization": "Bearer t0ken"}, trust_env=False, verify=False).is_success
-
-
-def test_a_unix_socket_is_for_its_user_alone(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with serving("ab", host=f"unix://{path}") as (server, session):
-        server.begin(recording(session))
-        assert path.stat().st_mode & 0o777 == 0o600
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path), verify=False)) as client:
-            assert client.get(server.base_url("secret") + "/models").is_success
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

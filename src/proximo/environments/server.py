@@ -12,7 +12,6 @@ An ID is a secret of one trajectory, and answers nothing once that has ended. A 
 import asyncio
 import json
 import logging
-import os
 import socket
 import threading
 from collections import Counter
@@ -50,7 +49,7 @@ class ModelServer:
     """Serves calls of the trajectories that were begun. It has a thread; `close` ends it."""
 
     def __init__(self, chat: ChatCalls, *, max_model_len: int, host: str, token: str | None = None) -> None:
-        """`host`: an address of this machine, or unix:///PATH. Raises ConfigError if it cannot be listened on."""
+        """`host`: an address of this machine. Raises ConfigError if it cannot be listened on."""
         self.recorder = Recorder()
         self.refused: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
@@ -233,12 +232,6 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 def _listening(host: str) -> tuple[socket.socket, str]:
     """A socket that is bound, with the address for clients. Raises ConfigError."""
     try:
-        if (path := host.removeprefix("unix://")) != host:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(path)
-            os.chmod(path, 0o600)
-            listener.listen()
-            return listener, "http://localhost"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=MAX_WAITING)
     except OSError as error:
