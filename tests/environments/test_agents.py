@@ -298,6 +298,9 @@ print(json.dumps({"reward": ord(said), "turns": 1}))
 """
 
 
+FLOOD = "while True: print('x' * 1_000_000, file=sys.{})"
+
+
 def commands(*lines: str) -> Players:
     program = PROGRAM + "\n".join(lines)
     options = {"command": [sys.executable, "-c", program]}
@@ -317,7 +320,9 @@ def test_a_command_prints_its_reward() -> None:
     [
         ("sys.exit('no luck')", "error: step() raised RuntimeError: the program ended with status 1: no luck"),
         ("print('great')", "the last line that a program prints must be its reward, it is 'great'"),
-        ("print('x' * 2_000_000)", "the program printed more than 1,048,576 bytes"),
+        ("print('x' * 17_000_000)", "the program printed more than 16,777,216 bytes"),
+        (FLOOD.format("stdout"), "the program printed more than 16,777,216 bytes"),
+        (FLOOD.format("stderr"), "the program printed more than 16,777,216 bytes"),
     ],
 )
 def test_a_command_that_fails_has_no_reward(line: str, failure: str) -> None:

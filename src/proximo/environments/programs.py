@@ -11,7 +11,8 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from proximo.environments.players.player import MakeEnvironment, imported, prepares
@@ -19,8 +20,10 @@ from proximo.errors import ConfigError
 from proximo_verifiers.callables import calling_problem
 from proximo_verifiers.workers.services import one_line
 
-MAX_OUTPUT_BYTES = 2**20
-"""Most of what a program may print."""
+MAX_OUTPUT_BYTES = 2**24
+"""Most of what a program may print to its output, and to its errors."""
+WATCH_SECONDS = 0.1
+"""How often that is looked at."""
 
 
 @prepares
@@ -69,13 +72,11 @@ class CommandAgent:
         """Run the program to its end. Raises RuntimeError for one that fails, with the end of what it said."""
         environment = {**os.environ, **variables(json.loads(text))}
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-            done = subprocess.run(
-                self._command, input=self._given, stdout=printed, stderr=said, env=environment, check=False
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=printed, stderr=said, env=environment
             )
-            if done.returncode:
-                raise RuntimeError(f"the program ended with status {done.returncode}: {_end_of(said)}")
-            if printed.tell() > MAX_OUTPUT_BYTES:
-                raise RuntimeError(f"the program printed more than {MAX_OUTPUT_BYTES:,} bytes")
+            if status := _status(process, self._given, printed, said):
+                raise RuntimeError(f"the program ended with status {status}: {_end_of(said)}")
             printed.seek(0)
             lines = printed.read().decode("utf-8", "replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
@@ -131,8 +132,25 @@ def ended(answer: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     return "", float(reward), not truncated, bool(truncated), info
 
 
-def _end_of(file: Any) -> str:
+def _status(process: "subprocess.Popen[bytes]", given: bytes, *outputs: IO[bytes]) -> int:
+    """How a program ended that reads what it is given. Raises RuntimeError for one that prints too much, and kills it.
+
+    Files are written, not pipes, so that what a program leaves running does not count as its output.
+    """
+    unsent: bytes | None = given
+    with process:
+        while process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(unsent, timeout=WATCH_SECONDS)
+            unsent = None  # it has been taken, and goes on being written
+            if any(os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES for output in outputs):
+                process.kill()
+                raise RuntimeError(f"the program printed more than {MAX_OUTPUT_BYTES:,} bytes")
+    return process.returncode
+
+
+def _end_of(file: IO[bytes]) -> str:
     """The last line that a program said."""
-    file.seek(max(0, file.tell() - MAX_OUTPUT_BYTES))
+    file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
     lines = file.read().decode("utf-8", "replace").strip().splitlines()
     return one_line(lines[-1]) if lines else "it said nothing"
