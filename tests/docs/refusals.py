@@ -46,7 +46,6 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, max_observation_tokens: 9} reward=[]"),
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, host: 10.0.0.1} reward=[]"),
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, host: 0.0.0.0, token_env: T} reward=[]"),
-    ("ppo", "Environments", "environment={kind: agent, path: a.py:run, host: 'unix://a'} reward=[]"),
     ("ppo", "Without a reward", "reward=[] ppo.kl=none"),
     ("ppo", "Without a reward", "reward=[]"),
     ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.kl={kind: loss, estimator: k2}"),

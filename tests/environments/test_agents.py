@@ -4,6 +4,7 @@ The model of these tests answers `a` to `e` and then ends; what it draws depends
 """
 
 import json
+import os
 import sys
 import threading
 import urllib.error
@@ -22,7 +23,7 @@ from proximo.environments.engine import EnvironmentEngine, Limits
 from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.players.processes import ProcessPlayers
 from proximo.environments.players.threads import Players, ThreadPlayers
-from proximo.environments.programs import FunctionAgent, ended
+from proximo.environments.programs import FunctionAgent, ended, variables
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Prompt, Response
@@ -297,6 +298,9 @@ print(json.dumps({"reward": ord(said), "turns": 1}))
 """
 
 
+FLOOD = "while True: print('x' * 1_000_000, file=sys.{})"
+
+
 def commands(*lines: str) -> Players:
     program = PROGRAM + "\n".join(lines)
     options = {"command": [sys.executable, "-c", program]}
@@ -316,7 +320,9 @@ def test_a_command_prints_its_reward() -> None:
     [
         ("sys.exit('no luck')", "error: step() raised RuntimeError: the program ended with status 1: no luck"),
         ("print('great')", "the last line that a program prints must be its reward, it is 'great'"),
-        ("print('x' * 2_000_000)", "the program printed more than 1,048,576 bytes"),
+        ("print('x' * 17_000_000)", "the program printed more than 16,777,216 bytes"),
+        (FLOOD.format("stdout"), "the program printed more than 16,777,216 bytes"),
+        (FLOOD.format("stderr"), "the program printed more than 16,777,216 bytes"),
     ],
 )
 def test_a_command_that_fails_has_no_reward(line: str, failure: str) -> None:
@@ -367,6 +373,20 @@ def test_a_function_in_a_file_is_played_in_processes(tmp_path: Path) -> None:
     with playing(in_file(tmp_path)) as engine:
         responses = play(engine, num_rows=2, num_samples=2)
     assert [each.episode.reward for each in responses] == [1.0] * 4
+
+
+def test_threads_share_no_variables_that_say_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of the user")
+    before = dict(os.environ)
+    with playing(functions(two_turns)) as engine:
+        play(engine, num_rows=2)
+    assert dict(os.environ) == before
+
+
+def test_a_host_is_named_once_among_those_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "a.example,127.0.0.1")
+    found = variables({"base_url": "http://127.0.0.1:80/v1", "api_key": "none"})
+    assert found["NO_PROXY"] == "a.example,127.0.0.1"
 
 
 def test_a_function_that_cannot_be_called_so_is_refused_before_the_run(tmp_path: Path) -> None:

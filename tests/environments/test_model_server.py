@@ -2,7 +2,7 @@
 
 import json
 import socket
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +18,7 @@ from proximo.environments.server import ModelServer
 from proximo.errors import ConfigError
 from proximo.records import Finish, Response
 from proximo.rollout.vllm.requests import read_choice
-from waiting import wait_until
+from waiting import LATEST_SECONDS, wait_until
 
 
 def test_ids_go_in_and_ids_come_out_in_the_form_that_a_client_of_vllm_reads() -> None:
@@ -267,15 +267,6 @@ def test_a_token_is_asked_for() -> None:
         assert httpx2.get(url, headers={"Authorization": "Bearer t0ken"}, trust_env=False, verify=False).is_success
 
 
-def test_a_unix_socket_is_for_its_user_alone(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with serving("ab", host=f"unix://{path}") as (server, session):
-        server.begin(recording(session))
-        assert path.stat().st_mode & 0o777 == 0o600
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path), verify=False)) as client:
-            assert client.get(server.base_url("secret") + "/models").is_success
-
-
 def test_an_address_of_another_machine_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match=r"environment\.host: cannot listen on 192\.0\.2\.1"),
@@ -340,6 +331,35 @@ def test_a_call_that_waits_ends_with_its_trajectory() -> None:
         assert noted.trajectory is None
 
 
+def test_a_request_that_arrives_whole_after_the_end_is_refused() -> None:
+    with serving("ab") as (server, session):
+        noted = recording(session)
+        server.begin(noted)
+        address = urlsplit(server.url)
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        head = f"POST /t/secret/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+        with socket.create_connection((address.hostname, address.port), timeout=LATEST_SECONDS) as client:
+            client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 100")  # the trajectory is found, and the body awaited
+            server.end("secret")
+            client.sendall(body)
+            assert client.recv(100).startswith(b"HTTP/1.1 404")
+        assert session.asked == []
+        assert noted.trajectory is None
+
+
+def test_an_answer_that_comes_together_with_the_end_is_not_noted() -> None:
+    with serving() as (server, session):
+        noted = recording(session)
+        server.begin(noted)
+        waiting = Asking(server.base_url("secret"), "hi")
+        wait_until(lambda: session.asked)
+        session.server = SimpleNamespace(answered=lambda calls: server.recorder.answered(*calls))
+        server.in_loop(lambda: [session.write("ab"), server.recorder.end("secret")])
+        assert waiting.result().json()["error"]["code"] == "unknown_trajectory"
+        assert noted.trajectory is None
+
+
 def test_a_server_that_closes_leaves_nobody_waiting() -> None:
     with serving() as (server, session):
         server.begin(recording(session))
@@ -377,4 +397,7 @@ def test_what_was_not_answered_is_counted_since_the_last_look() -> None:
         chat(server.base_url("secret"), "hi", seed=1)
         chat(server.base_url("none"), "hi")
         assert server.counts() == {"refused_calls": 1, "ignored_options": 1, "broken_off_calls": 0}
+        assert set(server.counts().values()) == {0}
+        chat(server.base_url("none"), "hi")
+        assert server.counts()["refused_calls"] == 1
         assert set(server.counts().values()) == {0}

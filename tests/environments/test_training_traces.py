@@ -57,6 +57,37 @@ def test_a_trajectory_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert [(turn.start, turn.end) for turn in response.episode.turns] == [(0, 2), (3, 4), (4, 6)]
 
 
+@pytest.mark.parametrize("finish", [Finish.TRUNCATED, Finish.LENGTH])
+def test_a_cut_comes_back_as_a_cut_with_what_was_read_after_it(tmp_path: Path, finish: Finish) -> None:
+    made = Trajectory(prompt=Prompt(id="row", token_ids=(6, 7)), sample_index=0)
+    made.add_call(call((6, 7), (8, 2)), "a")
+    made.add_answer(EnvironmentStep(observation="go on", reward=-1.0))
+    made.add_call(call((6, 7, 8, 2, 9), (10,)), "b")
+    made.add_answer(EnvironmentStep(observation="cut", reward=2.0, truncated=True))
+    made.add_prompt((6, 7, 8, 2, 9, 10, 11, 12))
+    write_traces(tmp_path / "traces.jsonl", [made.response(finish)])
+    ((response, reward),) = read_traces(tmp_path / "traces.jsonl")
+    assert (response.finish, reward) == (finish, 1.0)
+    assert response.token_ids == (8, 2, 9, 10, 11, 12)
+    assert response.response_mask.tolist() == [True, True, False, True, False, False]
+    assert [turn.reward for turn in response.episode.turns] == [-1.0, 2.0]
+
+
+def test_a_fault_is_not_written(tmp_path: Path) -> None:
+    made = trajectory()
+    failed = replace(made, finish=Finish.ABORTED, episode=replace(made.episode, failure="died: its process ended"))
+    with pytest.raises(DataError, match=r"has failed \(died: its process ended\): leave it out"):
+        write_traces(tmp_path / "traces.jsonl", [made, failed])
+    assert not (tmp_path / "traces.jsonl").exists()
+
+
+def test_the_reward_of_a_turn_that_nobody_learns_is_that_of_the_one_before(tmp_path: Path) -> None:
+    unlearned = captured(node_id="n1", loss_mask=[0, 0, 0, 0], metadata={"reward": 1})
+    path = written(tmp_path, captured(metadata={"reward": 0.5}), unlearned, captured(node_id="n2"))
+    ((response, reward),) = read_traces(path)
+    assert ([turn.reward for turn in response.episode.turns], reward) == ([1.5, 0.0], 1.5)
+
+
 def test_each_turn_of_a_trace_has_all_that_was_read() -> None:
     turns = trace_of(trajectory())["turns"]
     assert [turn["prompt_token_ids"] for turn in turns] == [[6, 7], [6, 7, 8, 2, 9], [6, 11]]
@@ -114,6 +145,13 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
         ({"loss_mask": [1, 0, 1, 1]}, "0 for each token read"),
         ({"loss_mask": [0, 0, 1]}, "0 for each token read"),
         ({"request": []}, "must be objects"),
+        ({"metadata": []}, "must be objects"),
+        ({"per_token_logps": [-1.0, -(10**400)]}, "one number of at most 0"),
+        ({"metadata": {"reward": 10**400}}, "metadata.reward must be a finite number"),
+        ({"metadata": {"reward": "much"}}, "metadata.reward must be a finite number"),
+        ({"metadata": {"finish": "aborted"}}, "metadata.finish must be one of"),
+        ({"metadata": {"after_token_ids": [-1]}}, "metadata.after_token_ids must be a list"),
+        ({"prompt_token_ids": [2**70, 7]}, "whole numbers from 0 on"),
     ],
 )
 def test_a_turn_that_breaks_the_form_is_refused_with_its_line(

@@ -191,7 +191,8 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     timeout_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one program. One that runs past it is ended: the trajectory has no reward and is left out."""
     host: str = "127.0.0.1"
-    """Address of this machine that the policy is served at, on a free port, or a socket, as `unix:///run/policy`."""
+    """Address of this machine that the policy is served at, on a free port. One that other machines reach needs
+    `token_env`."""
     token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token which clients must know, for an address that other machines reach.
     Each trajectory has a secret address besides."""
@@ -204,15 +205,12 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
             raise ValueError(
                 "max_observation_tokens cuts what environments say, but programs write their own messages: remove it"
             )
-        if self.host.startswith("unix://"):
-            if not self.host.startswith("unix:///"):
-                raise ValueError(f"host {self.host} names no absolute path: write it as unix:///run/policy")
-        elif self.token_env is None and not is_loopback(self.host):
+        if self.token_env is None and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: name with token_env the environment variable "
                 "that has the token which clients must know"
             )
-        elif self.host in ("0.0.0.0", "::"):
+        if self.host in ("0.0.0.0", "::"):
             raise ValueError(f"host {self.host} is no address to call: give the one by which agents reach this machine")
         return self
 

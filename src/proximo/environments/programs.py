@@ -11,7 +11,8 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from proximo.environments.players.player import MakeEnvironment, imported, prepares
@@ -19,8 +20,10 @@ from proximo.errors import ConfigError
 from proximo_verifiers.callables import calling_problem
 from proximo_verifiers.workers.services import one_line
 
-MAX_OUTPUT_BYTES = 2**20
-"""Most of what a program may print."""
+MAX_OUTPUT_BYTES = 2**24
+"""Most of what a program may print to its output, and to its errors."""
+WATCH_SECONDS = 0.1
+"""How often that is looked at."""
 
 
 @prepares
@@ -29,14 +32,16 @@ def function_agent(path: str) -> MakeEnvironment:
     function = imported(path)
     if problem := calling_problem(function, keywords={"base_url": "", "row": {}, "seed": 0}, may_await=True):
         raise ConfigError(f"environment.path: {path} is called as run(base_url=..., row=..., seed=...), but {problem}")
-    return lambda: FunctionAgent(function)
+    return lambda: FunctionAgent(function, owns_process=True)
 
 
 class FunctionAgent:
     """Calls a function, which may be a coroutine."""
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., Any], *, owns_process: bool = False) -> None:
+        """`owns_process`: no other episode runs in this process: environment variables may say where the model is."""
         self._run = run
+        self._owns_process = owns_process
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Note what the program will be given."""
@@ -46,7 +51,8 @@ class FunctionAgent:
     async def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Run the program to its end. `text`: `base_url` and `api_key`, as JSON."""
         where = json.loads(text)
-        os.environ |= variables(where)
+        if self._owns_process:
+            os.environ |= variables(where)
         answer = self._run(base_url=where["base_url"], **self._given)
         return ended(await answer if inspect.isawaitable(answer) else answer)
 
@@ -66,13 +72,11 @@ class CommandAgent:
         """Run the program to its end. Raises RuntimeError for one that fails, with the end of what it said."""
         environment = {**os.environ, **variables(json.loads(text))}
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-            done = subprocess.run(
-                self._command, input=self._given, stdout=printed, stderr=said, env=environment, check=False
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=printed, stderr=said, env=environment
             )
-            if done.returncode:
-                raise RuntimeError(f"the program ended with status {done.returncode}: {_end_of(said)}")
-            if printed.tell() > MAX_OUTPUT_BYTES:
-                raise RuntimeError(f"the program printed more than {MAX_OUTPUT_BYTES:,} bytes")
+            if status := _status(process, self._given, printed, said):
+                raise RuntimeError(f"the program ended with status {status}: {_end_of(said)}")
             printed.seek(0)
             lines = printed.read().decode("utf-8", "replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
@@ -112,8 +116,8 @@ class VerifiersAgent:
 def variables(where: Mapping[str, str]) -> dict[str, str]:
     """The environment variables by which programs find the model, those of OpenAI's clients among them."""
     base_url, key = where["base_url"], where["api_key"]
-    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), urlsplit(base_url).hostname)))
-    return {"BASE_URL": base_url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": direct}
+    direct = dict.fromkeys(filter(None, (*os.environ.get("NO_PROXY", "").split(","), urlsplit(base_url).hostname)))
+    return {"BASE_URL": base_url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": ",".join(direct)}
 
 
 def ended(answer: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -128,8 +132,25 @@ def ended(answer: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     return "", float(reward), not truncated, bool(truncated), info
 
 
-def _end_of(file: Any) -> str:
+def _status(process: "subprocess.Popen[bytes]", given: bytes, *outputs: IO[bytes]) -> int:
+    """How a program ended that reads what it is given. Raises RuntimeError for one that prints too much, and kills it.
+
+    Files are written, not pipes, so that what a program leaves running does not count as its output.
+    """
+    unsent: bytes | None = given
+    with process:
+        while process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(unsent, timeout=WATCH_SECONDS)
+            unsent = None  # it has been taken, and goes on being written
+            if any(os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES for output in outputs):
+                process.kill()
+                raise RuntimeError(f"the program printed more than {MAX_OUTPUT_BYTES:,} bytes")
+    return process.returncode
+
+
+def _end_of(file: IO[bytes]) -> str:
     """The last line that a program said."""
-    file.seek(max(0, file.tell() - MAX_OUTPUT_BYTES))
+    file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
     lines = file.read().decode("utf-8", "replace").strip().splitlines()
     return one_line(lines[-1]) if lines else "it said nothing"

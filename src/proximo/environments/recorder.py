@@ -137,12 +137,18 @@ class Recorder:
             raise _unknown()
         return self._recordings[id]
 
+    def _check_open(self, recording: Recording) -> None:
+        """Raises RefusedCallError for a trajectory that ended while something was awaited."""
+        if self._recordings.get(recording.id) is not recording:
+            raise _unknown()
+
     async def call(self, recording: Recording, token_ids: Sequence[int], max_new_tokens: int | None) -> ModelCall:
         """The model's answer. Raises RefusedCallError. If it is cancelled, because the client left, nothing is noted.
 
         The caller notes the answer without waiting in between.
         """
         await self._wait_for_turn(recording)
+        self._check_open(recording)
         request = self._request(recording, token_ids, max_new_tokens)
         try:
             recording.session.submit(request)
@@ -163,6 +169,7 @@ class Recorder:
         recording.model_seconds += clock() - asked
         if isinstance(call, RefusedCallError):
             raise call
+        self._check_open(recording)
         if call.finish is Finish.ABORTED:
             recording.fault = "the engine gave up a call of the policy"
             raise RefusedCallError(503, "fault", recording.fault)
@@ -183,8 +190,6 @@ class Recorder:
                 recording.fault = "two clients called the model at once under the id of one trajectory"
                 raise RefusedCallError(409, "two_clients", recording.fault) from None
             await asyncio.wait([earlier.answer])
-            if self._recordings.get(recording.id) is not recording:
-                raise _unknown()
             if recording.running is earlier:
                 recording.running = None
 

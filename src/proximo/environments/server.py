@@ -12,7 +12,6 @@ An ID is a secret of one trajectory, and answers nothing once that has ended. A 
 import asyncio
 import json
 import logging
-import os
 import socket
 import threading
 from collections import Counter
@@ -25,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proximo.environments.call_requests import generate_reply, read_generate
+from proximo.environments.call_requests import SampledCall, generate_reply, read_generate
 from proximo.environments.chat_calls import ChatCalls
 from proximo.environments.recorder import Recorder, Recording, RefusedCallError
 from proximo.errors import ConfigError, TrainingError
@@ -50,7 +49,7 @@ class ModelServer:
     """Serves calls of the trajectories that were begun. It has a thread; `close` ends it."""
 
     def __init__(self, chat: ChatCalls, *, max_model_len: int, host: str, token: str | None = None) -> None:
-        """`host`: an address of this machine, or unix:///PATH. Raises ConfigError if it cannot be listened on."""
+        """`host`: an address of this machine. Raises ConfigError if it cannot be listened on."""
         self.recorder = Recorder()
         self.refused: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
@@ -94,7 +93,7 @@ class ModelServer:
             "broken_off_calls": self.recorder.num_broken_off,
         }
         new = {name: count - self._seen[name] for name, count in found.items()}
-        self._seen.update(found)
+        self._seen = Counter(found)
         return new
 
     def in_loop(self, work: Callable[[], object]) -> None:
@@ -162,21 +161,30 @@ class ModelServer:
     async def _generate(self, request: Request) -> Response:
         recording, body = await self._read(request)
         asked = read_generate(body, recording, self._chat.vocabulary)
-        self._note_ignored(asked.ignored)
-        call = await _unless_client_leaves(
-            request, self.recorder.call(recording, asked.token_ids, asked.max_new_tokens)
-        )
-        self._chat.note_ids(recording, call)
-        return JSONResponse(generate_reply(call, MODEL))
+
+        def reply(call: ModelCall) -> Response:
+            self._chat.note_ids(recording, call)
+            return JSONResponse(generate_reply(call, MODEL))
+
+        return await self._answer(request, recording, asked, reply)
 
     async def _complete(self, request: Request) -> Response:
         recording, body = await self._read(request)
         asked = self._chat.read(recording, body)
-        self._note_ignored(asked.ignored)
-        call = await _unless_client_leaves(
-            request, self.recorder.call(recording, asked.token_ids, asked.max_new_tokens)
+        return await self._answer(
+            request, recording, asked, lambda call: self._chat.reply(recording, asked, call, MODEL)
         )
-        return self._chat.reply(recording, asked, call, MODEL)
+
+    async def _answer(
+        self, request: Request, recording: Recording, asked: SampledCall, reply: Callable[[ModelCall], Response]
+    ) -> Response:
+        """Have the model answer. `reply` notes the call and writes what the client gets."""
+        self._note_ignored(asked.ignored)
+
+        async def answered() -> Response:
+            return reply(await self.recorder.call(recording, asked.token_ids, asked.max_new_tokens))
+
+        return await _unless_client_leaves(request, answered())
 
     async def _read(self, request: Request) -> tuple[Recording, Mapping[str, Any]]:
         """The trajectory and the body of a request."""
@@ -199,7 +207,7 @@ class ModelServer:
             self.ignored[name] += 1
 
 
-async def _unless_client_leaves(request: Request, work: Awaitable[ModelCall]) -> ModelCall:
+async def _unless_client_leaves(request: Request, work: Awaitable[Response]) -> Response:
     """The result of the work, which is cancelled if the client breaks off. Raises HTTPException then."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
@@ -224,12 +232,6 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 def _listening(host: str) -> tuple[socket.socket, str]:
     """A socket that is bound, with the address for clients. Raises ConfigError."""
     try:
-        if (path := host.removeprefix("unix://")) != host:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(path)
-            os.chmod(path, 0o600)
-            listener.listen()
-            return listener, "http://localhost"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=MAX_WAITING)
     except OSError as error:

@@ -1,12 +1,15 @@
 """Captured runs of agents in the form of OpenEnv's TrainingTrace (schema_version 1): calls of a model as token ids.
 
 A file has one trace a line. A turn of a trace is one call: the ids that it read, those that it wrote with their
-log-probs, and a mask of what is learned. Rewards are no part of a trace; here they are in `metadata` of its turns.
+log-probs, and a mask of what is learned. Rewards and ends are no part of a trace; here they are in `metadata`: each
+turn has its `reward`, and the last one has `finish` and `after_token_ids`, all ids that a further turn would read.
 """
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.session import CallRequest, ModelCall
 
 VERSION = 1
+ENDS = tuple(str(finish) for finish in Finish if finish is not Finish.ABORTED)
 FOREIGN = -1
 """Version of a policy that this run never had."""
 
@@ -50,13 +54,19 @@ def trace_rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def write_traces(path: str | Path, responses: Iterable[Response]) -> None:
-    """Write trajectories, one trace a line. Raises DataError for a response without log-probs."""
+    """Write trajectories, one trace a line.
+
+    Raises DataError for one that failed, which is worth nothing: leave it out; and for one without log-probs.
+    """
     lines = [json.dumps(trace_of(response)) + "\n" for response in responses]
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
 def trace_of(response: Response) -> dict[str, Any]:
-    """The trace of a trajectory, or of an answer without an environment. Raises DataError if it has no log-probs."""
+    """The trace of a trajectory, or of an answer without an environment. Raises DataError as `write_traces` does."""
+    if response.finish is Finish.ABORTED:
+        why = response.episode.failure if response.episode else None
+        raise DataError(f"a response to prompt '{response.prompt.id}' has failed ({why or 'aborted'}): leave it out")
     bounds = [(turn.start, turn.end) for turn in response.episode.turns] if response.episode else []
     bounds = bounds or [(0, len(response.token_ids))]
     rewards = [turn.reward for turn in response.episode.turns] if response.episode else []
@@ -73,7 +83,9 @@ def trace_of(response: Response) -> dict[str, Any]:
             "per_token_logps": logprobs,
             "loss_mask": [0] * len(read) + response.response_mask[start:end].int().tolist(),
         }
-        turns.append(turn | ({"metadata": {"reward": rewards[number]}} if rewards else {}))
+        turns.append(turn | {"metadata": {"reward": rewards[number]} if rewards else {}})
+    after = _read_before(response, len(response.token_ids))
+    turns[-1]["metadata"] |= {"finish": str(response.finish), "after_token_ids": after}
     return {"schema_version": VERSION, "turns": turns}
 
 
@@ -90,16 +102,28 @@ def _trajectory(turns: Sequence[Mapping[str, Any]], origin: str) -> tuple[Respon
         raise DataError(f"{origin}: no turn of this trace is learned")
     prompt = Prompt(id=origin, token_ids=tuple(learned[0]["prompt_token_ids"]))
     trajectory = Trajectory(prompt=prompt, sample_index=0)
-    for number, turn in enumerate(learned):
-        message = _message(turn)
-        trajectory.add_call(_call(turn, number), str((message or {}).get("content") or ""))
-        own = turn["loss_mask"][len(turn["prompt_token_ids"]) :]
-        trajectory.mask[-len(own) :] = map(bool, own)
-    rewards = [turn.get("metadata", {}).get("reward") for turn in turns]
-    known = [float(reward) for reward in rewards if isinstance(reward, int | float) and math.isfinite(reward)]
-    reason = _choice(learned[-1]).get("finish_reason")
-    response = trajectory.response(Finish.LENGTH if reason == "length" else Finish.TERMINATED)
-    return response, sum(known) if known else None
+    rewards = [0.0] * len(learned)
+    num_added = 0
+    for turn in turns:
+        if any(turn["loss_mask"]):
+            message = _message(turn) or {}
+            trajectory.add_call(_call(turn, num_added), str(message.get("content") or ""))
+            own = turn["loss_mask"][len(turn["prompt_token_ids"]) :]
+            trajectory.mask[-len(own) :] = map(bool, own)
+            num_added += 1
+        rewards[max(num_added - 1, 0)] += _metadata(turn).get("reward") or 0.0
+    trajectory.turns = [replace(turn, reward=earned) for turn, earned in zip(trajectory.turns, rewards, strict=True)]
+    if after := _metadata(turns[-1]).get("after_token_ids"):
+        trajectory.add_prompt(after)
+    is_rewarded = any(_metadata(turn).get("reward") is not None for turn in turns)
+    return trajectory.response(_finish(turns[-1])), sum(rewards) if is_rewarded else None
+
+
+def _finish(last: Mapping[str, Any]) -> Finish:
+    """How a trace ended; one that does not say has ended by itself, or by the length of its last answer."""
+    if said := _metadata(last).get("finish"):
+        return Finish(said)
+    return Finish.LENGTH if _choice(last).get("finish_reason") == "length" else Finish.TERMINATED
 
 
 def _call(turn: Mapping[str, Any], number: int) -> ModelCall:
@@ -155,11 +179,10 @@ def _problem(turn: Any) -> str | None:
     asked, written, logprobs, mask = lists
     checks = {
         "token ids must be whole numbers from 0 on, and a prompt has at least one": (
-            bool(asked) and all(type(token) is int and token >= 0 for token in (*asked, *written))
+            bool(asked) and all(map(_is_id, (*asked, *written)))
         ),
         "per_token_logps must have one number of at most 0 for each token written": (
-            len(logprobs) == len(written)
-            and all(type(each) in (int, float) and math.isfinite(each) and each <= 0 for each in logprobs)
+            len(logprobs) == len(written) and all(_is_number(each) and each <= 0 for each in logprobs)
         ),
         "loss_mask must have 0 for each token read, and 0 or 1 for each written": (
             len(mask) == len(asked) + len(written)
@@ -169,8 +192,30 @@ def _problem(turn: Any) -> str | None:
         "request, response and metadata must be objects": all(
             isinstance(turn.get(name, {}), dict) for name in ("request", "response", "metadata")
         ),
+        "metadata.reward must be a finite number, or null": (
+            (reward := _metadata(turn).get("reward")) is None or _is_number(reward)
+        ),
+        f"metadata.finish must be one of {', '.join(ENDS)}": _metadata(turn).get("finish") in (None, *ENDS),
+        "metadata.after_token_ids must be a list of token ids": (
+            isinstance(after := _metadata(turn).get("after_token_ids", []), list) and all(map(_is_id, after))
+        ),
     }
     return next((problem for problem, holds in checks.items() if not holds), None)
+
+
+def _is_id(token: Any) -> bool:
+    return type(token) is int and 0 <= token < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold: JSON has larger ones."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _metadata(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata of a turn; empty if there is none."""
+    found = turn.get("metadata", {})
+    return found if isinstance(found, dict) else {}
 
 
 def _choice(turn: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -80,7 +80,10 @@ class PythonEnvironment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonAgent:
-    """An agent that is given in Python and runs in threads of this process, and the limits of its trajectories."""
+    """An agent that is given in Python and runs in threads of this process, and the limits of its trajectories.
+
+    It finds the model by its argument `base_url`: environment variables are not set, since all threads share them.
+    """
 
     run: Callable[..., Any]
     """Called as `run(base_url=..., row=..., seed=...)`: returns the reward, or a mapping with `reward`."""
