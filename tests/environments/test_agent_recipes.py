@@ -1,5 +1,6 @@
 """The sections of recipes for agents and for verifiers: what is refused before a model is loaded, and how."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,4 +62,29 @@ def test_a_process_of_verifiers_that_does_not_start_says_why(tmp_path: Path) -> 
     python.chmod(0o755)
     config = VerifiersEnvironmentConfig(kind="verifiers", python=str(python), env={"taskset": {"id": "guess_v1"}})
     with pytest.raises(ConfigError, match="ended before it was ready: no module named verifiers"):
+        make_environments(config, tiny_tokenizer(), on_every_rank=True)
+
+
+STAND_IN = """
+class ModelContext: ...
+class TrainClientConfig: ...
+class Trace: ...
+def resolve_env_config(given): return given
+def load_environment(given): return type("Made", (), {"taskset": ["one", "two"]})
+"""
+
+
+def test_more_rows_than_a_taskset_has_are_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "verifiers" / "v1"
+    (folder / "clients").mkdir(parents=True)
+    (folder / "utils" / "loaders").mkdir(parents=True)
+    for each in (tmp_path / "verifiers", folder, folder / "clients", folder / "utils", folder / "utils" / "loaders"):
+        (each / "__init__.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = VerifiersEnvironmentConfig(kind="verifiers", python=sys.executable, env={}, num_rows=3)
+    with pytest.raises(
+        ConfigError, match=r"the taskset has 2 tasks, and environment\.num_rows is 3: set it to at most"
+    ):
         make_environments(config, tiny_tokenizer(), on_every_rank=True)
