@@ -43,6 +43,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "environment.path=games:Guess reward=[{kind: function, function: games:count, name: environment}]",
     ),
     ("ppo", "Environments", "environment={kind: agent} reward=[]"),
+    ("ppo", "Environments", "environment={kind: verifiers, python: python, env: {}} reward=[]"),
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, max_observation_tokens: 9} reward=[]"),
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, host: 10.0.0.1} reward=[]"),
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, host: 0.0.0.0, token_env: T} reward=[]"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -124,6 +125,14 @@ def chat(base_url: str, *texts: str, **body: Any) -> httpx2.Response:
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
     return post(f"{base_url}/chat/completions", {"model": "policy", "messages": messages, **body})
+
+
+def request_of(server: ModelServer, header: str = "") -> tuple[bytes, bytes, tuple[str, int]]:
+    """Head and body of a request in messages, and where to send them."""
+    address = urlsplit(server.url)
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    head = f"POST /t/secret/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n{header}\r\n"
+    return head.encode(), body, (str(address.hostname), int(address.port or 0))
 
 
 class Asking(threading.Thread):

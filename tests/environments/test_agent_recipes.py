@@ -1,5 +1,9 @@
 """The sections of recipes for agents and for verifiers: what is refused before a model is loaded, and how."""
 
+import json
+import socket
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +11,7 @@ import pytest
 
 from builders import tiny_tokenizer
 from proximo.config.environment import AgentEnvironmentConfig, VerifiersEnvironmentConfig
+from proximo.environments.programs import VerifiersAgent
 from proximo.errors import ConfigError
 from proximo.run.make.environments import make_environments
 from proximo.run.preflight import environment_inputs
@@ -62,3 +67,46 @@ def test_a_process_of_verifiers_that_does_not_start_says_why(tmp_path: Path) -> 
     config = VerifiersEnvironmentConfig(kind="verifiers", python=str(python), env={"taskset": {"id": "guess_v1"}})
     with pytest.raises(ConfigError, match="ended before it was ready: no module named verifiers"):
         make_environments(config, tiny_tokenizer(), on_every_rank=True)
+
+
+STAND_IN = """
+class ModelContext: ...
+class TrainClientConfig: ...
+class Trace: ...
+def resolve_env_config(given): return given
+def load_environment(given): return type("Made", (), {"taskset": ["one", "two"]})
+"""
+
+
+def test_more_rows_than_a_taskset_has_are_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "verifiers" / "v1"
+    (folder / "clients").mkdir(parents=True)
+    (folder / "utils" / "loaders").mkdir(parents=True)
+    for each in (tmp_path / "verifiers", folder, folder / "clients", folder / "utils", folder / "utils" / "loaders"):
+        (each / "__init__.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = VerifiersEnvironmentConfig(kind="verifiers", python=sys.executable, env={}, num_rows=3)
+    with pytest.raises(
+        ConfigError, match=r"the taskset has 2 tasks, and environment\.num_rows is 3: set it to at most"
+    ):
+        make_environments(config, tiny_tokenizer(), on_every_rank=True)
+
+
+def test_a_metric_of_verifiers_may_be_named_as_a_part_of_an_answer(tmp_path: Path) -> None:
+    info = {"reward": 0.5, "truncated": 1.0, "won": 1.0}
+    with socket.socket(socket.AF_UNIX) as bridge:
+        bridge.bind(str(tmp_path / "bridge"))
+        bridge.listen()
+
+        def play() -> None:
+            with bridge.accept()[0] as client:
+                client.makefile("rb").readline()
+                client.sendall(json.dumps({"reward": 2.0, "info": info}).encode() + b"\n")
+
+        threading.Thread(target=play, daemon=True).start()
+        agent = VerifiersAgent(str(tmp_path / "bridge"))
+        agent.reset(seed=0, row={"episode": 0})
+        where = {"base_url": "http://localhost/t/a/v1", "api_key": "none", "trajectory": "a"}
+        assert agent.step(json.dumps(where)) == ("", 2.0, True, False, info)

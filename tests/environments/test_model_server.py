@@ -4,11 +4,10 @@ import json
 import socket
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from model_servers import EOS, Asking, WrittenSession, chat, ids, post, recording, serving
+from model_servers import EOS, Asking, WrittenSession, chat, ids, post, recording, request_of, serving
 
 from proximo.environments import recorder
 from proximo.environments import server as server_module
@@ -236,7 +235,8 @@ def test_the_last_call_writes_what_there_is_room_for() -> None:
     with serving("ab") as (server, session):
         server.begin(recording(session, max_tokens=len("user:hi|assistant:") + 3))
         chat(server.base_url("secret"), "hi", max_tokens=7)
-        assert session.asked[0].max_new_tokens == 3
+        chat(server.base_url("secret"), "hi", max_completion_tokens=None, max_tokens=2)
+        assert [each.max_new_tokens for each in session.asked] == [3, 2]
 
 
 def test_calls_need_a_trajectory_that_has_not_ended() -> None:
@@ -277,11 +277,9 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 def break_off(server: ModelServer, session: WrittenSession) -> None:
     """Ask, and close the connection before the answer."""
-    address = urlsplit(server.url)
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-    head = f"POST /t/secret/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((address.hostname, address.port)) as client:
-        client.sendall(head.encode() + body)
+    head, body, address = request_of(server)
+    with socket.create_connection(address) as client:
+        client.sendall(head + body)
         wait_until(lambda: session.asked)
     wait_until(lambda: server.recorder.num_broken_off)
 
@@ -333,19 +331,15 @@ def test_a_call_that_waits_ends_with_its_trajectory() -> None:
 
 def test_a_request_that_arrives_whole_after_the_end_is_refused() -> None:
     with serving("ab") as (server, session):
-        noted = recording(session)
-        server.begin(noted)
-        address = urlsplit(server.url)
-        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-        head = f"POST /t/secret/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
-        with socket.create_connection((address.hostname, address.port), timeout=LATEST_SECONDS) as client:
-            client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        server.begin(recording(session))
+        head, body, address = request_of(server, "Expect: 100-continue\r\n")
+        with socket.create_connection(address, timeout=LATEST_SECONDS) as client:
+            client.sendall(head)
             assert client.recv(100).startswith(b"HTTP/1.1 100")  # the trajectory is found, and the body awaited
             server.end("secret")
             client.sendall(body)
             assert client.recv(100).startswith(b"HTTP/1.1 404")
         assert session.asked == []
-        assert noted.trajectory is None
 
 
 def test_an_answer_that_comes_together_with_the_end_is_not_noted() -> None:

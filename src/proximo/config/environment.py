@@ -257,7 +257,7 @@ class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
     """The interpreter of the environment in which verifiers and the taskset are installed."""
     env: dict[str, Any]
     """The section `env` of verifiers' own configuration: `taskset` with its `id`, and the agents. The first `num_rows`
-    tasks are the rows of the run."""
+    tasks are the rows of the run; one with fewer tasks is refused."""
     renderer: dict[str, Any] | None = None
     """Configuration of the package renderers, which writes the prompts there; null for the one of the tokenizer."""
 

@@ -65,7 +65,8 @@ def sampling_of(
     """
     if given.get("n") not in (None, 1):
         raise refused("n must be 1: ask again for another answer")
-    wanted = given.get("max_completion_tokens", given.get("max_tokens"))
+    newer = given.get("max_completion_tokens")
+    wanted = given.get("max_tokens") if newer is None else newer
     if wanted is not None and (type(wanted) is not int or wanted < 1):
         raise refused(f"max_tokens must be a whole number of at least 1, got {wanted!r:.40}")
     stops = given.get("stop") or ()

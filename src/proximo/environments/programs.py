@@ -110,7 +110,7 @@ class VerifiersAgent:
             said = json.loads(bridge.makefile("rb").readline(MAX_OUTPUT_BYTES) or '{"fault": "its process has ended"}')
         if "fault" in said:
             raise RuntimeError(f"verifiers: {said['fault']}")
-        return ended({**said["info"], "reward": said["reward"]})
+        return *ended(said["reward"])[:-1], said["info"]  # a metric may be named `reward` or `truncated`
 
 
 def variables(where: Mapping[str, str]) -> dict[str, str]:

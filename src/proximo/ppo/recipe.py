@@ -9,7 +9,7 @@ from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
 from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
-from proximo.config.environment import ENVIRONMENT, EnvironmentConfig, with_rows
+from proximo.config.environment import ENVIRONMENT, ROWS, EnvironmentConfig, VerifiersEnvironmentConfig, with_rows
 from proximo.config.ppo.implied import with_policy_rate
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
@@ -140,6 +140,12 @@ class PPORecipe(TrainerRecipe):
         models = [source.name for source in self.reward if isinstance(source, ModelRewardConfig)]
         if self.environment and (problem := environment_problem(self.ppo, reads_text=models)):
             raise ValueError(f"environment: {problem}")
+        sources = (*self.data.sources, *(self.data.evaluation_sources or ()))
+        if isinstance(self.environment, VerifiersEnvironmentConfig) and any(each.function != ROWS for each in sources):
+            raise ValueError(
+                "an environment of kind verifiers plays the tasks of its taskset, the first environment.num_rows of "
+                "them, and reads no data: remove data.sources and data.evaluation_sources"
+            )
         if any(source.name == ENVIRONMENT for source in self.reward):
             raise ValueError(
                 f"{ENVIRONMENT} is the name of what an environment gives: name the reward source otherwise"

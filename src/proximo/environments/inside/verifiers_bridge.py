@@ -27,8 +27,9 @@ class Bridge:
         self.settings = settings
         self.env = load_environment(resolve_env_config(settings["env"]))
         self.tasks = list(itertools.islice(self.env.taskset, settings["num_tasks"]))
-        if not self.tasks:
-            raise SystemExit("the taskset has no tasks")
+        if len(self.tasks) < settings["num_tasks"]:
+            wanted = f"environment.num_rows is {settings['num_tasks']}"
+            raise SystemExit(f"the taskset has {len(self.tasks)} tasks, and {wanted}: set it to at most that")
 
     async def serve(self) -> None:
         """Answer connections until the process ends."""
@@ -63,7 +64,7 @@ class Bridge:
         )
         sampling = vf.SamplingConfig(chat_template_kwargs=self.settings["template_variables"] or None)
         context = ModelContext(model="policy", client=client, sampling=sampling)
-        task = self.tasks[asked["task"] % len(self.tasks)]
+        task = self.tasks[asked["task"]]
         (slot,) = self.env.slots(task)
         numbers = itertools.count()
 
