@@ -23,7 +23,7 @@ from proximo.environments.engine import EnvironmentEngine, Limits
 from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.players.processes import ProcessPlayers
 from proximo.environments.players.threads import Players, ThreadPlayers
-from proximo.environments.programs import FunctionAgent, ended, variables
+from proximo.environments.programs import WATCH_SECONDS, CommandAgent, FunctionAgent, ended, variables
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Prompt, Response
@@ -307,6 +307,13 @@ def commands(*lines: str) -> Players:
     return ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None, name="agent")
 
 
+def test_a_command_may_read_a_large_row_late() -> None:
+    program = f"import sys, time; time.sleep({2 * WATCH_SECONDS}); print(len(sys.stdin.read()))"
+    agent = CommandAgent([sys.executable, "-c", program])
+    agent.reset(seed=0, row={"text": "x" * 1_000_000})
+    assert agent.step(json.dumps({"base_url": "http://localhost", "api_key": "none"}))[1] > 1_000_000
+
+
 def test_a_command_prints_its_reward() -> None:
     with playing(commands()) as engine:
         response = only(engine)
@@ -377,16 +384,14 @@ def test_a_function_in_a_file_is_played_in_processes(tmp_path: Path) -> None:
 
 def test_threads_share_no_variables_that_say_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of the user")
-    before = dict(os.environ)
     with playing(functions(two_turns)) as engine:
-        play(engine, num_rows=2)
-    assert dict(os.environ) == before
+        play(engine)
+    assert os.environ["OPENAI_API_KEY"] == "of the user"
 
 
 def test_a_host_is_named_once_among_those_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "a.example,127.0.0.1")
-    found = variables({"base_url": "http://127.0.0.1:80/v1", "api_key": "none"})
-    assert found["NO_PROXY"] == "a.example,127.0.0.1"
+    assert variables({"base_url": "http://127.0.0.1:80/v1", "api_key": "none"})["NO_PROXY"] == "a.example,127.0.0.1"
 
 
 def test_a_function_that_cannot_be_called_so_is_refused_before_the_run(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rewards.model import ModelReward
 from proximo.rollout.local import LocalEngine
-from proximo.run.make.environments import PythonEnvironment
+from proximo.run.make.environments import PythonAgent, PythonEnvironment
 
 
 class Letters:
@@ -191,10 +191,26 @@ def test_what_a_recipe_refuses_is_refused_in_python_as_well() -> None:
         trainer().train(4, reward=ModelReward(scorer))
 
 
-@pytest.mark.parametrize("limit", [{"max_turns": 0}, {"max_tokens": 1}, {"workers": 0}, {"timeout_seconds": -1.0}])
-def test_limits_out_of_range_are_refused(limit: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(limit))} of an environment must be"):
-        PythonEnvironment(make=Letters, **limit)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_turns", 0),
+        ("max_turns", None),
+        ("max_turns", "4"),
+        ("max_tokens", 1),
+        ("workers", 0),
+        ("timeout_seconds", -1.0),
+        ("timeout_seconds", None),
+        ("max_seconds", "1"),
+    ],
+)
+def test_limits_out_of_range_are_refused(name: str, value: Any) -> None:
+    for made in (
+        lambda **limit: PythonEnvironment(make=Letters, **limit),
+        lambda **limit: PythonAgent(run=len, **limit),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} of an environment must be"):
+            made(**{name: value})
 
 
 def test_what_is_no_environment_and_no_row_is_refused() -> None:

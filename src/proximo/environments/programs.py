@@ -71,11 +71,11 @@ class CommandAgent:
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Run the program to its end. Raises RuntimeError for one that fails, with the end of what it said."""
         environment = {**os.environ, **variables(json.loads(text))}
-        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=printed, stderr=said, env=environment
-            )
-            if status := _status(process, self._given, printed, said):
+        with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+            asked.write(self._given)
+            asked.seek(0)
+            process = subprocess.Popen(self._command, stdin=asked, stdout=printed, stderr=said, env=environment)
+            if status := _status(process, printed, said):
                 raise RuntimeError(f"the program ended with status {status}: {_end_of(said)}")
             printed.seek(0)
             lines = printed.read().decode("utf-8", "replace").split("\n")
@@ -132,17 +132,15 @@ def ended(answer: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     return "", float(reward), not truncated, bool(truncated), info
 
 
-def _status(process: "subprocess.Popen[bytes]", given: bytes, *outputs: IO[bytes]) -> int:
-    """How a program ended that reads what it is given. Raises RuntimeError for one that prints too much, and kills it.
+def _status(process: "subprocess.Popen[bytes]", *outputs: IO[bytes]) -> int:
+    """How a program ended. Raises RuntimeError for one that prints too much, and kills it.
 
-    Files are written, not pipes, so that what a program leaves running does not count as its output.
+    Outputs are files, not pipes, which would wait for the end of all that the program leaves running.
     """
-    unsent: bytes | None = given
     with process:
         while process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
-                process.communicate(unsent, timeout=WATCH_SECONDS)
-            unsent = None  # it has been taken, and goes on being written
+                process.wait(WATCH_SECONDS)
             if any(os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES for output in outputs):
                 process.kill()
                 raise RuntimeError(f"the program printed more than {MAX_OUTPUT_BYTES:,} bytes")

@@ -70,7 +70,7 @@ def trace_of(response: Response) -> dict[str, Any]:
     bounds = [(turn.start, turn.end) for turn in response.episode.turns] if response.episode else []
     bounds = bounds or [(0, len(response.token_ids))]
     rewards = [turn.reward for turn in response.episode.turns] if response.episode else []
-    turns = []
+    turns: list[dict[str, Any]] = []
     for number, (start, end) in enumerate(bounds):
         logprobs = response.logprobs[start:end].tolist()
         if len(logprobs) != end - start or not all(map(math.isfinite, logprobs)):

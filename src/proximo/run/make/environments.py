@@ -55,13 +55,7 @@ class PythonEnvironment:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a limit that is out of range."""
-        least = {"max_turns": 1, "max_tokens": 2, "workers": 1, "max_observation_tokens": 1}
-        for name, minimum in least.items():
-            if (value := getattr(self, name)) is not None and value < minimum:
-                raise ConfigError(f"{name} of an environment must be at least {minimum}, got {value}")
-        for name in ("timeout_seconds", "max_seconds"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"{name} of an environment must be above 0, got {value}")
+        _check_limits(self, max_turns=1, max_tokens=2, workers=1, max_observation_tokens=1)
 
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
@@ -100,6 +94,10 @@ class PythonAgent:
     timeout_seconds: float = 600.0
     """Wall-clock limit of one program."""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a limit that is out of range."""
+        _check_limits(self, max_turns=1, max_tokens=2, workers=1)
+
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
         from proximo.environments.players.threads import ThreadPlayers
@@ -110,6 +108,19 @@ class PythonAgent:
         pool = EnvironmentPool(ThreadPlayers(lambda: FunctionAgent(self.run)), name=name, **options)
         limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
         return _served(pool, tokenizer, self.template_variables, limits)
+
+
+def _check_limits(given: PythonEnvironment | PythonAgent, **least: int) -> None:
+    """Raises ConfigError for a limit that is no number, or out of range. `least`: whole numbers, with the smallest."""
+    for name, minimum in least.items():
+        value = getattr(given, name)
+        may_be_none = name == "max_observation_tokens"
+        if not (type(value) is int and value >= minimum) and not (value is None and may_be_none):
+            raise ConfigError(f"{name} of an environment must be a whole number of at least {minimum}, got {value!r}")
+    for name in ("timeout_seconds", "max_seconds"):
+        value = getattr(given, name)
+        if not (type(value) in (int, float) and value > 0) and not (value is None and name == "max_seconds"):
+            raise ConfigError(f"{name} of an environment must be a number above 0, got {value!r}")
 
 
 def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
