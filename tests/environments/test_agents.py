@@ -343,7 +343,7 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     program = f"import subprocess; subprocess.run(['sleep', 'infinity'], check=False, env={{'MARK': '{tmp_path}'}})"
     options = {"command": [sys.executable, "-c", program, str(tmp_path)]}
     players = ProcessPlayers("proximo.environments.programs:CommandAgent", options, memory_bytes=None, name="agent")
-    with playing(players, seconds=0.5) as engine:
+    with playing(players, seconds=5.0) as engine:
         response = only(engine)
         assert "timeout: step() did not answer within timeout_seconds" in response.episode.failure
         wait_until(lambda: not processes_with(str(tmp_path)))

@@ -12,7 +12,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.run import RunConfig
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.packing import PackedResponses, pack_trajectories
 from proximo.models.precision import placement
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
@@ -48,12 +48,12 @@ def test_batches_go_to_the_device_of_their_role(trainer: PPOTrainer, monkeypatch
 
     def pack(*given: Any, device: torch.device) -> PackedResponses:
         asked.append(str(device))
-        return pack_responses(*given)
+        return pack_trajectories(*given)
 
     responses = trainer.generate([Prompt(id=str(n), token_ids=(5, 6, 7)) for n in range(4)])
     for kind in (LanguageModel, ScalarModel):
         monkeypatch.setattr(kind, "device", property(lambda model: of[id(model)]))
-    monkeypatch.setattr(epochs, "pack_responses", pack)
+    monkeypatch.setattr(epochs, "pack_trajectories", pack)
     monkeypatch.setattr(epochs, "send", lambda tensor, device: (asked.append(str(device)), tensor)[1])
     policy, reference, value = trainer.roles.policy, trainer.roles.reference, trainer.roles.value
     calls = [(policy.old_logprobs, "cuda:0"), (reference.logprobs, "cuda:1"), (value.values, "cuda:2")]

@@ -30,9 +30,13 @@ KERNELS = {
     "score": FORWARD,
     "train_value": BACKWARD,
     "train_policy": BACKWARD | {aten.mm: {LAYERS, HEAD}, aten.addmm_: {(FULL, FULL, FULL)}},
-    "generate": {aten.linear: {LAYERS, HEAD}, aten.scaled_dot_product_attention: {(HALF,) * 3, (HALF,) * 4}},
+    "generate": {
+        aten.linear: {LAYERS, HEAD},
+        aten.scaled_dot_product_attention: {(HALF,) * 3, (HALF,) * 4, (*(HALF,) * 3, "torch.bool")},
+    },
 }
-"""Call -> kernel -> types of what it is given. In a rollout operators are seen before they are taken apart."""
+"""Call -> kernel -> types of what it is given. In a rollout operators are seen before they are taken apart, and the
+prompts, which begin alike, have a mask."""
 
 
 @pytest.fixture(scope="module")
