@@ -233,7 +233,7 @@ class Guess:
 
     def step(self, text):
         right = text[:1] == str(self.number)
-        return "no", float(right), right, False, {"right": right}
+        return "no", float(right), right, False, {"right": right, "top": self.top}
 """
 
 
@@ -281,6 +281,31 @@ def test_a_recipe_needs_no_data_and_evaluates_on_held_out_seeds(tmp_path: Path) 
     assert record.samples[0]["finish"] in ("terminated", "length")
 
 
+KEYS: dict[str, Any] = {
+    "max_turns": 1,
+    "max_tokens": 4,
+    "max_observation_tokens": 1,
+    "kwargs": {"top": 1},
+    "num_rows": 9,
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_the_section_reaches_the_episodes(key: str, tmp_path: Path) -> None:
+    def played(folder: str, **changes: Any) -> list[Any]:
+        (tmp_path / folder).mkdir()
+        base = {"path": f"{tmp_path}/{folder}/guess.py:Guess", "kwargs": {"top": 4}, "num_rows": 8, "max_turns": 3}
+        section = base | {"max_tokens": 40, "workers": 4} | changes
+        task = build_task(recipe(tmp_path / folder, {"environment": section, "data": {}}))
+        try:
+            responses = task.ppo.generate(task.prompts)
+        finally:
+            task.close()
+        return [(r.token_ids, r.finish, r.episode.num_cut_observations, r.episode.info) for r in responses]
+
+    assert played("changed", **{key: KEYS[key]}) != played("base")
+
+
 def test_rows_of_the_data_are_given_to_reset(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"hint": each}) + "\n" for each in "abcd"))
     task = build_task(recipe(tmp_path, {"data": {"sources": [{"path": str(tmp_path / "rows.jsonl")}]}}))
@@ -294,5 +319,7 @@ def test_rows_of_the_data_are_given_to_reset(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_read_a_whole_conversation_is_refused(tmp_path: Path) -> None:
     environment = {"path": f"{tmp_path}/guess.py:Guess", "kwargs": {"top": 4}, "max_tokens": 300}
-    with pytest.raises(ConfigError, match="make 300, but the policy model .* at most 256 positions"):
+    with pytest.raises(
+        ConfigError, match=r"up to 300 tokens, but the policy model .* at most 256 .*; lower environment.max_tokens"
+    ):
         build_task(recipe(tmp_path, {"environment": environment}))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, devices, engine, run, sinks
+from proximo.config import data, devices, engine, environment, run, sinks
 from proximo.config.ppo import advantage, kl, losses, objectives, score
 from proximo.config.ppo import options as ppo
 from proximo.config.rewards import sources as rewards
@@ -738,6 +738,90 @@ SHOWN_ELSEWHERE = {
         "config/test_devices.py",
         "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
     ),
+    (environment.PlayedEnvironmentConfig, "max_seconds"): (
+        "environments/test_environment_engine.py",
+        "test_an_old_trajectory_begins_no_further_turn",
+    ),
+    (environment.PlayedEnvironmentConfig, "template_variables"): (
+        "environments/test_dialogues.py",
+        "test_a_prompt_with_an_empty_thought_is_forked_after_each_turn",
+    ),
+    **{
+        (section, name): ("environments/test_environment_runs.py", "test_a_key_of_the_section_reaches_the_episodes")
+        for section, names in (
+            (environment.PlayedEnvironmentConfig, ("num_rows", "max_turns", "max_tokens", "max_observation_tokens")),
+            (environment.OwnEnvironmentConfig, ("path", "kwargs")),
+        )
+        for name in names
+    },
+    (environment.WorkerEnvironmentConfig, "workers"): (
+        "environments/test_environment_pool.py",
+        "test_episodes_beyond_the_workers_wait_for_a_lane_that_is_stopped",
+    ),
+    (environment.WorkerEnvironmentConfig, "timeout_seconds"): (
+        "environments/test_environment_pool.py",
+        "test_a_hanging_step_is_a_fault_at_its_deadline_and_only_there",
+    ),
+    (environment.WorkerEnvironmentConfig, "memory_mib"): (
+        "environments/test_environment_processes.py",
+        "test_faults_of_a_step_say_what_happened_and_harm_no_other",
+    ),
+    **{
+        (section, name): (
+            "environments/test_environment_recipes.py",
+            "test_an_environment_runs_unchanged_from_a_short_recipe",
+        )
+        for section, names in (
+            (environment.RegisteredEnvironmentConfig, ("id", "kwargs")),
+            (environment.ClassEnvironmentConfig, ("kind",)),
+            (environment.ToolsEnvironmentConfig, ("kind",)),
+            (environment.GymnasiumEnvironmentConfig, ("kind",)),
+            (environment.GemEnvironmentConfig, ("kind",)),
+            (environment.TextArenaEnvironmentConfig, ("kind",)),
+            (environment.ReasoningGymEnvironmentConfig, ("kind",)),
+            (environment.SkyRLGymEnvironmentConfig, ("kind",)),
+        )
+        for name in names
+    },
+    (environment.ToolsEnvironmentConfig, "tool_style"): (
+        "environments/test_environment_adapters.py",
+        "test_public_methods_are_tools_and_the_last_turn_calls_none",
+    ),
+    (environment.GymnasiumEnvironmentConfig, "instructions"): (
+        "environments/test_environment_adapters.py",
+        "test_gymnasium_is_played_in_numbers_and_shown_as_text",
+    ),
+    (environment.TextArenaEnvironmentConfig, "opponent"): (
+        "environments/test_environment_adapters.py",
+        "test_textarena_against_an_opponent",
+    ),
+    (environment.ProgramEnvironmentConfig, "kind"): (
+        "environments/test_agent_recipes.py",
+        "test_sections_that_cannot_be_are_refused",
+    ),
+    (environment.ProgramEnvironmentConfig, "host"): (
+        "environments/test_model_server.py",
+        "test_an_address_of_another_machine_is_refused",
+    ),
+    (environment.ProgramEnvironmentConfig, "token_env"): (
+        "environments/test_model_server.py",
+        "test_a_token_is_asked_for",
+    ),
+    (environment.AgentEnvironmentConfig, "path"): (
+        "environments/test_agents.py",
+        "test_a_function_in_a_file_is_played_in_processes",
+    ),
+    (environment.AgentEnvironmentConfig, "command"): (
+        "environments/test_agents.py",
+        "test_a_command_prints_its_reward",
+    ),
+    **{
+        (environment.VerifiersEnvironmentConfig, name): (
+            "environments/test_agent_runs.py",
+            "test_an_environment_of_verifiers_plays_against_the_built_in_engine",
+        )
+        for name in ("python", "env", "renderer")
+    },
     (run.RunConfig, "device"): (
         "models/test_placement.py",
         "test_auto_takes_the_fastest_device_and_one_that_is_not_there_is_refused",
