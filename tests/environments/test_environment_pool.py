@@ -42,7 +42,7 @@ class ScriptedPlayers:
         self.num_waits = 0
         self.is_closed = False
 
-    def open(self) -> int:
+    def begin_player(self) -> int:
         self.num_opened += 1
         return self.num_opened
 

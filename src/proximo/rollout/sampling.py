@@ -17,11 +17,10 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import NoneType
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -30,9 +29,6 @@ from torch import Tensor
 from proximo.algorithms.masking import running_sums
 from proximo.errors import UserError
 from proximo.kernels import row_operations
-
-if TYPE_CHECKING:  # it needs Triton
-    from proximo.rollout.fused_sampling import Draw
 
 _BLOCK_ELEMENTS_CPU = 2**18
 """Logits per block of rows on a CPU. A block stays in the CPU's cache: three times as fast at 152k tokens."""
@@ -200,7 +196,7 @@ def sample(
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _fused(logits: Tensor) -> "Draw | None":
+def _fused(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The kernel that draws in place of `_sample_block`, where there is one that draws the same tokens; else None."""
     if not (logits.is_cuda and torch.cuda.is_available() and _has_triton()):
         return None

@@ -157,7 +157,7 @@ class EnvironmentPool:
             self._states[lane.player].lane = lane
 
     def _open(self, lane: _Lane | None) -> int:
-        number = self._players.open()
+        number = self._players.begin_player()
         self._states[number] = _State(lane)
         self._ask(number, {"call": "make"})
         return number

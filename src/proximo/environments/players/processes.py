@@ -86,7 +86,7 @@ class ProcessPlayers:
             self.close()
             raise
 
-    def open(self) -> int:
+    def begin_player(self) -> int:
         """The number of a new player, which the nursery forks."""
         number = self._num_opened = self._num_opened + 1
         channel = self._channels[number] = _Channel(number)

@@ -25,7 +25,7 @@ class PlayerEnded:
 class Players(Protocol):
     """Players by number. Each holds one environment, and replies to the requests of `Player.answer` in their order."""
 
-    def open(self) -> int:
+    def begin_player(self) -> int:
         """The number of a new player."""
         ...
 
@@ -56,7 +56,7 @@ class ThreadPlayers:
         self._replies: queue.SimpleQueue[tuple[int, dict[str, Any] | PlayerEnded]] = queue.SimpleQueue()
         self._num_opened = 0
 
-    def open(self) -> int:
+    def begin_player(self) -> int:
         """The number of a new player."""
         number = self._num_opened = self._num_opened + 1
         self._requests[number] = queue.SimpleQueue()
