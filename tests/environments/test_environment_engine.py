@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from environments.played import Clock, FakeEngine, FakeEnvironments, FakeSession, NumberDialogue, arena, play, rows
+from played_environments import Clock, FakeEngine, FakeEnvironments, FakeSession, NumberDialogue, arena, play, rows
 from proximo.environments.engine import EnvironmentEngine
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from model_servers import EOS, Asking, WrittenSession, chat, ids, post, recording, request_of, serving
 
+from model_servers import EOS, Asking, WrittenSession, chat, ids, post, recording, request_of, serving
 from proximo.environments import recorder
 from proximo.environments import server as server_module
 from proximo.environments.environment import EnvironmentStep

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from environments.played import rows
+from played_environments import rows
 from proximo.environments.environment import EnvironmentStep
 from proximo.environments.reward import EnvironmentReward
 from proximo.environments.trajectory import Trajectory, with_observation
