@@ -61,6 +61,7 @@ GROUPS = {
     "Settings": ("config",),
     "Models": ("models",),
     "Rewards": ("rewards",),
+    "Environments": ("environments", "run"),
     "Sampling": ("rollout",),
     "Records": ("records",),
     "KL controllers": ("algorithms",),

@@ -36,7 +36,7 @@ from proximo.rewards.source import NoReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.run.make.environments import PythonEnvironment
+from proximo.run.make.environments import PythonAgent, PythonEnvironment
 
 __all__ = [
     "AdaptiveKLController",
@@ -64,6 +64,7 @@ __all__ = [
     "ProcessReward",
     "Prompt",
     "ProximoError",
+    "PythonAgent",
     "PythonEnvironment",
     "RandomKey",
     "RankError",
