@@ -23,3 +23,4 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)  # a test may have run as on CUDA
