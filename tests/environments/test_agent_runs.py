@@ -24,9 +24,6 @@ from proximo.run.loop import run_trainer
 from proximo.run.make.environments import PythonAgent
 from proximo.run.options import RunOptions
 
-# A socket that a client and the server close at once may be collected before its last round of the loop.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = {
     "model_type": "llama",

@@ -31,9 +31,6 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall
 from waiting import LATEST_SECONDS, wait_until
 
-# A socket that a client and the server close at once may be collected before its last round of the loop.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-
 EOS = 2
 FIRST = 6
 """The id of `a`."""

@@ -19,9 +19,6 @@ from proximo.records import Finish, Response
 from proximo.rollout.vllm.requests import read_choice
 from waiting import LATEST_SECONDS, wait_until
 
-# A socket that a client and the server close at once may be collected before its last round of the loop.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-
 
 def test_ids_go_in_and_ids_come_out_in_the_form_that_a_client_of_vllm_reads() -> None:
     with serving("ab") as (server, session):

@@ -115,14 +115,8 @@ class ModelServer:
 
     def _serve(self) -> None:
         """The work of the thread."""
-
-        async def served() -> None:
-            await self._server.serve(sockets=[self._listener])
-            for _ in range(4):  # a connection that was told to close does so in the next rounds of the loop
-                await asyncio.sleep(0)
-
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(served())
+            runner.run(self._server.serve(sockets=[self._listener]))
 
     def _application(self) -> Starlette:
         routes = [
