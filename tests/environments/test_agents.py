@@ -128,8 +128,12 @@ def ask(base_url: str, messages: Sequence[Mapping[str, str]], **options: Any) ->
     """What the model answers, asked without any library."""
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=LATEST_SECONDS) as reply:
-        return json.load(reply)["choices"][0]["message"]["content"]
+    try:
+        with urllib.request.urlopen(request, timeout=LATEST_SECONDS) as reply:
+            return json.load(reply)["choices"][0]["message"]["content"]
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the socket
+        raise
 
 
 def two_turns(base_url: str, row: Mapping[str, str], seed: int) -> Any:
