@@ -194,12 +194,12 @@ def test_arguments_in_tags_get_the_types_of_their_schema() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_hostile_turns_take_linear_time(style: ToolStyle) -> None:
-    """A search that tries every beginning against every end would take hours."""
+    """A search that tries every beginning against every end would take hours. None of it calls a tool that there is."""
     for piece in ("<arg_key>a", "<arg_key>a</arg_key><arg_value>", "<parameter=a>", "<parameter=", "<function=", "{};"):
         for begin in ("<tool_call>a", "<tool_call><function=a>", "<|python_tag|>", "[TOOL_CALLS]a"):
-            parse(begin + piece * 20000, style)
+            assert parse(begin + piece * 20000, style, TOOLS).calls == ()
     for text in ("<tool_call>", "[TOOL_CALLS]", '{"name":', "</think>", "<think>"):
-        parse(text * 20000, style)
+        assert parse(text * 20000, style, TOOLS).calls == ()
 
 
 def test_without_thought() -> None:

@@ -73,7 +73,7 @@ def test_a_server_ends_with_all_that_it_started(environment: Path, tmp_path: Pat
     assert not int(ignored[1], 16) >> (signal.SIGTERM - 1) & 1, "it could not be asked to end"
     process.close()
     process.close()
-    wait_until_gone([child, process._process.pid])
+    wait_until_gone([child, process._process._process.pid])
 
 
 def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ from pathlib import Path
 from proximo.rollout.vllm.process import ServerProcess, ServerSpec
 spec = ServerSpec(python=Path(sys.argv[1]), model="nothing", dtype="float32", raw_logprobs=True, arguments=("--sleep",))
 process = ServerProcess(spec, log=Path(sys.argv[2], "log"), folder=Path(sys.argv[2]))
-print(process._process.pid, flush=True)
+print(process._process._process.pid, flush=True)
 time.sleep(600)
 """
 

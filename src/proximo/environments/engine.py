@@ -261,7 +261,7 @@ class Play:
         self.times = PlayTimes()
 
     def begin(self, lanes: Sequence[Lane]) -> None:
-        """Begin all episodes."""
+        """Start all episodes, each with the row and the seed of its lane."""
         for lane in lanes:
             self._environments.start(lane.number, seed=lane.seed, row=lane.prompt.metadata)
             self._playing[lane.number] = lane

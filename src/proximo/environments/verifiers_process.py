@@ -1,10 +1,7 @@
 """The process that plays episodes of verifiers, seen from the trainer: it is started, and ended with the run."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proximo.errors import ConfigError
-from proximo.rollout.vllm.process import GUARDIAN
+from proximo.rollout.guarded_process import GuardedProcess
 from proximo_verifiers.progress_log import logging_start
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -38,22 +35,8 @@ class VerifiersProcess:
         self._log = self._folder / "log"
         tokenizer.save_pretrained(self._folder / "tokenizer")
         given = {**settings, "socket": self.address, "tokenizer": str(self._folder / "tokenizer")}
-        watched, self._held = os.pipe()
-        try:
-            with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-I", str(GUARDIAN), str(watched), str(self._folder)),
-                        *(python, str(BRIDGE), json.dumps(given)),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(watched,),
-                    start_new_session=True,
-                )
-        finally:
-            os.close(watched)
+        command = [python, str(BRIDGE), json.dumps(given)]
+        self._process = GuardedProcess(command, log=self._log, folder=self._folder, ending_seconds=ENDING_SECONDS)
         try:
             with logging_start("environment verifiers", "its process"):
                 self._wait_until_ready(python)
@@ -63,22 +46,14 @@ class VerifiersProcess:
 
     def close(self) -> None:
         """End it with all that it started; waits for that."""
-        if self._held < 0:
-            return
-        os.close(self._held)
-        self._held = -1
-        try:
-            self._process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_until_ready(self, python: str) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not Path(self.address).exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                how = "was not ready in time" if self._process.poll() is None else "ended before it was ready"
+            if self._process.status is not None or time.monotonic() > deadline:
+                how = "was not ready in time" if self._process.status is None else "ended before it was ready"
                 lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 raise ConfigError(
                     f"environment verifiers: the process of {python} {how}: {lines[-1] if lines else 'it said nothing'}"

@@ -100,7 +100,7 @@ class DiscountedConfig(AdvantageConfig):
 
     @property
     def discount(self) -> float:
-        """The key `gamma`."""
+        """The discount per token, from 0 to 1: the key `gamma`."""
         return self.gamma
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
@@ -129,7 +129,7 @@ class GAEConfig(DiscountedConfig):
 
     @property
     def least_relative_spread(self) -> float | None:
-        """The key `least_spread`."""
+        """The share of the run's spread below which a step does not train: the key `least_spread`."""
         return self.least_spread
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":

@@ -126,7 +126,7 @@ class M2POConfig(ObjectiveConfig):
 
     @property
     def second_moment_limit(self) -> float | None:
-        """The key `max_second_moment`."""
+        """The largest mean square of log-ratios that is trained on: the key `max_second_moment`."""
         return self.max_second_moment
 
     @property

@@ -19,6 +19,6 @@ class Gem:
         return self._environment.reset(seed=seed % 2**32)
 
     def step(self, text: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
-        """Acts."""
+        """Acts with the text of the turn. GEM answers in the form of Gymnasium."""
         observation, reward, terminated, truncated, info = self._environment.step(text)
         return observation, float(reward), terminated, truncated, info

@@ -18,7 +18,7 @@ class ReasoningGym:
         self.reset(0, {})  # settings that a generator refuses are an error before the first episode
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Asks a question."""
+        """Asks the one question that the generator makes of this seed."""
         self._questions = reasoning_gym.create_dataset(self._id, seed=seed, size=1, **self._kwargs)
         self._entry = self._questions[0]
         return self._entry["question"], {}

@@ -24,7 +24,7 @@ ATTEMPTS = 3
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """One episode."""
+    """An episode, from its start until it is stopped."""
 
     number: int
     reset: Mapping[str, Any]

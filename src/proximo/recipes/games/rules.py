@@ -57,7 +57,7 @@ class Game:
         return move if move in self.moves(state) else None
 
     def deal(self, random: Random) -> Outcome:
-        """A start, drawn."""
+        """One of the starts, drawn by its probability."""
         return _draw(random, self.starts())
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proximo.errors import ConfigError, TrainingError, UserError
+from proximo.rollout.guarded_process import GuardedProcess
 from proximo.rollout.vllm.server import VLLMServer
 
 TORCH = "torch==2.13.0"
@@ -22,7 +23,6 @@ UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 """The registry's builds of these are for CUDA; with torch for CPUs, importing them fails."""
 INSIDE = Path(__file__).parent / "inside"
 """The file that vLLM's workers import for the transfer of weights."""
-GUARDIAN = Path(__file__).parent / "process_guardian.py"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks for which vLLM reserves memory; an adapter may have a lower one."""
 POLL_SECONDS = 0.5
@@ -155,32 +155,19 @@ class ServerProcess:
         self.log = log
         socket = log.with_suffix(".sock").absolute()
         self.url = f"unix://{socket}"
-        watched, self._held = os.pipe()
+        command = spec.command("--uds", str(socket))
         try:
-            with log.open("wb") as file:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-I", str(GUARDIAN), str(watched), str(folder or "")),
-                        *spec.command("--uds", str(socket)),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(watched,),
-                    start_new_session=True,
-                    env=spec.variables(),
-                )
+            self._process = GuardedProcess(
+                command, log=log, folder=folder, environment=spec.variables(), ending_seconds=ENDING_SECONDS
+            )
         except OSError as error:
-            os.close(self._held)
             raise TrainingError(f"the vLLM server cannot be started: {error}") from None
-        finally:
-            os.close(watched)
 
     def wait_until_ready(self, server: VLLMServer, *, seconds: float) -> None:
         """Wait until it answers. Raises TrainingError if it ends before, or takes longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not server.is_healthy(seconds=POLL_SECONDS * 4):
-            if (status := self._process.poll()) is not None:
+            if (status := self._process.status) is not None:
                 raise TrainingError(
                     f"the vLLM server ended with status {status} before it was ready; {self._log_end()}"
                 )
@@ -192,23 +179,15 @@ class ServerProcess:
 
     def close(self) -> None:
         """End the server and all that it started; waits for it."""
-        if self._held < 0:
-            return
-        os.close(self._held)
-        self._held = -1
-        try:
-            self._process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close()
 
     def has_ended(self) -> bool:
         """Whether it has ended, with all that it started."""
-        return self._process.poll() is not None
+        return self._process.status is not None
 
     def last_words(self) -> str:
         """Whether it runs, and the end of its log, which is removed with it."""
-        status = self._process.poll()
+        status = self._process.status
         runs = "it runs" if status is None else f"it has ended with status {status}"
         return f"{runs}; {self._log_end()}"
 
