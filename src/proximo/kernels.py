@@ -12,6 +12,7 @@ Importing this file loads no torch, and so does importing a plug-in.
 Legend: T rows, B rows of a decode step, C rows of scores, I and O inputs and outputs of a layer, V vocabulary.
 """
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -169,6 +170,12 @@ def _loaded(device: str) -> Kernels:
             f"the plug-in {_named(found[0])} for {device} could not be loaded ({type(error).__name__}: {error}); "
             "install it again, or uninstall it to run without it"
         ) from error
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed, which compiles Proximo's own kernels for CUDA."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def row_operations(like: "Tensor") -> RowOperations | None:

@@ -97,9 +97,7 @@ class DecodingCall(RowDecoding):
     def _start(self, admissions: Sequence[Admission]) -> list[GrowingResponse]:
         """Prefill new prompts, fill the rows of admitted samples, draw first tokens. Returns the samples that ended."""
         self._prefill([admission.prompt_index for admission in admissions if admission.needs_prefill])
-        for admission in admissions:
-            computed = self._computed[admission.prompt_index]
-            self._cache.place(computed.cache, computed.index, admission.rows)
+        self._place(admissions)
         rows = [row for admission in admissions for row in admission.rows]
         for row in rows:
             self._in_row(row).versions.append((self._version, 0))
@@ -112,6 +110,16 @@ class DecodingCall(RowDecoding):
             if admission.first_sample + len(admission.rows) == len(self._samples[admission.prompt_index]):
                 del self._computed[admission.prompt_index]
         return ended
+
+    def _place(self, admissions: Sequence[Admission]) -> None:
+        """Fill their rows, all those at once whose prompts were computed in one pass."""
+        by_pass: dict[int, tuple[PromptCache, dict[int, list[int]]]] = {}
+        for admission in admissions:
+            computed = self._computed[admission.prompt_index]
+            _, rows = by_pass.setdefault(id(computed.cache), (computed.cache, {}))
+            rows.setdefault(computed.index, []).extend(admission.rows)
+        for cache, rows in by_pass.values():
+            self._cache.place_all(cache, rows)
 
     @torch.inference_mode()
     def compute_anew(self) -> None:
@@ -132,8 +140,8 @@ class DecodingCall(RowDecoding):
             packed = pack(sequences[:count], device=self._device)
             cache = PromptCache(packed.lengths)
             self._model.prefill(packed, cache)
-            for index, row in enumerate(taken[:count]):
-                self._cache.place(cache, index, [row])
+            self._cache.place_all(cache, {index: [row] for index, row in enumerate(taken[:count])})
+            for row in taken[:count]:
                 self._in_row(row).versions.append((self._version, len(self._in_row(row).token_ids)))
             taken = taken[count:]
 

@@ -13,11 +13,12 @@ from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import send
 from proximo.records import Finish
+from proximo.rollout.decoding_graphs import DecodingGraphs, graphs_for
 from proximo.rollout.sampling import sample
 from proximo.rollout.stopping import StopRules
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from proximo.models.attention.cache import RowCache
+    from proximo.models.attention.cache import RowCache, RowLayout
     from proximo.models.fast_path import Decoder
 
 TOKENS_PER_TRANSFER = 8
@@ -72,6 +73,8 @@ class RowDecoding:
         self._model = model
         self._decoder: Decoder | None = None
         """None until a pass needs it: its cast weights belong to the `casting` of its passes."""
+        self._graphs: DecodingGraphs | None = None
+        """Of passes with that decoder; None without CUDA."""
         self._cache = cache
         self._stop = stop
         ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
@@ -86,23 +89,36 @@ class RowDecoding:
 
     def _renew(self) -> None:
         """Go on with the current weights."""
-        self._version, self._decoder = self._version_now(), None
+        self._version, self._decoder, self._graphs = self._version_now(), None, None
 
     def _made_decoder(self) -> "Decoder":
-        self._decoder = self._decoder or self._model.decoder()
+        if self._decoder is None:
+            self._decoder = self._model.decoder()
+            self._graphs = graphs_for(self._cache, self._pass, self._device)
         return self._decoder
 
     def _decode_rows(self, rows: Sequence[int], growing: Sequence[SomeGrowing]) -> list[SomeGrowing]:
         """Decode a block of tokens, one row for each of `growing`. Returns those that ended."""
-        count = min(passes_at_once(self._device), max(each.limit - len(each.token_ids) for each in growing))
+        left = max(each.limit - len(each.token_ids) for each in growing)
+        count = min(passes_at_once(self._device), left)
         numbers = np.array([[each.last_id for each in growing], *draw_numbers(growing, count)])
+        self._made_decoder()
+        drawn = None
+        if self._graphs is not None:
+            drawn = self._graphs.decode(rows, numbers[:3], count=count, passes_left=left)
+        if drawn is not None:
+            return self._note(growing, drawn)
         tokens, streams, *positions = send(torch.from_numpy(numbers), self._device)
-        drawn, decoder = [], self._made_decoder()
+        drawn = []
         for layout, position in zip(self._cache.passes(rows, count), positions, strict=True):
-            hidden = decoder(tokens, layout.positions, self._cache, layout)
-            drawn.append(self._sample(self._head.logits(hidden), streams, position))
+            drawn.append(self._pass(tokens, layout, streams, position))
             tokens = drawn[-1][0]
         return self._note(growing, drawn)
+
+    def _pass(self, tokens: Tensor, layout: "RowLayout", streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the tokens [B], and draw the next ones: tokens [B] and log-probs [B]."""
+        hidden = self._made_decoder()(tokens, layout.positions, self._cache, layout)
+        return self._sample(self._head.logits(hidden), streams, positions)
 
     def _draw(self, growing: Sequence[SomeGrowing], logits: Tensor) -> list[SomeGrowing]:
         """Draw one token for each of `growing` from logits [B, V]. Returns those that ended."""

@@ -36,7 +36,7 @@ class Draw(Protocol):
 
 
 @triton.jit
-def _noise(low: Any, high: Any, ids: Any) -> Any:
+def _noise(low: tl.tensor, high: tl.tensor, ids: tl.tensor) -> tl.tensor:
     """`sampling.exponential_noise` of one row for these token ids, in float32."""
     bits = ids.to(tl.uint32) * _WEYL + low
     bits = (bits ^ (bits >> 16)) * _MIX_1 + high
@@ -50,13 +50,13 @@ def _noise(low: Any, high: Any, ids: Any) -> Any:
 
 @triton.jit
 def _draw(  # noqa: PLR0917 - Triton's kernels get their tensors in order
-    logits: Any,
-    row_stride: Any,
-    streams: Any,
-    positions: Any,
-    tokens: Any,
-    logprobs: Any,
-    temperature: Any,
+    logits: tl.tensor,
+    row_stride: tl.tensor,
+    streams: tl.tensor,
+    positions: tl.tensor,
+    tokens: tl.tensor,
+    logprobs: tl.tensor,
+    temperature: tl.tensor,
     num_tokens: tl.constexpr,
     block: tl.constexpr,
 ) -> None:

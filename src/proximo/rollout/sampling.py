@@ -16,10 +16,8 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 """
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from types import NoneType
 
 import torch
@@ -28,7 +26,7 @@ from torch import Tensor
 
 from proximo.algorithms.masking import running_sums
 from proximo.errors import UserError
-from proximo.kernels import row_operations
+from proximo.kernels import has_triton, row_operations
 
 _BLOCK_ELEMENTS_CPU = 2**18
 """Logits per block of rows on a CPU. A block stays in the CPU's cache: three times as fast at 152k tokens."""
@@ -198,7 +196,7 @@ def sample(
 
 def _fused(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The kernel that draws in place of `_sample_block`, where there is one that draws the same tokens; else None."""
-    if not (logits.is_cuda and torch.cuda.is_available() and _has_triton()):
+    if not (logits.is_cuda and torch.cuda.is_available() and has_triton()):
         return None
     from proximo.rollout.fused_sampling import draw, draws_as
 
@@ -209,11 +207,6 @@ def plain_draw(logits: Tensor, *, streams: Tensor, positions: Tensor, temperatur
     """`sample` from the full softmax by torch's operators, which define it."""
     options = SamplingOptions(max_new_tokens=1, temperature=temperature)
     return _sample_block(logits, streams, positions, options=options, ending_ids=streams[:0])
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def restrict(

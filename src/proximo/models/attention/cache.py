@@ -20,21 +20,33 @@ Legend: B active rows, H query heads, H_kv key/value heads, K head width, M long
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from transformers import Cache
 
+from proximo.kernels import has_triton
 from proximo.models.attention.packed import AttentionOptions, SegmentAttention, explicit_attention
 from proximo.models.packing import send
 from proximo.models.precision.compute import to_compute_type
 
 Result = TypeVar("Result")
+
+
+def decoding_kernels(keys: Tensor, values: Tensor) -> Any:
+    """The functions of `fused_decoding.py` for storage like this; None where torch's operators run."""
+    if not (keys.is_cuda and torch.cuda.is_available() and has_triton()) or isinstance(keys, FakeTensor):
+        return None
+    from proximo.models.attention import fused_decoding
+
+    plain = AttentionOptions()
+    return fused_decoding if fused_decoding.agree(keys[:1, :, :1], keys, values, plain) else None
 
 
 def cache_argument(model_type: type[nn.Module]) -> str:
@@ -77,26 +89,54 @@ class RowCache(Cache):
         super().__init__(layers=[])
         self.lengths = [0] * num_rows
         self._capacity = min(initial_tokens, max_tokens)
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
+        """Of a row."""
         self._storage: dict[int, tuple[Tensor, Tensor]] = {}
         self._step: TokenLayout | None = None
         self._made: dict[Callable[..., Any], Any] = {}
+        self.num_storages = 0
+        """Times that keys and values were given new places in memory."""
 
     def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
         """Copy the keys and values of prompt `index` into `rows`, which replaces their contents."""
-        pieces = prompts.pieces[index]
-        num_tokens = sum(end - start for start, end in pieces)
-        self._ensure(num_tokens)
+        self.place_all(prompts, {index: rows})
+
+    def place_all(self, prompts: PromptCache, rows: Mapping[int, Sequence[int]]) -> None:
+        """Copy the keys and values of each of some prompts into rows, which replaces their contents.
+
+        `rows`: of each prompt, by its index.
+        """
+        counts = {index: sum(end - start for start, end in prompts.pieces[index]) for index in rows}
+        self._ensure(max(counts.values()))
         for layer, captured in prompts.captured.items():
             if layer not in self._storage:
-                self._made.clear()
+                self._forget_made()
                 self._storage[layer] = self._allocate(captured[0]), self._allocate(captured[1])
+        kernels = self._kernels
+        if kernels is None:
+            for index, targets in rows.items():
+                self._copy_prompt(prompts, index, targets)
+        else:
+            self._put_prompts(kernels, prompts, [(index, row) for index, targets in rows.items() for row in targets])
+        for index, targets in rows.items():
+            for row in targets:
+                self._set_length(row, counts[index])
+
+    def _copy_prompt(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
+        for layer, captured in prompts.captured.items():
             for storage, states in zip(self._storage[layer], captured, strict=True):
-                prompt = torch.cat([states[0, :, start:end] for start, end in pieces], dim=1)
+                prompt = torch.cat([states[0, :, start:end] for start, end in prompts.pieces[index]], dim=1)
                 for row in rows:  # one copy per row: indexing with a list of rows takes three times as long
-                    storage[row, :, :num_tokens] = prompt
-        for row in rows:
-            self._set_length(row, num_tokens)
+                    storage[row, :, : prompt.shape[1]] = prompt
+
+    def _put_prompts(self, kernels: Any, prompts: PromptCache, pairs: Sequence[tuple[int, int]]) -> None:
+        """By one kernel for each layer. `pairs`: a prompt and its row."""
+        tokens = [np.concatenate([np.arange(*piece) for piece in prompts.pieces[index]]) for index, _ in pairs]
+        counts = [len(each) for each in tokens]
+        places = [np.repeat([row for _, row in pairs], counts), np.concatenate([np.arange(count) for count in counts])]
+        numbers = send(torch.from_numpy(np.stack([np.concatenate(tokens), *places])), self._device)
+        for layer, (key, value) in prompts.captured.items():
+            kernels.put(*self._storage[layer], key, value, sources=numbers[0], rows=numbers[1], positions=numbers[2])
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` to row `target`, when the scheduler fills a free row with the last active one."""
@@ -133,19 +173,38 @@ class RowCache(Cache):
         need not wait for it between two passes. A row that is full overwrites its last token: its response has reached
         the limit, and the tokens that it decodes further are discarded.
         """
-        lengths = [self.lengths[row] for row in rows]
-        self._ensure(max(lengths) + 1)  # fails if the longest row is full already; the next line stops at the limit
-        self._ensure(min(max(lengths) + count, self._max_tokens))
+        lengths = self.reserve(rows, count)
         passes = np.arange(count)[:, None]
-        positions = np.minimum(np.array(lengths) + passes, self._max_tokens - 1)
+        positions = np.minimum(np.array(lengths) + passes, self.max_tokens - 1)
         numbers = torch.from_numpy(np.concatenate([np.array(rows)[None], positions]))
         on_rows, *each = send(numbers, self._device)
         first = list(rows) == list(range(len(rows)))
         for host, on_device in zip(positions, each, strict=True):
-            for row, position in zip(rows, host.tolist(), strict=True):
-                self.lengths[row] = position + 1
-            self._step = RowLayout(on_device, on_rows, num_tokens=int(host.max()) + 1, are_first=first)
+            self._step = self._row_layout(on_device, on_rows, num_tokens=int(host.max()) + 1, are_first=first)
             yield self._step
+
+    def reserve(self, rows: Sequence[int], count: int) -> list[int]:
+        """Make room for `count` more tokens in some rows, as far as they may grow. Returns their lengths before."""
+        lengths = [self.lengths[row] for row in rows]
+        self._ensure(max(lengths) + 1)  # fails if the longest row is full already; the next line stops at the limit
+        self._ensure(min(max(lengths) + count, self.max_tokens))
+        for row, length in zip(rows, lengths, strict=True):
+            self.lengths[row] = min(length + count, self.max_tokens)
+        return lengths
+
+    def one_pass(self, positions: Tensor, rows: Tensor) -> "RowLayout":
+        """The layout of the next pass, which writes a token at `positions` [B] of `rows` [B], both on the device.
+
+        The host does not know their numbers: without kernels the pass reads all that rows have room for.
+        """
+        self._step = self._row_layout(positions, rows, num_tokens=self._capacity, are_first=False)
+        return self._step
+
+    def _row_layout(self, positions: Tensor, rows: Tensor, *, num_tokens: int, are_first: bool) -> "RowLayout":
+        kernels = self._kernels
+        if kernels is None:
+            return RowLayout(positions, rows, num_tokens=num_tokens, are_first=are_first)
+        return FusedRowLayout(positions, rows, kernels=kernels, capacity=self._capacity)
 
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> "ExtensionLayout":
         """Make room for `counts[i]` more tokens, at least one, in row `rows[i]`. The next pass writes them there."""
@@ -169,11 +228,7 @@ class RowCache(Cache):
         """
         assert self._step is not None, "advance() or extend() comes before the pass"
         step, (keys, values) = self._step, self._storage[layer_idx]
-        # One index_copy_ on a flat view of all rows and heads writes each token at its own position.
-        flat_positions = step.flat_positions(keys.shape[1], self._capacity)
-        key, value = (states.to(keys.dtype) for states in (key_states, value_states))
-        keys.view(-1, keys.shape[-1]).index_copy_(0, flat_positions, key.reshape(-1, keys.shape[-1]))
-        values.view(-1, values.shape[-1]).index_copy_(0, flat_positions, value.reshape(-1, values.shape[-1]))
+        step.write(keys, values, key_states.to(keys.dtype), value_states.to(values.dtype))
         # Prompts that fused layers computed are float32 also where the modules, which decode here, attend in bf16.
         key, value = to_compute_type(step.read(keys), step.read(values))
         return key, value
@@ -187,6 +242,10 @@ class RowCache(Cache):
             self._made[make] = make([self._storage[layer] for layer in sorted(self._storage)])
         return self._made[make]
 
+    def _forget_made(self) -> None:
+        self._made.clear()
+        self.num_storages += 1
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Tokens of the longest row before this pass. Rows differ, so callers always pass positions to the model."""
         return 0 if self._step is None else self._step.num_tokens - 1
@@ -195,9 +254,18 @@ class RowCache(Cache):
     def _device(self) -> torch.device:
         return next(iter(self._storage.values()))[0].device
 
+    @property
+    def _kernels(self) -> Any:
+        """See `decoding_kernels`."""
+        return decoding_kernels(*next(iter(self._storage.values())))
+
     def _set_length(self, row: int, num_tokens: int) -> None:
-        """Set the length of a row and zero its storage beyond that. Storage beyond its old length is zero already."""
-        for pair in self._storage.values() if num_tokens < self.lengths[row] else ():
+        """Set the length of a row and zero its storage beyond that. Storage beyond its old length is zero already.
+
+        The kernels read nothing beyond the length.
+        """
+        shrinks = self._storage and num_tokens < self.lengths[row] and self._kernels is None
+        for pair in self._storage.values() if shrinks else ():
             for storage in pair:
                 storage[row, :, num_tokens : self.lengths[row]] = 0
         self.lengths[row] = num_tokens
@@ -210,13 +278,13 @@ class RowCache(Cache):
         small."""
         if num_tokens <= self._capacity:
             return
-        assert num_tokens <= self._max_tokens, (
-            f"a row needs {num_tokens} tokens, but it may have at most {self._max_tokens}"
+        assert num_tokens <= self.max_tokens, (
+            f"a row needs {num_tokens} tokens, but it may have at most {self.max_tokens}"
         )
-        self._grow(len(self.lengths), min(self._max_tokens, max(num_tokens, 2 * self._capacity)))
+        self._grow(len(self.lengths), min(self.max_tokens, max(num_tokens, 2 * self._capacity)))
 
     def _grow(self, num_rows: int, capacity: int) -> None:
-        self._made.clear()
+        self._forget_made()
         self.lengths += [0] * (num_rows - len(self.lengths))
         self._capacity = capacity
         for layer, pair in self._storage.items():
@@ -244,6 +312,13 @@ class TokenLayout(ABC):
     @abstractmethod
     def read(self, storage: Tensor) -> Tensor:
         """The part of keys or values [rows, H_kv, capacity, K] that `attend` reads."""
+
+    def write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write the new tokens' keys and values, as a layer gives them, into storage [rows, H_kv, capacity, K]."""
+        # One index_copy_ on a flat view of all rows and heads writes each token at its own position.
+        places = self.flat_positions(keys.shape[1], keys.shape[2])
+        keys.view(-1, keys.shape[-1]).index_copy_(0, places, key.reshape(-1, keys.shape[-1]))
+        values.view(-1, values.shape[-1]).index_copy_(0, places, value.reshape(-1, values.shape[-1]))
 
     def flat_positions(self, num_heads: int, capacity: int) -> Tensor:
         """[T * H_kv] indices of the new tokens in storage viewed as [rows * H_kv * capacity, K]."""
@@ -333,3 +408,29 @@ class RowLayout(TokenLayout):
             seen = self._seen_by(window)
             self._bias[window, dtype] = torch.zeros_like(seen, dtype=dtype).masked_fill_(seen.logical_not(), -math.inf)
         return self._bias[window, dtype]
+
+
+class FusedRowLayout(RowLayout):
+    """The same by the kernels of `fused_decoding.py`, which read each row up to its own end, wherever it lies."""
+
+    def __init__(self, positions: Tensor, rows: Tensor, *, kernels: Any, capacity: int) -> None:
+        super().__init__(positions, rows, num_tokens=capacity, are_first=False)
+        self._kernels = kernels
+        self._sources: Tensor | None = None
+
+    def read(self, storage: Tensor) -> Tensor:
+        """All of it."""
+        return storage
+
+    def write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
+        """See `TokenLayout.write`."""
+        if self._sources is None:
+            self._sources = torch.arange(len(self.rows), device=keys.device)
+        given = {"sources": self._sources, "rows": self.rows, "positions": self.positions}
+        self._kernels.put(keys, values, key.transpose(0, 2), value.transpose(0, 2), **given)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [B, H, 1, K], key and value [rows, H_kv, capacity, K] -> [B, 1, H, K]. Ignores dropout."""
+        if self._kernels.agree(query, key, value, options):
+            return self._kernels.attend(query, key, value, rows=self.rows, positions=self.positions, options=options)
+        return super().attend(query, key.index_select(0, self.rows), value.index_select(0, self.rows), options)

@@ -1,0 +1,138 @@
+"""Decoding passes as CUDA graphs: the host launches a pass as a whole, in place of a thousand kernels one by one.
+
+A graph is of one number of rows, rounded up to a power of two: the last row stands in for those that are missing, and
+writes the same numbers to the same places. Its inputs lie at fixed addresses, and it moves them on to the next pass. It
+belongs to the weights, and to the storage of the cache, that it was captured with. Each graph is tried on the pass that
+it is captured from: where it draws other tokens, or where the model's code cannot be captured, passes run one by one.
+
+Legend: B rows that decode, R rows of a graph.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proximo.models.packing import send
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from proximo.models.attention.cache import RowCache, RowLayout
+
+LEAST_PASSES = 16
+"""A graph is made if so many passes may follow. To capture one takes the time of about four passes."""
+
+Drawn = tuple[Tensor, Tensor]
+"""Tokens [B] and log-probs [B]."""
+Draw = Callable[[Tensor, "RowLayout", Tensor, Tensor], Drawn]
+"""Runs one pass: tokens [R], the layout, streams [R], positions [R] of the draws -> what is drawn."""
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Work on tensors at fixed addresses -> what does it again. Does not do it."""
+
+
+class DecodingGraphs:
+    """The graphs of one call of `generate` or of a session, by their rows."""
+
+    def __init__(self, cache: "RowCache", draw: Draw, *, device: torch.device, capture: Capture) -> None:
+        self._cache = cache
+        self._draw = draw
+        self._device = device
+        self._capture = capture
+        self._passes: dict[int, _FixedPass] = {}
+        self._storage = 0
+        """The cache's `num_storages` that they know."""
+        self._why_not: str | None = None
+
+    def decode(self, rows: Sequence[int], numbers: np.ndarray, *, count: int, passes_left: int) -> list[Drawn] | None:
+        """Decode `count` tokens for each of B rows of the cache; None where passes have to run one by one.
+
+        `numbers` [3, B]: tokens, streams, positions of the first draws. `passes_left`: how many may follow in all.
+        """
+        size = 1 << (len(rows) - 1).bit_length()
+        if self._why_not is not None or (size not in self._passes and passes_left < LEAST_PASSES):
+            return None
+        lengths = self._cache.reserve(rows, count)
+        if self._storage != self._cache.num_storages:
+            self._passes, self._storage = {}, self._cache.num_storages
+        inputs = np.concatenate([numbers, np.array([lengths, rows])])
+        inputs = np.pad(inputs, [(0, 0), (0, size - len(rows))], mode="edge")
+        on_device = send(torch.from_numpy(inputs), self._device)
+        if size not in self._passes:
+            made = _FixedPass(size, self._cache, self._draw, self._device)
+            self._why_not = made.capture(on_device, self._capture)
+            if self._why_not is not None:
+                warnings.warn(f"decoding takes no CUDA graphs: {self._why_not}", stacklevel=2)
+                for row, length in zip(rows, lengths, strict=True):
+                    self._cache.cut(row, length)
+                return None
+            self._passes[size] = made
+        return self._passes[size].replay(on_device, count=count, num_rows=len(rows))
+
+
+def graphs_for(cache: "RowCache", draw: Draw, device: torch.device) -> DecodingGraphs | None:
+    """None for a device without graphs."""
+    return DecodingGraphs(cache, draw, device=device, capture=_CUDACapture()) if device.type == "cuda" else None
+
+
+class _FixedPass:
+    """A pass whose inputs and results lie at fixed addresses."""
+
+    def __init__(self, num_rows: int, cache: "RowCache", draw: Draw, device: torch.device) -> None:
+        self._inputs = torch.zeros(5, num_rows, dtype=torch.int64, device=device)
+        """Tokens, streams, positions of the draws, positions in the cache, and rows."""
+        self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(num_rows, device=device)
+        self._cache, self._draw = cache, draw
+        self._again: Callable[[], None] | None = None
+
+    def _run(self) -> None:
+        tokens, streams, draws, positions, rows = self._inputs
+        drawn, logprobs = self._draw(tokens, self._cache.one_pass(positions, rows), streams, draws)
+        self._tokens.copy_(drawn)
+        self._logprobs.copy_(logprobs)
+        tokens.copy_(drawn)
+        draws.add_(1)
+        positions.add_(1).clamp_(max=self._cache.max_tokens - 1)
+
+    def capture(self, inputs: Tensor, capture: Capture) -> str | None:
+        """Make the graph, and compare it with the pass. Returns why it is not to be used; None if it is."""
+        self._inputs.copy_(inputs)
+        self._run()  # makes what is made once: casts of weights, kernels, workspaces
+        expected = self._tokens.clone(), self._logprobs.clone()
+        try:
+            self._again = capture(self._run)
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}"
+        ((tokens, logprobs),) = self.replay(inputs, count=1, num_rows=len(self._tokens))
+        if not (tokens.equal(expected[0]) and torch.allclose(logprobs, expected[1], rtol=1e-3, atol=1e-3)):
+            return "a graph of a pass draws other tokens than the pass"
+        return None
+
+    def replay(self, inputs: Tensor, *, count: int, num_rows: int) -> list[Drawn]:
+        """What `count` passes draw for the first `num_rows` rows."""
+        assert self._again is not None
+        self._inputs.copy_(inputs)
+        drawn = []
+        for _ in range(count):
+            self._again()
+            drawn.append((self._tokens[:num_rows].clone(), self._logprobs[:num_rows].clone()))
+        return drawn
+
+
+class _CUDACapture:
+    """Captures graphs that share one pool of memory: no two run at a time, and none keeps anything in it."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Other threads, such as a learner's, may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.set_stream(stream)  # torch leaves its own behind where a capture fails
+        return graph.replay

@@ -1,0 +1,115 @@
+"""Decoding passes as graphs, with a stand-in for CUDA's: it does the work again, and watches what the work touches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.models.attention.cache import RowCache
+from proximo.models.backbone import Backbone
+from proximo.models.language import LanguageModel
+from proximo.records import Prompt, Response
+from proximo.rollout import drawing
+from proximo.rollout.decoding_graphs import DecodingGraphs, Draw
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"}
+"""Operators for which the host would wait: none can be in a graph."""
+
+
+class Watch(TorchDispatchMode):
+    """Notes the places of what operators read and did not make, and their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: set[int] = set()
+        self.names: set[str] = set()
+        self._made: set[int] = set()
+        self._kept: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func._overloadpacket.__name__)
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        self.outside |= {place_of(each) for each in given} - self._made
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, Tensor) and place_of(each) not in self.outside:
+                self._made.add(place_of(each))
+                self._kept.append(each)  # so that no other tensor gets its place
+        return made
+
+
+def place_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class StandIn:
+    """In place of CUDA's capture. A replay must read the same places as the capture, which does not do the work."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.replays: list[int] = []
+        self._changed = changed
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        seen: list[set[int]] = []
+        self.replays.append(0)
+        number = len(self.replays) - 1
+
+        def again() -> None:
+            with Watch() as watch:
+                work()
+            seen.append(watch.outside)
+            assert seen[-1] == seen[0], "the pass reads what is elsewhere by now"
+            assert not watch.names & WAITS
+            self.replays[number] += 1
+            self._changed()
+
+        return again
+
+
+def with_graphs(patch: pytest.MonkeyPatch, capture: Callable[..., Any]) -> None:
+    """As on a device: several passes before the host looks, and graphs of them, of the modules."""
+
+    def made(cache: RowCache, draw: Draw, device: torch.device) -> DecodingGraphs:
+        return DecodingGraphs(cache, draw, device=device, capture=capture)
+
+    patch.setattr(drawing, "graphs_for", made)
+    patch.setattr(drawing, "passes_at_once", lambda _: 8)
+
+
+@pytest.fixture(autouse=True)
+def modules_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backbone, "decoder", lambda backbone: backbone.decode)
+
+
+def responses(*, num_rows: int = 4, new: int = 90, kind: str = "llama") -> list[tuple[tuple[int, ...], list[float]]]:
+    """Five prompts of different lengths, two samples each: rows end at different times and are given anew."""
+    engine = LocalEngine(
+        LanguageModel(tiny_language_model(kind, dtype=torch.float64)),
+        tiny_tokenizer(),
+        eos_token_ids=[1],
+        max_num_seqs=num_rows,
+    )
+    prompts = [Prompt(id=str(n), token_ids=tuple(range(5, 7 + 3 * n))) for n in range(5)]
+    key = RandomKey(seed=0, purpose="rollout")
+    drawn: list[Response] = engine.generate(prompts, num_samples=2, options=SamplingOptions(max_new_tokens=new), key=key)
+    return [(each.token_ids, each.logprobs.tolist()) for each in drawn]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_graphs_draw_what_single_passes_draw(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = responses(kind=kind)
+    assert len({len(tokens) for tokens, _ in expected}) > 3
+    capture = StandIn()
+    with_graphs(monkeypatch, capture)
+    for (tokens, logprobs), (wanted, theirs) in zip(responses(kind=kind), expected, strict=True):
+        assert tokens == wanted
+        assert logprobs == pytest.approx(theirs, abs=1e-6)
+    assert len(capture.replays) > 1  # rows became fewer, and the storage grew
+    assert max(capture.replays) > 20
