@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from proximo.models.precision.compute import current_casts, using_casts
 from proximo_cpu.operators import Activation, Gradients, Linear, Norm, RMSNorm, for_inputs
-from proximo_cpu.row_kernels import row_kernels_for
+from proximo_cpu.row_kernels import is_on_cpu, row_kernels_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class AttentionInputs:
     head_width: int
     dtype: torch.dtype
     """Of the operands of products. All else is in the type of the hidden states."""
+    narrow_heads: bool = False
+    """Queries, keys and values stay in that type too: the device attends in it, and multiplies any number of rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -59,6 +62,8 @@ class OutputAndMLP:
     after_mlp: Norm | None
     dtype: torch.dtype
     """Of the operands of products, and of what is kept between them."""
+    narrow_heads: bool = False
+    """As in `AttentionInputs`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -73,20 +78,39 @@ def distinct_tensors(*parts: Linear | Norm | None) -> tuple[Tensor, ...]:
     return tuple({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
-def operand(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """rows [T, I] as an operand of products in `dtype`: cast, and then with rows of zeros behind them.
+def operand(rows: Tensor, part: AttentionInputs | OutputAndMLP) -> Tensor:
+    """rows [T, I] as an operand of products: cast, and then, on a CPU, with rows of zeros behind them.
 
     oneDNN compiles a product in bfloat16 for each number of rows, and keeps some 200 KiB of it. So numbers are rounded
     up to one of eight to sixteen between two powers of two, which adds 3% to 6% to products.
     """
-    if rows.dtype is dtype:
-        return rows
+    if rows.dtype is part.dtype or part.narrow_heads:
+        return rows.to(part.dtype)
     num_rows = rows.shape[0]
     unit = max(64, 1 << (num_rows // 16).bit_length())
-    padded = rows.new_empty(-(-num_rows // unit) * unit, rows.shape[1], dtype=dtype)
+    padded = rows.new_empty(-(-num_rows // unit) * unit, rows.shape[1], dtype=part.dtype)
     padded[:num_rows].copy_(rows)
     padded[num_rows:].zero_()
     return padded
+
+
+def _normed(norm: Norm | None, rows: Tensor, part: AttentionInputs | OutputAndMLP) -> tuple[Tensor, Tensor | None]:
+    """n(rows) as an operand of products, and the statistics of the norm."""
+    if norm is None:
+        return operand(rows, part), None
+    if part.narrow_heads and isinstance(norm, RMSNorm) and (kernels := row_kernels_for(rows)) is not None:
+        return kernels.norm(rows, norm.factor(), norm.epsilon, part.dtype)
+    normed, statistics = norm.run(rows)
+    return operand(normed, part), statistics
+
+
+def _normed_again(norm: Norm | None, rows: Tensor, statistics: Tensor, part: AttentionInputs | OutputAndMLP) -> Tensor:
+    """The first result of `_normed` once more."""
+    if norm is None:
+        return operand(rows, part)
+    if part.narrow_heads and isinstance(norm, RMSNorm) and (kernels := row_kernels_for(rows)) is not None:
+        return kernels.scale(rows, statistics, norm.factor(), part.dtype)
+    return operand(norm.again(rows, statistics), part)
 
 
 def result(rows: Tensor, *, like: Tensor) -> Tensor:
@@ -138,13 +162,13 @@ class Projections(torch.autograd.Function):
         ctx: Any, part: AttentionInputs, hidden: Tensor, cosines: Tensor | None, sines: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         """`tensors`: `part.tensors`. Without angles nothing is rotated."""
-        rows, statistics = (hidden, None) if part.norm is None else part.norm.run(hidden)
-        rows = operand(rows, part.dtype)
+        ctx.casts = current_casts()
+        rows, statistics = _normed(part.norm, hidden, part)
         sizes = [layer.num_outputs for layer in part.projections]
         joined = rows.new_empty(rows.shape[0], sum(sizes))
         for layer, piece in zip(part.projections, joined.split(sizes, dim=1), strict=True):
             layer.run(rows, out=piece)
-        joined = result(joined, like=hidden)
+        joined = joined[: hidden.shape[0]] if part.narrow_heads else result(joined, like=hidden)
         pieces = joined.split(sizes, dim=1)
         raw, of_heads = None, []
         # Queries and keys are neighbours in memory, so that one call rotates the heads of both.
@@ -166,6 +190,11 @@ class Projections(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with using_casts(ctx.casts):
+            return Projections._backward(ctx, gradients)
+
+    @staticmethod
+    def _backward(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         part: AttentionInputs = ctx.part
         hidden, statistics, cosines, sines, *others = ctx.saved_tensors
         found = Gradients(part.tensors, ctx.needs_input_grad[4:])
@@ -182,11 +211,11 @@ class Projections(torch.autograd.Function):
                 given, values = (each.reshape(-1, len(norm.weight)) for each in (flat[i], raw[i]))
                 into = torch.empty_like(given, memory_format=torch.contiguous_format)
                 flat[i] = norm.backward(given, values, of_heads[i], found, into=into).view(shape)
-        flat = [operand(gradient, part.dtype) for gradient in flat]
+        flat = [operand(gradient, part) for gradient in flat]
         rows = None
         if any(layer.reads_inputs(found) for layer in part.projections):
             # The norm's output was not saved: recompute it, but only for gradients of weights.
-            rows = operand(hidden if part.norm is None else part.norm.again(hidden, statistics), part.dtype)
+            rows = _normed_again(part.norm, hidden, statistics, part)
         # g_W = g_y' x and g_b = sum over tokens of g_y.
         for layer, gradient in zip(part.projections, flat, strict=True):
             layer.backward(gradient, rows, found)
@@ -213,13 +242,12 @@ class Rest(torch.autograd.Function):
         ctx: Any, part: OutputAndMLP, hidden: Tensor, attended: Tensor, rows: Tensor | None, *tensors: Tensor
     ) -> Tensor:
         """`tensors`: those of the parts, for autograd."""
-        ctx.num_tokens = hidden.shape[0]
+        ctx.casts, ctx.num_tokens = current_casts(), hidden.shape[0]
         if rows is not None:
             hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
-        attended = operand(attended, part.dtype)
+        attended = operand(attended, part)
         middle, of_attention = _add_result(part.output, attended, part.after_attention, hidden)
-        inputs, statistics = (middle, None) if part.before_mlp is None else part.before_mlp.run(middle)
-        inputs = operand(inputs, part.dtype)
+        inputs, statistics = _normed(part.before_mlp, middle, part)
         opened = [layer.run(inputs) for layer in part.opened]
         summed, of_mlp = _add_result(part.closed, part.activation.run(opened), part.after_mlp, middle)
         ctx.part = part
@@ -230,22 +258,25 @@ class Rest(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with using_casts(ctx.casts):
+            return Rest._backward(ctx, gradient)
+
+    @staticmethod
+    def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         part: OutputAndMLP = ctx.part
         rows, attended, middle, statistics, *others = ctx.saved_tensors
         of_attention, of_mlp, opened = others[:2], others[2:4], others[4 : 4 + ctx.num_opened]
         _, needs_hidden, needs_attended, _, *needed = ctx.needs_input_grad
         found = Gradients(part.tensors, needed)
         # g_c = n3'(g_y) of c = z C', then g_z = g_c C and g_C = g_c' z, where z is made again from gates and ups.
-        of_closed = operand(_before_norm(part.after_mlp, gradient, of_mlp, found), part.dtype)
+        of_closed = operand(_before_norm(part.after_mlp, gradient, of_mlp, found), part)
         for_product = for_inputs((part.closed,), (of_closed,))
         for_opened, product = part.activation.backward(for_product, opened, recompute=part.closed.reads_inputs(found))
         part.closed.backward(of_closed, product, found)
         del product, for_product, of_closed  # [T, F], among the largest temporaries of the backward pass
         # g_G = g_gates' x and g_U = g_ups' x, where x is made again; g_x = g_gates G + g_ups U.
         if any(layer.reads_inputs(found) for layer in part.opened):
-            inputs = operand(
-                middle if part.before_mlp is None else part.before_mlp.again(middle, statistics), part.dtype
-            )
+            inputs = _normed_again(part.before_mlp, middle, statistics, part)
         else:
             inputs = None
         for layer, each in zip(part.opened, for_opened, strict=True):
@@ -259,7 +290,7 @@ class Rest(torch.autograd.Function):
         else:
             for_middle = part.before_mlp.backward(for_middle, middle, statistics, found, into=for_middle, more=gradient)
         # g_o = n1'(g_m) of o = a O', then g_O = g_o' a and g_a = g_o O; g_h = g_m.
-        of_output = operand(_before_norm(part.after_attention, for_middle, of_attention, found), part.dtype)
+        of_output = operand(_before_norm(part.after_attention, for_middle, of_attention, found), part)
         part.output.backward(of_output, attended, found)
         for_attended = result(for_inputs((part.output,), (of_output,)), like=middle) if needs_attended else None
         if rows is not None:
@@ -274,7 +305,10 @@ def _add_result(
     """onto + norm(x W' + b) [T, D], and what the norm's backward pass needs: its argument and statistics."""
     if norm is None and inputs.dtype is onto.dtype:
         return layer.run(inputs, onto=onto), (None, None)
-    raw = result(layer.run(inputs), like=onto)
+    raw = layer.run(inputs)
+    if norm is None and not is_on_cpu(raw):
+        return torch.add(onto, raw), (None, None)
+    raw = result(raw, like=onto)
     if norm is None:
         return raw.add_(onto), (None, None)
     normed, statistics = norm.run(raw)

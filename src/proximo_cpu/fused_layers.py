@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 from proximo.models.attention.packed import AttentionLayout
 from proximo.models.fast_path import PART_SCOPE
 from proximo.models.packing import Packed
+from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo_cpu.families import family_of
 from proximo_cpu.fused_functions import LastNorm, Projections, Rest, distinct_tensors
 from proximo_cpu.library import kernels_for
@@ -40,10 +41,11 @@ class FusedLayers:
     parts: ModelParts
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, half: bool = False) -> "FusedLayers | None":
+    def of(cls, model: PreTrainedModel, *, half: bool = False, narrow_heads: bool = False) -> "FusedLayers | None":
         """The fused layers of `model`; None for another architecture, or if one of its modules has been changed.
 
-        `half`: products in bfloat16, of float32 weights or of frozen ones that are stored so.
+        `half`: products in bfloat16, of float32 weights or of frozen ones that are stored so. `narrow_heads`: attention
+        likewise.
 
         Checked before each pass, because adapters, hooks and modes change. The answer is cached together with the state
         of the modules that it depends on.
@@ -52,13 +54,13 @@ class FusedLayers:
             return None
         profiled = PART_SCOPE.get() is not None  # the profiler adds hooks, which do not rule out fused layers
         config = model.config
-        own = [half, profiled, _has_any_global_hook(), model.training, _is_hooked(model)]
+        own = [half, narrow_heads, profiled, _has_any_global_hook(), model.training, _is_hooked(model)]
         own += [config.num_hidden_layers, getattr(config, "sliding_window", None)]
         # The state must not contain the model: values that refer to their weak key are never freed.
         state = own + _state(model)
         known = _KNOWN.get(model)
         if known is None or known[0] != state:
-            known = _KNOWN[model] = state, _parts_of(model, half=half, profiled=profiled)
+            known = _KNOWN[model] = state, _parts_of(model, half=half, narrow_heads=narrow_heads, profiled=profiled)
         return None if known[1] is None else cls(model, known[1])
 
     def run(
@@ -88,7 +90,14 @@ class FusedLayers:
             inputs = (layer, hidden, angles[layer.angles], partial(attend, layer))
             requested = rows if i == len(parts.layers) - 1 else None  # earlier layers need all tokens as keys
             if layer.module.training and layer.module.gradient_checkpointing:
-                hidden = checkpoint(_run_layer, *inputs, requested, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(
+                    _run_layer,
+                    *inputs,
+                    requested,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                    context_fn=keep_casts_in_recomputation,
+                )
             else:
                 hidden = _run_layer(*inputs, requested)
         hidden = LastNorm.apply(parts.last_norm, hidden, *distinct_tensors(parts.last_norm))
@@ -149,11 +158,14 @@ _OF_OTHERS = {"p", "dropout", "layerdrop", "eps", "variance_epsilon"}
 """Attributes of dropouts, norms and containers that parts depend on."""
 
 
-def _parts_of(model: PreTrainedModel, *, half: bool, profiled: bool) -> ModelParts | None:
+def _parts_of(model: PreTrainedModel, *, half: bool, narrow_heads: bool, profiled: bool) -> ModelParts | None:
     """The parts of a model whose modules nobody has changed; None for any other."""
     dtypes = {weight.dtype for weight in model.parameters()}
     narrow = half and dtypes <= {torch.float32, torch.bfloat16}
-    parts = read_parts(model, torch.bfloat16) if narrow else read_parts(model, next(iter(dtypes)))
+    if narrow:
+        parts = read_parts(model, torch.bfloat16, narrow_heads=narrow_heads)
+    else:
+        parts = read_parts(model, next(iter(dtypes)))
     if parts is None or not (narrow or dtypes in WIDE):
         return None
     if any(tensor.dtype is torch.bfloat16 for tensor in parts.norm_tensors):

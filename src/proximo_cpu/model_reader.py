@@ -7,7 +7,7 @@ results with the model's own code.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,13 +92,16 @@ class ModelParts:
         return found
 
 
-def read_parts(model: Any, dtype: torch.dtype) -> ModelParts | None:
-    """The parts of a model; None if it is not exactly as its family describes it. `dtype`: of products."""
+def read_parts(model: Any, dtype: torch.dtype, *, narrow_heads: bool = False) -> ModelParts | None:
+    """The parts of a model; None if it is not exactly as its family describes it. `dtype`: of products.
+
+    `narrow_heads`: see `AttentionInputs`.
+    """
     family = family_of(model)
     if family is None:
         return None
     try:
-        return _read(model, family, dtype)
+        return _read(model, family, _Kind(dtype, narrow_heads))
     except UnsupportedLayoutError:
         return None
 
@@ -116,7 +119,7 @@ class UnsupportedLayoutError(Exception):
     """A module is not as the table says, so the model runs as modules."""
 
 
-def _read(model: Any, family: Family, dtype: torch.dtype) -> ModelParts:
+def _read(model: Any, family: Family, kind: "_Kind") -> ModelParts:
     home = type(model).__module__
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in ("drop", "dropout"):
@@ -130,7 +133,7 @@ def _read(model: Any, family: Family, dtype: torch.dtype) -> ModelParts:
         embed=_embedding(modules, family),
         rotary=modules.get("rotary_emb"),
         angles_by_type=family.angles_by_type,
-        layers=tuple(_layer(layer, family, home, dtype) for layer in layers),
+        layers=tuple(_layer(layer, family, home, kind) for layer in layers),
         last_norm=_norm(modules.get(family.last_norm), family, home),
         finish=getattr(owner, "project_out", None),
     )
@@ -158,7 +161,12 @@ def _wide(rows: Tensor) -> Tensor:
     return rows.float() if rows.dtype is torch.bfloat16 else rows
 
 
-def _layer(layer: Any, family: Family, home: str, dtype: torch.dtype) -> LayerParts:
+class _Kind(NamedTuple):
+    dtype: torch.dtype
+    narrow_heads: bool
+
+
+def _layer(layer: Any, family: Family, home: str, kind: _Kind) -> LayerParts:
     modules: dict[str, Any] = dict(_units(layer))
     named = (*family.projections, *family.head_norms, family.output, *family.opened, family.closed, family.activation)
     norms = (family.before_attention, family.after_attention, family.before_mlp, family.after_mlp)
@@ -187,7 +195,8 @@ def _layer(layer: Any, family: Family, home: str, dtype: torch.dtype) -> LayerPa
             projections=_projections([_linear(modules[name]) for name in family.projections], of_queries),
             head_norms=None if not head_norms else (_rms(head_norms[0]), _rms(head_norms[1])),
             head_width=head_width,
-            dtype=dtype,
+            dtype=kind.dtype,
+            narrow_heads=kind.narrow_heads,
         ),
         rest=OutputAndMLP(
             output=output,
@@ -197,7 +206,8 @@ def _layer(layer: Any, family: Family, home: str, dtype: torch.dtype) -> LayerPa
             activation=_activation(modules[family.activation]),
             closed=_linear(modules[family.closed]),
             after_mlp=after_mlp,
-            dtype=dtype,
+            dtype=kind.dtype,
+            narrow_heads=kind.narrow_heads,
         ),
         angles=_angles(attention, family),
         options=_options(attention, family),

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from proximo.models.precision.compute import cast_weight
-from proximo_cpu.row_kernels import ACTIVATIONS, row_kernels_for
+from proximo_cpu.row_kernels import ACTIVATIONS, is_on_cpu, row_kernels_for
 
 aten = torch.ops.aten
 
@@ -70,12 +70,13 @@ class RMSNorm:
         """The tensors of the model that it reads."""
         return (self.weight,)
 
-    def _factor(self) -> Tensor:
+    def factor(self) -> Tensor:
+        """What a row over its rms is multiplied by, [D]."""
         return self.weight if self.offset == 0 else self.weight + self.offset
 
     def run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows [T, D] -> the output [T, D], and 1 / rms [T, 1] for the backward pass."""
-        factor = self._factor()
+        factor = self.factor()
         if (kernels := row_kernels_for(rows)) is not None:
             return kernels.norm(rows, factor, self.epsilon)
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
@@ -84,7 +85,7 @@ class RMSNorm:
 
     def again(self, rows: Tensor, inverse: Tensor) -> Tensor:
         """The output [T, D] once more."""
-        factor = self._factor()
+        factor = self.factor()
         if (kernels := row_kernels_for(rows)) is not None:
             return kernels.scale(rows, inverse, factor)
         return torch.mul(rows, inverse).mul_(factor)
@@ -103,7 +104,7 @@ class RMSNorm:
 
         Writes dx + `more` [T, D] to `into`, which may be `gradient` itself, and returns it.
         """
-        factor = self._factor()
+        factor = self.factor()
         if (kernels := row_kernels_for(rows)) is not None:
             for_weight = kernels.norm_backward(gradient, rows, inverse, factor, more, into)
             found.add(self.weight, lambda: for_weight)
@@ -260,9 +261,9 @@ class Linear:
             return
         if self.transposed and found.wants(self.weight):
             columns = None if self.rows is None else (slice(None), self.rows)
-            found.add(self.weight, lambda: torch.mm(inputs.t(), gradient), columns)
+            found.add(self.weight, lambda: _weight_gradient(inputs, gradient), columns)
         else:
-            found.add(self.weight, lambda: torch.mm(gradient.t(), inputs), self.rows)
+            found.add(self.weight, lambda: _weight_gradient(gradient, inputs), self.rows)
         if (adapter := self.adapter) is not None and found.wants(adapter.down, adapter.up):
             dtype = gradient.dtype
             # `low` is s g_y B [T, r] and `projected` s x A' [T, r]: neither B A nor its gradient is made, [O, I] both.
@@ -275,6 +276,12 @@ class Linear:
         """True if `backward` needs the inputs."""
         adapter = self.adapter
         return found.wants(self.weight) or (adapter is not None and found.wants(adapter.down, adapter.up))
+
+
+def _weight_gradient(first: Tensor, second: Tensor) -> Tensor:
+    """first [T, O], second [T, I] -> the sum over tokens [O, I]. In float32 where the device adds bf16 products so."""
+    wide = not is_on_cpu(first) and first.dtype is torch.bfloat16
+    return torch.mm(first.t(), second, out_dtype=torch.float32) if wide else torch.mm(first.t(), second)
 
 
 def for_inputs(layers: Sequence[Linear], gradients: Sequence[Tensor]) -> Tensor:

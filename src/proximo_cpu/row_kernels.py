@@ -9,10 +9,12 @@ and outputs of a layer.
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from proximo.kernels import row_operations
 from proximo_cpu.library import declare, is_plain, kernels_for, pointer
 
 _FLOATS = _TOKENS = ctypes.c_void_p
@@ -200,8 +202,15 @@ class RowKernels:
         return result
 
 
-def row_kernels_for(like: Tensor) -> RowKernels | None:
-    """The row kernels; None where `kernels_for` gives None."""
+def is_on_cpu(tensor: Tensor) -> bool:
+    """Whether this package's own kernels are those of its device."""
+    return tensor.device.type == "cpu"
+
+
+def row_kernels_for(like: Tensor) -> Any:
+    """The row kernels: of another device those of its plug-in; None where torch's operators run."""
+    if not is_on_cpu(like):
+        return row_operations(like)
     library = kernels_for(like)
     return None if library is None else _declared(library)
 

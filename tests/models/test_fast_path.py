@@ -25,15 +25,17 @@ def test_every_precision_has_an_entry_for_every_device_that_offers_it() -> None:
     assert (path.attention, path.layers, path.decoder) == (None, None, None)
 
 
-def test_only_a_cpu_leaves_the_modules() -> None:
+def test_where_kernels_are_known_the_modules_are_left() -> None:
     kernels = library() is not None
     model = LanguageModel(build_architecture("llama"))
     assert model.backbone._fused_layers() is not None
     assert (model.decoder() != model.backbone.decode) is kernels
-    for device in ("cuda", "mps"):
-        with planning_for(device):
-            assert model.backbone._fused_layers() is None
-            assert model.decoder() == model.backbone.decode
+    with planning_for("cuda"):
+        assert model.backbone._fused_layers() is not None
+        assert model.decoder() != model.backbone.decode
+    with planning_for("mps"):
+        assert model.backbone._fused_layers() is None
+        assert model.decoder() == model.backbone.decode
     half = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
     fused = half.backbone._fused_layers()
     assert fused.parts.layers[0].rest.dtype is torch.bfloat16

@@ -70,18 +70,21 @@ class FastPath:
     """True: the output layer multiplies bf16 operands, with float32 results. False: float32 operands."""
     logits_bytes: int | None = None
     """Memory for the logits of one chunk of the head; None for `CHUNK_TOKENS` positions (heads.py)."""
+    first_tokens: int = 64
+    """New tokens that a row of a decoding cache has room for at first. It grows when a response needs more."""
 
 
 _PLAIN = FastPath(logits_bytes=_ACCELERATOR_LOGITS)
+_CUDA = replace(_PLAIN, first_tokens=1024)  # with each growth, the graphs of decoding passes are captured again
 
 _OWN: dict[tuple[str, Precision], FastPath] = {
     ("cpu", Precision.FLOAT32): FastPath(),
     ("cpu", Precision.BF16): FastPath(bf16_head=True),
     ("cpu", Precision.BF16_FLOAT32_HEAD): FastPath(),
-    ("cuda", Precision.FLOAT32): _PLAIN,
-    ("cuda", Precision.TF32): _PLAIN,
-    ("cuda", Precision.BF16): FastPath(attention=VarlenAttention, bf16_head=True, logits_bytes=_ACCELERATOR_LOGITS),
-    ("cuda", Precision.BF16_FLOAT32_HEAD): FastPath(attention=VarlenAttention, logits_bytes=_ACCELERATOR_LOGITS),
+    ("cuda", Precision.FLOAT32): _CUDA,
+    ("cuda", Precision.TF32): _CUDA,
+    ("cuda", Precision.BF16): replace(_CUDA, attention=VarlenAttention, bf16_head=True),
+    ("cuda", Precision.BF16_FLOAT32_HEAD): replace(_CUDA, attention=VarlenAttention),
     ("mps", Precision.FLOAT32): _PLAIN,
     ("mps", Precision.BF16): FastPath(bf16_head=True, logits_bytes=_ACCELERATOR_LOGITS),
     ("mps", Precision.BF16_FLOAT32_HEAD): _PLAIN,

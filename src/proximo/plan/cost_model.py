@@ -336,7 +336,7 @@ def rollout_cost(
     with PassProfiler([policy.model]) as profiler, casting():
         with profiler.attribute_to(COPY):
             policy.backbone.cast_weights()
-        cache = rows_for(lengths.prompt, num_rows=num_rows, max_new_tokens=lengths.response)
+        cache = rows_for(policy, lengths.prompt, num_rows=num_rows, max_new_tokens=lengths.response)
         packed = pack([[0] * lengths.prompt] * num_prefilled)
         prompts = PromptCache(packed.lengths)
         hidden = policy.prefill(packed, prompts)

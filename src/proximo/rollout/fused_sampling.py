@@ -1,7 +1,7 @@
-"""The draw of `sampling.sample` from the full softmax as one kernel for CUDA, in Triton: it reads the logits twice.
+"""The draw of `sampling.sample` from the full softmax by kernels for CUDA, in Triton: they read the logits twice.
 
-torch's operators read and write [B, V] numbers 26 times for a token. They remain the definition: the kernel has the
-same hash, and is compared with them on the device before it is used (`draws_as`).
+torch's operators read and write [B, V] numbers 26 times for a token. They remain the definition: the kernels have the
+same hash, and are compared with them on the device before they are used (`draws_as`).
 
 Legend: B rows, V vocabulary.
 """
@@ -49,56 +49,102 @@ def _noise(low: tl.tensor, high: tl.tensor, ids: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _draw(  # noqa: PLR0917 - Triton's kernels get their tensors in order
+def _weigh(  # noqa: PLR0917 - Triton's kernels get their tensors in order
     logits: tl.tensor,
     row_stride: tl.tensor,
-    streams: tl.tensor,
-    positions: tl.tensor,
-    tokens: tl.tensor,
-    logprobs: tl.tensor,
     temperature: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
     num_tokens: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """One program draws the token of one row."""
-    row = tl.program_id(0)
+    """One program reads one block of a row: the largest logit, and the sum of exp(logit - largest)."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = part * block + tl.arange(0, block)
+    found = tl.load(logits + row * row_stride + ids, mask=ids < num_tokens, other=-float("inf"))
+    scaled = found.to(tl.float32) / temperature
+    peak = tl.max(scaled, axis=0)
+    base = tl.where(peak == -float("inf"), 0.0, peak)
+    tl.store(peaks + row * tl.num_programs(1) + part, peak)
+    tl.store(totals + row * tl.num_programs(1) + part, tl.sum(tl.exp(scaled - base), axis=0))
+
+
+@triton.jit
+def _race(  # noqa: PLR0913, PLR0917
+    logits: tl.tensor,
+    row_stride: tl.tensor,
+    temperature: tl.tensor,
+    streams: tl.tensor,
+    positions: tl.tensor,
+    peaks: tl.tensor,
+    races: tl.tensor,
+    winners: tl.tensor,
+    scores: tl.tensor,
+    num_tokens: tl.constexpr,
+    block: tl.constexpr,
+    lanes: tl.constexpr,
+) -> None:
+    """One program races the tokens of one block of a row."""
+    row, part, num_parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     key = tl.load(streams + row).to(tl.uint64) + tl.load(positions + row).to(tl.uint64) * _GOLDEN
     key = (key ^ (key >> 30)) * _SPLITMIX_1
     key = (key ^ (key >> 27)) * _SPLITMIX_2
     key = key ^ (key >> 31)
-    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
-    begin = logits + row.to(tl.int64) * row_stride
-    peak, total = -float("inf"), 0.0
-    for start in range(0, num_tokens, block):
-        ids = start + tl.arange(0, block)
-        scaled = tl.load(begin + ids, mask=ids < num_tokens, other=-float("inf")).to(tl.float32) / temperature
-        higher = tl.maximum(peak, tl.max(scaled, axis=0))
-        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(scaled - higher), axis=0)
-        peak = higher
-    won, token, chosen = -1.0, tl.full([], 0, tl.int64), 0.0
-    for start in range(0, num_tokens, block):
-        ids = start + tl.arange(0, block)
-        scaled = tl.load(begin + ids, mask=ids < num_tokens, other=-float("inf")).to(tl.float32) / temperature
-        races = tl.where(ids < num_tokens, tl.exp(scaled - peak) / _noise(low, high, ids), -1.0)
-        place = tl.argmax(races, axis=0)
-        best = tl.max(races, axis=0)
-        of_best = tl.sum(tl.where(tl.arange(0, block) == place, scaled, 0.0), axis=0)
-        better = best > won
-        token = tl.where(better, (start + place).to(tl.int64), token)
-        chosen = tl.where(better, of_best, chosen)
-        won = tl.maximum(won, best)
-    tl.store(tokens + row, token)
-    tl.store(logprobs + row, chosen - (tl.log(total) + peak))
+    lane = tl.arange(0, lanes)
+    peak = tl.max(tl.load(peaks + row * num_parts + lane, mask=lane < num_parts, other=-float("inf")), axis=0)
+    ids = part * block + tl.arange(0, block)
+    found = tl.load(logits + row * row_stride + ids, mask=ids < num_tokens, other=-float("inf"))
+    scaled = found.to(tl.float32) / temperature
+    noise = _noise(key.to(tl.uint32), (key >> 32).to(tl.uint32), ids)
+    each = tl.where(ids < num_tokens, tl.exp(scaled - peak) / noise, -1.0)
+    place = tl.argmax(each, axis=0)
+    slot = row * num_parts + part
+    tl.store(races + slot, tl.max(each, axis=0))
+    tl.store(winners + slot, part * block + place)
+    tl.store(scores + slot, tl.sum(tl.where(tl.arange(0, block) == place, scaled, 0.0), axis=0))
+
+
+@triton.jit
+def _decide(  # noqa: PLR0917
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    races: tl.tensor,
+    winners: tl.tensor,
+    scores: tl.tensor,
+    tokens: tl.tensor,
+    logprobs: tl.tensor,
+    num_parts: tl.constexpr,
+    lanes: tl.constexpr,
+) -> None:
+    """One program takes the first of the best of a row's blocks."""
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, lanes)
+    slots, real = row * num_parts + lane, lane < num_parts
+    peak_of_each = tl.load(peaks + slots, mask=real, other=-float("inf"))
+    peak = tl.max(peak_of_each, axis=0)
+    total = tl.sum(tl.load(totals + slots, mask=real, other=0.0) * tl.exp(peak_of_each - peak), axis=0)
+    best = row * num_parts + tl.argmax(tl.load(races + slots, mask=real, other=-1.0), axis=0)
+    tl.store(tokens + row, tl.load(winners + best).to(tl.int64))
+    tl.store(logprobs + row, tl.load(scores + best) - (tl.log(total) + peak))
 
 
 def draw(logits: Tensor, *, streams: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """logits [B, V] float32 or bf16, streams and positions [B] int64 -> tokens [B] int64 and log-probs [B] float32."""
     num_rows, num_tokens = logits.shape
+    num_parts = triton.cdiv(num_tokens, BLOCK)
+    peaks, totals, races, scores = torch.empty(4, num_rows, num_parts, dtype=torch.float32, device=logits.device)
+    winners = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     rows = logits if logits.stride(1) == 1 else logits.contiguous()
-    launch: Any = _draw[(num_rows,)]
-    launch(rows, rows.stride(0), streams, positions, tokens, logprobs, temperature, num_tokens=num_tokens, block=BLOCK)
+    launch_weigh: Any = _weigh[(num_rows, num_parts)]
+    launch_race: Any = _race[(num_rows, num_parts)]
+    launch_decide: Any = _decide[(num_rows,)]
+    sizes = {"num_tokens": num_tokens, "block": BLOCK}
+    lanes = triton.next_power_of_2(num_parts)
+    given = rows, rows.stride(0), temperature
+    launch_weigh(*given, peaks, totals, **sizes)
+    launch_race(*given, streams, positions, peaks, races, winners, scores, **sizes, lanes=lanes)
+    launch_decide(peaks, totals, races, winners, scores, tokens, logprobs, num_parts=num_parts, lanes=lanes)
     return tokens, logprobs
 
 
@@ -107,7 +153,7 @@ _AGREED: dict[tuple[str, torch.dtype, int], bool] = {}
 
 
 def draws_as(plain: Draw, device: torch.device, dtype: torch.dtype, num_tokens: int) -> bool:
-    """Whether the kernel draws the tokens of `plain` here, with its log-probs. Tried out once, with eight rows.
+    """Whether the kernels draw the tokens of `plain` here, with its log-probs. Tried out once, with eight rows.
 
     A difference, or an error of Triton, is a warning: torch's operators then draw, more slowly.
     """

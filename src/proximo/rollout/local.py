@@ -35,8 +35,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import RowCache
     from proximo.rollout.local_session import LocalSession
 
-_INITIAL_NEW_TOKENS = 64
-"""New tokens that a row of the cache has room for at first. The cache grows when a response needs more."""
 PREFILL_TOKENS = 4096
 """Largest number of prompt tokens in one packed prefill pass."""
 
@@ -250,16 +248,16 @@ class LocalEngine:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         num_rows = min(self._max_num_seqs, num_samples * len(prompts))
         scheduler = Scheduler(lengths, num_samples=num_samples, num_rows=num_rows, prefill_tokens=self._prefill_tokens)
-        return scheduler, rows_for(max(lengths), num_rows=num_rows, max_new_tokens=max_new_tokens)
+        return scheduler, rows_for(self._model, max(lengths), num_rows=num_rows, max_new_tokens=max_new_tokens)
 
 
-def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> "RowCache":
-    """A cache for `num_rows` responses to prompts of at most `longest_prompt` tokens."""
+def rows_for(model: LanguageModel, longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> "RowCache":
+    """A cache for `num_rows` responses of a model to prompts of at most `longest_prompt` tokens."""
     from proximo.models.attention.cache import RowCache
 
     return RowCache(
         num_rows=num_rows,
-        initial_tokens=longest_prompt + min(max_new_tokens, _INITIAL_NEW_TOKENS),
+        initial_tokens=longest_prompt + min(max_new_tokens, model.backbone.path.first_tokens),
         max_tokens=longest_prompt + max_new_tokens,
     )
 

@@ -16,7 +16,7 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from proximo.algorithms.masking import running_sums
 from proximo.errors import UserError
-from proximo.kernels import has_triton, row_operations
+from proximo.kernels import row_operations
 
 _BLOCK_ELEMENTS_CPU = 2**18
 """Logits per block of rows on a CPU. A block stays in the CPU's cache: three times as fast at 152k tokens."""
@@ -179,9 +179,6 @@ def sample(
     kernels = row_operations(logits) if options.draws_from_full_softmax else None
     if kernels is not None:
         return kernels.sample(logits, streams=streams, positions=positions, temperature=options.temperature)
-    fused = _fused(logits) if options.draws_from_full_softmax else None
-    if fused is not None:
-        return fused(logits, streams=streams, positions=positions, temperature=options.temperature)
     block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
     rows_per_block = max(1, block // logits.shape[1])
     parts = [
@@ -192,15 +189,6 @@ def sample(
         return parts[0]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
-
-
-def _fused(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """The kernel that draws in place of `_sample_block`, where there is one that draws the same tokens; else None."""
-    if not (logits.is_cuda and torch.cuda.is_available() and has_triton()):
-        return None
-    from proximo.rollout.fused_sampling import draw, draws_as
-
-    return draw if draws_as(plain_draw, logits.device, logits.dtype, logits.shape[1]) else None
 
 
 def plain_draw(logits: Tensor, *, streams: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ update, a rollout, a call that reads) casts each weight once. Activations are ca
 several products read them. A gradient returns through the same cast, so it is summed in the weight's own dtype.
 """
 
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,17 @@ def keep_casts_in_recomputation() -> tuple[AbstractContextManager[None], Abstrac
 
     Autograd recomputes in a thread of the device, where no `casting` is on.
     """
-    return nullcontext(), _using(_CASTS.get())
+    return nullcontext(), using_casts(_CASTS.get())
+
+
+def current_casts() -> Casts | None:
+    """The casts of the `casting` around, for a backward pass, which may run in another thread."""
+    return _CASTS.get()
 
 
 @contextmanager
-def _using(casts: Casts | None) -> Generator[None]:
+def using_casts(casts: Casts | None) -> Generator[None]:
+    """Inside, in this thread, weights are cast only if these casts lack them."""
     token = _CASTS.set(casts)
     try:
         yield
@@ -61,6 +67,19 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A float32 weight in another dtype. The copy is cached inside `casting`."""
     casts = _CASTS.get()
     return _kept_cast(weight, dtype, {} if casts is None else casts)
+
+
+def joined_cast(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Float32 weights in another dtype, [O, I] each, one below the other. Their own casts are parts of it.
+
+    Needs a `casting` around.
+    """
+    casts = _CASTS.get()
+    assert casts is not None, "without casting, a weight would be kept twice"
+    joined = torch.cat([_kept_cast(weight.detach(), dtype, {}) for weight in weights])
+    for weight, part in zip(weights, joined.split([len(weight) for weight in weights]), strict=True):
+        casts[id(weight), dtype] = weight, part
+    return joined
 
 
 def remembered(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor]) -> Tensor:

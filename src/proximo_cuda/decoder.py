@@ -1,0 +1,175 @@
+"""A decoding pass of eleven kernels a layer, where the modules of a model launch thirty-three.
+
+It computes what the fused layers compute, in the same types: sums of the residual stream are part of the norm that
+follows, the matrices of queries, keys and values are one, and so are those of a gate and its ups. A pass is part of a
+CUDA graph, so that its parts are tensors of fixed places.
+
+Legend: B rows, D width, H query heads, H_kv key heads, K head width, F width between the products of the second half.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from proximo.models.attention.cache import FusedRowLayout, RowCache
+from proximo.models.attention.packed import AttentionLayout
+from proximo.models.fast_path import Decoder, PackedLayers
+from proximo.models.precision.compute import joined_cast
+from proximo_cpu.fused_layers import FusedLayers
+from proximo_cpu.model_reader import LayerParts
+from proximo_cpu.operators import Linear, Norm, RMSNorm
+from proximo_cpu.row_kernels import row_kernels_for
+
+if TYPE_CHECKING:  # Triton takes a second to import, and the planner needs none
+    from proximo_cuda.row_kernels import RowKernels
+
+
+def fused_layers(model: PreTrainedModel, *, half: bool) -> FusedLayers | None:
+    """The fused layers of a model; None for one that runs as modules, as all do where the kernels are not right.
+
+    The planner asks for those of a model without numbers, on a CPU.
+    """
+    if model.device.type == "cuda":
+        from proximo_cuda.row_kernels import agree
+
+        if not (torch.cuda.is_available() and agree(model.device)):
+            return None
+    return FusedLayers.of(model, half=half, narrow_heads=True)
+
+
+def decoder_of(fused: PackedLayers, otherwise: Decoder) -> Decoder:
+    """`decode` of a decoder for these layers. `otherwise` decodes what is not one token in each row of a cache."""
+    assert isinstance(fused, FusedLayers), "the layers of `fused_layers`"
+    return FewKernels(fused, otherwise).decode
+
+
+class FewKernels:
+    """Decodes for one model. In bf16 it holds casts of weights: make a new one where a weight changed."""
+
+    def __init__(self, fused: FusedLayers, otherwise: Decoder) -> None:
+        self._parts = fused.parts
+        self._otherwise = otherwise
+        self._layers: list[tuple[LayerParts, _Joint, _Joint]] | None = None
+        """Made with the first pass, inside its `casting`."""
+
+    @torch.no_grad()
+    def decode(
+        self,
+        token_ids: Int64[Tensor, "tokens"],
+        position_ids: Int64[Tensor, "tokens"],
+        cache: Cache,
+        layout: AttentionLayout,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """token_ids and position_ids [B] -> hidden states [B, D] after the final norm.
+
+        Writes the keys and values of the new tokens to the cache.
+        """
+        parts = self._parts
+        if not (isinstance(cache, RowCache) and isinstance(layout, FusedRowLayout)):
+            return self._otherwise(token_ids, position_ids, cache, layout)
+        stream = parts.embed(token_ids, position_ids)
+        kernels: RowKernels | None = row_kernels_for(stream)
+        if kernels is None:
+            return self._otherwise(token_ids, position_ids, cache, layout)
+        angles = parts.angles(stream, position_ids)
+        self._layers = layers = self._layers or [_joined(layer) for layer in parts.layers]
+        added: Tensor | None = None
+        for layer, projections, opened in layers:
+            stream, rows = _added_and_normed(kernels, stream, added, layer.inputs.norm, layer.inputs.dtype)
+            joined = projections.run(rows)
+            _turn(kernels, layer, joined, projections.sizes, angles[layer.angles])
+            query, key, value = (
+                piece.unflatten(1, (-1, 1, layer.inputs.head_width)) for piece in joined.split(projections.sizes, dim=1)
+            )
+            keys, values = cache.update(key, value, layer.attention.layer_idx)
+            attended = layout.attend(query, keys, values, layer.options).flatten(1)
+            added = _normed(layer.rest.output.run(attended), layer.rest.after_attention)
+            stream, rows = _added_and_normed(kernels, stream, added, layer.rest.before_mlp, layer.rest.dtype)
+            pieces = opened.run(rows).split(opened.sizes, dim=1)
+            product = layer.rest.activation.run(pieces)
+            added = _normed(layer.rest.closed.run(product), layer.rest.after_mlp)
+        layout.num_calls += len(layers)
+        _, hidden = _added_and_normed(kernels, stream, added, parts.last_norm, stream.dtype)
+        return hidden if parts.finish is None else parts.finish(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """Several linear layers of the same inputs: one product, or one for each where their matrices are not casts."""
+
+    layers: tuple[Linear, ...]
+    sizes: list[int]
+    matrix: Tensor | None
+    """[sum of sizes, I]; None where the layers multiply one by one."""
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, layers: tuple[Linear, ...], dtype: torch.dtype) -> "_Joint":
+        """One matrix, where the layers' own are cast to bf16 anyway: then none is kept twice."""
+        sizes = [layer.num_outputs for layer in layers]
+        whole = all(layer.rows is None and not layer.transposed and layer.bias is None for layer in layers)
+        whole = whole or all(layer.rows is None and not layer.transposed and layer.bias is not None for layer in layers)
+        cast = dtype is torch.bfloat16 and all(layer.weight.dtype is torch.float32 for layer in layers)
+        if len(layers) == 1 or not (whole and cast):
+            return cls(layers, sizes, None, None)
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        bias = torch.cat(biases).to(dtype) if biases else None
+        return cls(layers, sizes, joined_cast([layer.weight for layer in layers], dtype), bias)
+
+    def run(self, rows: Tensor) -> Tensor:
+        """rows [B, I] -> [B, sum of sizes]."""
+        if self.matrix is None:
+            joined = rows.new_empty(len(rows), sum(self.sizes))
+            for layer, piece in zip(self.layers, joined.split(self.sizes, dim=1), strict=True):
+                layer.run(rows, out=piece)
+            return joined
+        turned = self.matrix.t()
+        joined = torch.mm(rows, turned) if self.bias is None else torch.addmm(self.bias, rows, turned)
+        for layer, piece in zip(self.layers, joined.split(self.sizes, dim=1), strict=True):
+            if (apart := layer.apart(rows.dtype)) is not None:
+                down, up, scaling = apart
+                piece.addmm_(torch.mm(rows, down.t()), up.t(), alpha=scaling)
+        return joined
+
+
+def _joined(layer: LayerParts) -> tuple[LayerParts, _Joint, _Joint]:
+    inputs, rest = layer.inputs, layer.rest
+    return layer, _Joint.of(inputs.projections, inputs.dtype), _Joint.of(rest.opened, rest.dtype)
+
+
+def _added_and_normed(
+    kernels: "RowKernels", stream: Tensor, added: Tensor | None, norm: Norm | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """stream + added [B, D], and its norm in `dtype`."""
+    if isinstance(norm, RMSNorm):
+        normed, _, stream = kernels.add_norm(stream, added, norm.factor(), norm.epsilon, dtype)
+        return stream, normed
+    stream = stream if added is None else torch.add(stream, added)
+    return stream, (stream if norm is None else norm.run(stream)[0]).to(dtype)
+
+
+def _normed(rows: Tensor, norm: Norm | None) -> Tensor:
+    """rows [B, D] as they are, or their norm in float32."""
+    return rows if norm is None else norm.run(rows.float())[0]
+
+
+def _turn(
+    kernels: "RowKernels",
+    layer: LayerParts,
+    joined: Tensor,
+    sizes: Sequence[int],
+    angles: tuple[Tensor | None, Tensor | None],
+) -> None:
+    """Norm the heads of queries and keys and turn them by their positions, in `joined` [B, H K + 2 H_kv K]."""
+    inputs, (cosines, sines) = layer.inputs, angles
+    for norm, piece in zip(inputs.head_norms or (), joined.split(sizes, dim=1), strict=False):
+        piece.copy_(norm.run(piece.reshape(-1, len(norm.weight)))[0].view(piece.shape))
+    if cosines is not None and sines is not None:
+        heads = joined[:, : sizes[0] + sizes[1]].unflatten(1, (-1, inputs.head_width))[..., : 2 * cosines.shape[-1]]
+        kernels.rotate(heads, cosines, sines, heads, back=False)

@@ -1,0 +1,55 @@
+"""The entry point: what the core gets from this package. Importing it loads no torch."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch takes a second to import
+    from torch import Tensor
+
+    from proximo_cuda.row_kernels import RowKernels
+
+
+class CUDAKernels:
+    """Follows `proximo.kernels.Kernels`, for devices of type `cuda`."""
+
+    def begin(self) -> None:
+        """Triton compiles at the first call."""
+
+    @cached_property
+    def row_operations(self) -> "Callable[[Tensor], RowKernels | None]":
+        """A tensor -> the row kernels; None where `row_kernels_for` gives None."""
+        if not _can_run():
+            return lambda _: None
+        from proximo_cuda.row_kernels import row_kernels_for
+
+        return row_kernels_for
+
+    def bf16_product(self, _: "Tensor") -> None:
+        """None: torch has such products on CUDA."""
+
+    def passes(self, *, half: bool) -> Mapping[str, Any]:
+        """Fused layers and decoding. `half`: with products in bf16."""
+        if not _can_run():
+            return {}
+        from proximo_cuda.decoder import decoder_of, fused_layers
+
+        return {"layers": partial(fused_layers, half=half), "decoder": decoder_of}
+
+    def description(self) -> str | None:
+        """The version of Triton; None without it."""
+        return f"Triton {version('triton')}" if _can_run() else None
+
+    def why_missing(self) -> str | None:
+        """In one line, why there are no kernels; None if there are."""
+        missing = ", ".join(name for name in _NEEDED if find_spec(name) is None)
+        return f"no kernels for cuda: {missing} is not installed, so torch's operators run" if missing else None
+
+
+_NEEDED = ("triton", "proximo_cpu")
+
+
+def _can_run() -> bool:
+    return all(find_spec(name) is not None for name in _NEEDED)
