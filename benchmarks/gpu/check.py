@@ -30,7 +30,7 @@ from gpu.fused_sampler import fused_sampler
 from gpu.grouped_attention import attention
 from gpu.outcomes import Outcome, Section, run_section, save
 from gpu.right import correctness, environment, ppo_steps, sampler_and_learner
-from gpu.speed import compiled, decode_profile, options, plan, rollout_speed, training_profile, training_speed
+from gpu.speed import compiled, decode_profile, options, plan, rollout_speed, table, training_profile, training_speed
 from gpu.whole_runs import project_tests, ranks, real_runs
 
 SECTIONS: dict[Section, int] = {
@@ -43,10 +43,11 @@ SECTIONS: dict[Section, int] = {
     rollout_speed: 60,
     decode_profile: 25,
     training_speed: 75,
-    training_profile: 30,
-    plan: 45,
+    training_profile: 40,
+    plan: 90,
     real_runs: 150,
     project_tests: 90,
+    table: 90,
     peers_training: 30,
     peers_generate: 90,
     options: 60,

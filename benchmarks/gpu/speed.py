@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from work import SIZES, Job
 
 from proximo import PPOTrainer
+from proximo.rollout.decoding_graphs import LEAST_PASSES
 
 LARGE_GIB = 120
 """A device with more memory than this trains 7B too."""
@@ -68,66 +69,78 @@ def rollout_speed(bench: Bench) -> dict[str, Any]:
 
 def decode_profile(bench: Bench) -> dict[str, Any]:
     """What one decoding pass does: kernels, their time, the host's time, and where the host waits."""
-    size, rows, new = (TINY, 4, 9) if bench.smoke else ("qwen-0.5b", 64, 33)
+    size, rows, new = (TINY, 4, 9) if bench.smoke else ("qwen-0.5b", 64, LEAST_PASSES + 1)
     engine, prompts = engine_of(language_model(size, device=bench.device), size, rows=rows), prompts_of(rows, 128, size)
     return _profiled(bench, lambda: generated(engine, prompts, new_tokens=new), per=new - 1)
 
 
 def training_speed(bench: Bench) -> dict[str, Any]:
     """Whole PPO steps: seconds of each call, MFU of training, peak memory."""
-    cases = [("qwen-0.5b", "critic", 64, 256), ("qwen-1.5b", "lora", 64, 128)]
+    cases = [("qwen-0.5b", "critic", 64, 128, 256), ("qwen-1.5b", "lora", 64, 128, 128)]
+    return {"steps": _steps(bench, [(TINY, "critic", 8, 128, 12)] if bench.smoke else cases, keeps=True)}
+
+
+def table(bench: Bench) -> dict[str, Any]:
+    """The same at sizes that people train: the first is verl's quickstart, 256 prompts and responses of 512 tokens."""
+    cases = [("qwen-0.5b", "critic", 256, 512, 512), ("qwen-1.5b", "critic", 128, 256, 256)]
     if bench.is_cuda and torch.cuda.get_device_properties(0).total_memory > LARGE_GIB * 2**30:
-        cases.append(("qwen-7b", "lora", 32, 64))
+        cases.append(("qwen-7b", "lora", 64, 256, 128))
+    return {"steps": _steps(bench, [(TINY, "lora", 8, 20, 12)] if bench.smoke else cases)}
+
+
+def _steps(
+    bench: Bench, cases: Sequence[tuple[str, str, int, int, int]], *, keeps: bool = False
+) -> list[dict[str, Any]]:
+    """Cases of model, kind, prompts, their tokens, and new tokens: the second step of each.
+
+    `keeps`: the first trainer stays, for `training_profile`.
+    """
     rows = []
-    for size, kind, num_rows, new in [(TINY, "critic", 8, 12)] if bench.smoke else cases:
-        if size == "qwen-7b" and bench.section_left() < 60:
-            bench.skipped.append(f"{size} (less than 60 s left)")
-            continue
+    for size, kind, num_rows, prompt_tokens, new in cases:
         bench.free()
-        trainer, prompts = _speed_trainer(bench, size, kind, rows=num_rows, new_tokens=new)
+        trainer, prompts = _speed_trainer(bench, size, kind, rows=num_rows, tokens=(prompt_tokens, new))
         for _ in range(2):
             outcome = trainer.run_step(prompts=prompts)
             trainer.metrics(outcome)
-        lengths = Lengths([128] * num_rows, [len(each.response.token_ids) for each in outcome.experience.scored])
-        seconds, job = (
-            outcome.seconds,
-            Job(models="", size=size, regime="none", epochs=1, adapter_rank=16 * (kind == "lora")),
+        lengths = Lengths(
+            [prompt_tokens] * num_rows, [len(each.response.token_ids) for each in outcome.experience.scored]
         )
+        adapter = 16 * (kind == "lora")
+        seconds, job = outcome.seconds, Job(models="", size=size, regime="none", epochs=1, adapter_rank=adapter)
         training = sum(took for call, took in seconds.items() if call.startswith("train"))
         bench.measured_gib[size] = bench.peak_gib()
-        row = {
-            "size": size,
-            "kind": kind,
-            "rows": num_rows,
-            "tokens": sum(lengths.whole),
-            "step_s": sum(seconds.values()),
-        }
-        row |= {"trained_tokens_per_second": sum(lengths.whole) / training, "peak_GiB": bench.peak_gib()}
+        row = {"size": size, "kind": kind, "rows": num_rows, "prompt": prompt_tokens, "new": new}
+        row |= {"tokens": sum(lengths.whole), "step_s": sum(seconds.values()), "peak_GiB": bench.peak_gib()}
+        row["sampled_tokens_per_second"] = sum(lengths.responses) / seconds["generate"]
+        row["trained_tokens_per_second"] = sum(lengths.whole) / training
         rows.append({**row, "mfu": training_flops(job, lengths) / training / bench.rates["bf16"], **seconds})
-        if bench.kept is None:
+        if keeps and bench.kept is None:
             bench.kept = trainer, prompts
         else:
             trainer.close()
         del trainer, outcome
-    return {"steps": rows}
+    return rows
 
 
-def _speed_trainer(bench: Bench, size: str, kind: str, *, rows: int, new_tokens: int) -> tuple[PPOTrainer, Any]:
-    """With prompts of 128 tokens, and two updates a step."""
+def _speed_trainer(bench: Bench, size: str, kind: str, *, rows: int, tokens: tuple[int, int]) -> tuple[PPOTrainer, Any]:
+    """With prompts and responses of so many tokens, and two updates a step."""
+    prompt_tokens, new_tokens = tokens
     config = {
         "prompts_per_step": rows,
         "minibatch_responses": rows // 2,
-        "tokens_per_microbatch": 16384,
+        "tokens_per_microbatch": 32768,
         "rollout": {"max_new_tokens": new_tokens, "max_num_seqs": rows},
     }
-    return fast_trainer(kind, size, config, device=bench.device), prompts_of(rows, 128, size)
+    return fast_trainer(kind, size, config, device=bench.device), prompts_of(rows, prompt_tokens, size)
 
 
 def training_profile(bench: Bench) -> dict[str, Any]:
-    """What one PPO step of the first case of `training_speed` does."""
+    """What one PPO step of the first case of `training_speed` does after its rollout, whose responses are kept."""
     size, rows, new = (TINY, 8, 12) if bench.smoke else ("qwen-0.5b", 64, 256)
-    trainer, prompts = bench.kept or _speed_trainer(bench, size, "critic", rows=rows, new_tokens=new)
+    trainer, prompts = bench.kept or _speed_trainer(bench, size, "critic", rows=rows, tokens=(128, new))
     bench.kept = None
+    responses = [each.response for each in trainer.run_step(prompts=prompts).experience.scored]
+    trainer.roles.policy.engine.generate = lambda *_, **__: responses
     found = _profiled(bench, lambda: trainer.run_step(prompts=prompts), per=1)
     trainer.close()
     return found
@@ -181,7 +194,7 @@ def plan(bench: Bench) -> dict[str, Any]:
     size, rows, new = (TINY, 8, 12) if bench.smoke else ("qwen-0.5b", 64, 256)
     path = bench.work / "plan.yaml"
     path.write_text(yaml.safe_dump(_plan_recipe(bench, size, rows=rows, new_tokens=new)))
-    said = bench.proximo("plan", path, "--kind", "ppo", seconds=45)
+    said = bench.proximo("plan", path, "--kind", "ppo", seconds=90)
     bench.hold(said["status"] == 0, f"proximo plan ended with status {said['status']}")
     return {"measured_GiB": bench.measured_gib.get(size, "training_speed was not run"), "plan": said["said"]}
 
@@ -205,7 +218,7 @@ def _plan_recipe(bench: Bench, size: str, *, rows: int, new_tokens: int) -> dict
             "prompts_per_step": rows,
             "epochs_per_step": 1,
             "minibatch_responses": rows // 2,
-            "tokens_per_microbatch": 16384,
+            "tokens_per_microbatch": 32768,
             "rollout": {"max_new_tokens": new_tokens, "max_num_seqs": rows},
             "policy_optimizer": rate,
             "value_optimizer": rate,

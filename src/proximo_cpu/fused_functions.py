@@ -98,7 +98,7 @@ def _normed(norm: Norm | None, rows: Tensor, part: AttentionInputs | OutputAndML
     """n(rows) as an operand of products, and the statistics of the norm."""
     if norm is None:
         return operand(rows, part), None
-    if part.narrow_heads and isinstance(norm, RMSNorm) and (kernels := row_kernels_for(rows)) is not None:
+    if not is_on_cpu(rows) and isinstance(norm, RMSNorm) and (kernels := row_kernels_for(rows)) is not None:
         return kernels.norm(rows, norm.factor(), norm.epsilon, part.dtype)
     normed, statistics = norm.run(rows)
     return operand(normed, part), statistics
@@ -108,7 +108,7 @@ def _normed_again(norm: Norm | None, rows: Tensor, statistics: Tensor, part: Att
     """The first result of `_normed` once more."""
     if norm is None:
         return operand(rows, part)
-    if part.narrow_heads and isinstance(norm, RMSNorm) and (kernels := row_kernels_for(rows)) is not None:
+    if not is_on_cpu(rows) and isinstance(norm, RMSNorm) and (kernels := row_kernels_for(rows)) is not None:
         return kernels.scale(rows, statistics, norm.factor(), part.dtype)
     return operand(norm.again(rows, statistics), part)
 

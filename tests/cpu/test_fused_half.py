@@ -14,8 +14,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack, pack_responses
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
-from proximo_cpu.fused_functions import operand, result
+from proximo_cpu.fused_functions import AttentionInputs, operand, result
 from proximo_cpu.fused_layers import FusedLayers
+from proximo_cpu.operators import Linear
 
 
 def sequences() -> Packed:
@@ -80,15 +81,23 @@ def test_all_products_of_a_layer_are_of_bfloat16_and_of_few_shapes() -> None:
     assert all(each == shapes[0] for each in shapes)
 
 
+def part(dtype: torch.dtype, **more: bool) -> AttentionInputs:
+    """With nothing in it but the type of its products."""
+    projection = Linear(weight=torch.zeros(1, 3))
+    projections = projection, projection, projection
+    return AttentionInputs(norm=None, projections=projections, head_norms=None, head_width=1, dtype=dtype, **more)
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 63, 64, 65, 1000, 1025, 5000])
 def test_rows_that_are_added_are_zeros_few_and_taken_away_again(num_rows: int) -> None:
     rows = torch.randn(num_rows, 3)
-    padded = operand(rows, torch.bfloat16)
+    padded = operand(rows, part(torch.bfloat16))
     assert len(padded) % 64 == 0
     assert num_rows <= len(padded) <= max(num_rows + 63, 1.125 * num_rows)
     assert not padded[num_rows:].any()
     assert torch.equal(result(padded, like=rows), rows.bfloat16().float())
-    assert operand(rows, torch.float32) is rows
+    assert operand(rows, part(torch.float32)) is rows
+    assert operand(rows, part(torch.bfloat16, narrow_heads=True)).shape == rows.shape
 
 
 def test_less_is_kept_than_in_float32() -> None:

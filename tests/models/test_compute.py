@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,7 +117,8 @@ def test_one_kernel_for_all_sequences_is_taken_in_training_and_given_one_type(mo
     expected = gradients(model, batch())
     monkeypatch.setattr(varlen, "varlen_kernel", lambda: kernel)
     monkeypatch.setattr(VarlenAttention, "fits", lambda _, query, *__: query.dtype is torch.bfloat16)
-    monkeypatch.setitem(paths(), ("cpu", Precision.BF16), paths()["cuda", Precision.BF16])
+    as_modules = replace(paths()["cuda", Precision.BF16], layers=None, decoder=None)
+    monkeypatch.setitem(paths(), ("cpu", Precision.BF16), as_modules)
     found = gradients(model, batch())
     assert calls == [(torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)] * 2
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))

@@ -98,7 +98,9 @@ def responses(*, num_rows: int = 4, new: int = 90, kind: str = "llama") -> list[
     )
     prompts = [Prompt(id=str(n), token_ids=tuple(range(5, 7 + 3 * n))) for n in range(5)]
     key = RandomKey(seed=0, purpose="rollout")
-    drawn: list[Response] = engine.generate(prompts, num_samples=2, options=SamplingOptions(max_new_tokens=new), key=key)
+    drawn: list[Response] = engine.generate(
+        prompts, num_samples=2, options=SamplingOptions(max_new_tokens=new), key=key
+    )
     return [(each.token_ids, each.logprobs.tolist()) for each in drawn]
 
 

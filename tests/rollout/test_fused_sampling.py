@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,12 +107,12 @@ def test_it_is_used_where_it_draws_the_same_tokens_and_nowhere_else(found: dict)
 def test_only_draws_from_the_full_softmax_go_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def noted(logits: Tensor, **given: object) -> tuple[Tensor, Tensor]:
-        calls.append(given["temperature"])
-        return sampling.plain_draw(logits, **given)
+    class Noted:
+        def sample(self, logits: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+            calls.append(given["temperature"])
+            return sampling.plain_draw(logits, **given)
 
-    monkeypatch.setattr(sampling, "_fused", lambda _: noted)
-    monkeypatch.setattr(sampling, "row_operations", lambda _: None)
+    monkeypatch.setattr(sampling, "row_operations", lambda _: Noted())
     given = rows(2, 50)
     del given["temperature"]
     endings = torch.zeros(0, dtype=torch.long)

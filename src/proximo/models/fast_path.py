@@ -72,10 +72,14 @@ class FastPath:
     """Memory for the logits of one chunk of the head; None for `CHUNK_TOKENS` positions (heads.py)."""
     first_tokens: int = 64
     """New tokens that a row of a decoding cache has room for at first. It grows when a response needs more."""
+    prefill_tokens: int = 4096
+    """Largest number of prompt tokens in one packed prefill pass."""
 
 
 _PLAIN = FastPath(logits_bytes=_ACCELERATOR_LOGITS)
-_CUDA = replace(_PLAIN, first_tokens=1024)  # with each growth, the graphs of decoding passes are captured again
+# With each growth of the cache, the graphs of decoding passes are captured again; and a prefill pass of fewer tokens is
+# done before the host has launched it.
+_CUDA = replace(_PLAIN, first_tokens=1024, prefill_tokens=16_384)
 
 _OWN: dict[tuple[str, Precision], FastPath] = {
     ("cpu", Precision.FLOAT32): FastPath(),

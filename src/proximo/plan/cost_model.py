@@ -20,7 +20,7 @@ from proximo.models.packing import PackedResponses, pack, pack_responses, plan_s
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
 from proximo.plan.fake_tensor_profiler import GRADIENTS, Cost, PassProfiler
-from proximo.rollout.local import PREFILL_TOKENS, rows_for
+from proximo.rollout.local import rows_for
 from proximo.rollout.sampling import SamplingOptions, sample
 
 Model = LanguageModel | ScalarModel
@@ -332,7 +332,8 @@ def rollout_cost(
     mean.
     """
     num_rows = min(max_num_seqs, num_prompts * num_samples)
-    num_prefilled = max(1, min(num_prompts, math.ceil(num_rows / num_samples), PREFILL_TOKENS // lengths.prompt))
+    fitting = policy.backbone.path.prefill_tokens // lengths.prompt
+    num_prefilled = max(1, min(num_prompts, math.ceil(num_rows / num_samples), fitting))
     with PassProfiler([policy.model]) as profiler, casting():
         with profiler.attribute_to(COPY):
             policy.backbone.cast_weights()

@@ -35,9 +35,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import RowCache
     from proximo.rollout.local_session import LocalSession
 
-PREFILL_TOKENS = 4096
-"""Largest number of prompt tokens in one packed prefill pass."""
-
 
 class LocalEngine:
     """Samples from a language model in this process. In float32 the model can be the learner's own.
@@ -56,10 +53,11 @@ class LocalEngine:
         *,
         eos_token_ids: Collection[int],
         max_num_seqs: int = 64,
-        prefill_tokens: int = PREFILL_TOKENS,
+        prefill_tokens: int | None = None,
         owns_model: bool = False,
     ) -> None:
-        """`max_num_seqs`: responses decoded at a time. `prefill_tokens`: most prompt tokens in one prefill pass.
+        """`max_num_seqs`: responses decoded at a time. `prefill_tokens`: most prompt tokens in one prefill pass; None
+        for as many as suit the device.
 
         `owns_model`: nobody else uses the model, so that `load_weights` may write into it.
         """
@@ -70,6 +68,7 @@ class LocalEngine:
             )
         if isinstance(eos_token_ids, int | str) or not isinstance(eos_token_ids, Collection):
             raise UserError(f"eos_token_ids must be a list of token ids, got {eos_token_ids!r:.60}: write [id]")
+        prefill_tokens = model.backbone.path.prefill_tokens if prefill_tokens is None else prefill_tokens
         if max_num_seqs < 1 or prefill_tokens < 1:
             raise UserError(f"max_num_seqs ({max_num_seqs}) and prefill_tokens ({prefill_tokens}) must be at least 1")
         self._model = model
