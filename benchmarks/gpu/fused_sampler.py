@@ -16,7 +16,7 @@ def fused_sampler(bench: Bench) -> dict[str, Any]:
     """Tokens of logits in float32 and bf16. Rounding decides fewer than 1 draw in 10,000."""
     if not bench.is_cuda:
         raise CannotRun("needs CUDA")
-    from proximo.rollout.fused_sampling import draw, draws_as
+    from proximo_cuda.sampling import draw, draws_as
 
     rows = []
     for count, dtype in product(ROWS, (torch.float32, torch.bfloat16)):

@@ -12,7 +12,6 @@ Importing this file loads no torch, and so does importing a plug-in.
 Legend: T rows, B rows of a decode step, C rows of scores, I and O inputs and outputs of a layer, V vocabulary.
 """
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -78,6 +77,50 @@ class RowOperations(Protocol):
         ...
 
 
+class DecodingKernels(Protocol):
+    """One new token in each of some rows of a cache: it is written, and attends to its row.
+
+    Where the rows end is on the device. The host need not know it, so a pass can be a graph.
+    """
+
+    def put(
+        self,
+        keys: "Tensor",
+        values: "Tensor",
+        key: "Tensor",
+        value: "Tensor",
+        *,
+        sources: "Tensor",
+        rows: "Tensor",
+        positions: "Tensor",
+    ) -> None:
+        """Write T tokens into storage [rows, H_kv, M, K] and [rows, H_kv, M, W], in place.
+
+        key [1, H_kv, C, K], value [1, H_kv, C, W]; sources, rows, positions [T] int64: which of the C goes where.
+        """
+        ...
+
+    def agree(self, query: "Tensor", keys: "Tensor", values: "Tensor", options: Any) -> bool:
+        """Whether `attend` serves such a call. `options`: `AttentionOptions`."""
+        ...
+
+    def attend(
+        self,
+        query: "Tensor",
+        keys: "Tensor",
+        values: "Tensor",
+        *,
+        rows: "Tensor",
+        positions: "Tensor",
+        options: Any,
+    ) -> "Tensor":
+        """query [B, H, 1, K], storage as above, rows and positions [B] int64 -> [B, 1, H, W].
+
+        The new token of row `rows[b]` is at `positions[b]`, and attends to the tokens up to itself.
+        """
+        ...
+
+
 class Kernels(Protocol):
     """The kernels of a plug-in on its device. Each answer holds for the process, unless it depends on a tensor."""
 
@@ -100,6 +143,10 @@ class Kernels(Protocol):
 
     def passes(self, *, half: bool) -> Mapping[str, Any]:
         """Fields of `FastPath` (models/fast_path.py) that it fills. `half`: for passes in bf16."""
+        ...
+
+    def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":
+        """The kernels for a cache whose keys and values lie like these; None where torch's operators must run."""
         ...
 
     def description(self) -> str | None:
@@ -132,6 +179,9 @@ class NoKernels:
     def passes(self, *, half: bool) -> Mapping[str, Any]:  # noqa: ARG002
         """The plain path runs."""
         return {}
+
+    def decoding(self, keys: "Tensor", values: "Tensor") -> None:
+        """None: torch's operators run."""
 
     def description(self) -> str | None:
         """None: torch's operators run."""
@@ -170,12 +220,6 @@ def _loaded(device: str) -> Kernels:
             f"the plug-in {_named(found[0])} for {device} could not be loaded ({type(error).__name__}: {error}); "
             "install it again, or uninstall it to run without it"
         ) from error
-
-
-@cache
-def has_triton() -> bool:
-    """Whether Triton is installed, which compiles Proximo's own kernels for CUDA."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def row_operations(like: "Tensor") -> RowOperations | None:

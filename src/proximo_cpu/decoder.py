@@ -17,7 +17,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from proximo.models.attention.cache import RowCache, TokenLayout
+from proximo.models.attention.cache import RowCache
+from proximo.models.attention.cache_layouts import TokenLayout
 from proximo.models.attention.packed import AttentionLayout
 from proximo.models.fast_path import Decoder
 from proximo_cpu import decode_call

@@ -45,6 +45,9 @@ class CPUKernels:
             "decoder": KernelDecoder.decode_of,
         }
 
+    def decoding(self, keys: "Tensor", values: "Tensor") -> None:
+        """None: a pass is one call of C (`passes`), or torch's operators."""
+
     def description(self) -> str | None:
         """Compiler and fingerprint of the kernels in C; None without them."""
         from proximo_cpu.library import describe_kernels

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from proximo.models.attention.cache import FusedRowLayout, RowCache
+from proximo.models.attention.cache import RowCache
+from proximo.models.attention.cache_layouts import FusedRowLayout
 from proximo.models.attention.packed import AttentionLayout
 from proximo.models.fast_path import Decoder, PackedLayers
 from proximo.models.precision.compute import joined_cast

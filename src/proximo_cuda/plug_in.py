@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # torch takes a second to import
     from torch import Tensor
 
+    from proximo.kernels import DecodingKernels
     from proximo_cuda.row_kernels import RowKernels
 
 
@@ -37,6 +38,14 @@ class CUDAKernels:
         from proximo_cuda.decoder import decoder_of, fused_layers
 
         return {"layers": partial(fused_layers, half=half), "decoder": decoder_of}
+
+    def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":
+        """The kernels of `decoding.py`; None where they are not right, or the tensors are not of a device."""
+        if not (_can_run() and keys.is_cuda):
+            return None
+        from proximo_cuda.decoding import kernels_for
+
+        return kernels_for(keys, values)
 
     def description(self) -> str | None:
         """The version of Triton; None without it."""

@@ -17,14 +17,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from proximo.rollout import fused_sampling, sampling
+from proximo.rollout.sampling import plain_draw
 from proximo_cuda import programs
+from proximo_cuda.sampling import draw, draws_as
 
 _BLOCK = 1024
 _WIDE_BLOCK = 4096
 """Numbers that a program works on at a time: of an activation, and of scores."""
 _PARTS = 512
 """Programs of a norm's backward pass. Each sums its rows' gradients of the weight."""
+_LEAST_ROWS = 4
+"""Of such a program."""
+_TRIED = 42
+"""Rows of a trial. The last program of a backward pass has fewer than the others."""
 
 
 class RowKernels:
@@ -82,7 +87,7 @@ class RowKernels:
         gradient, hidden = gradient.contiguous(), hidden.contiguous()
         given = gradient if more is None else more.contiguous()
         num_rows, width = hidden.shape
-        rows_each = max(1, -(-num_rows // _PARTS))
+        rows_each = max(_LEAST_ROWS, -(-num_rows // _PARTS))
         parts = -(-num_rows // rows_each)
         sums = torch.empty(parts, width, dtype=torch.float32, device=hidden.device)
         launch: Any = programs.norm_backward[(parts,)]
@@ -169,9 +174,8 @@ class RowKernels:
         self, logits: Tensor, *, streams: Tensor, positions: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """See `proximo.kernels.RowOperations`: by the kernel where it draws what torch's operators draw."""
-        fits = fused_sampling.draws_as(sampling.plain_draw, logits.device, logits.dtype, logits.shape[1])
-        draw = fused_sampling.draw if fits else sampling.plain_draw
-        return draw(logits, streams=streams, positions=positions, temperature=temperature)
+        fits = draws_as(plain_draw, logits.device, logits.dtype, logits.shape[1])
+        return (draw if fits else plain_draw)(logits, streams=streams, positions=positions, temperature=temperature)
 
     def reads_few(self, _: Tensor) -> bool:
         """False: torch's products are faster."""
@@ -199,7 +203,8 @@ def agree(device: torch.device) -> bool:
     A difference, or an error of Triton, is a warning: torch's operators then run, more slowly.
     """
     try:
-        error, name = max(_errors(device))
+        with torch.inference_mode(False):  # it takes gradients, and the first call may come from a rollout
+            error, name = max(_errors(device))
         why = None if error < 1 else f"the error of {name} is {error:.2g} times what rounding explains"
     except Exception as failed:  # a compiler of another vendor's may raise anything
         why = f"{type(failed).__name__}: {failed}"
@@ -217,7 +222,12 @@ def _errors(device: torch.device) -> list[tuple[float, str]]:
 
     found = []
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
-        rows, gradient, more, weight = made(700, 72, dtype=dtype), made(700, 72, dtype=dtype), made(700, 72), made(72)
+        rows, gradient, more, weight = (
+            made(_TRIED, 72, dtype=dtype),
+            made(_TRIED, 72, dtype=dtype),
+            made(_TRIED, 72),
+            made(72),
+        )
         found += [(away / allowed, f"{name} in {dtype}") for name, away in _norms(rows, gradient, more, weight)]
         found += [(away / allowed, f"{name} in {dtype}") for name, away in _others(rows, gradient)]
     scores, of_logprobs, of_entropies = made(5, 9000).mul_(3), made(5), made(5)

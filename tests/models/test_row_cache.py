@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proximo.models.attention.cache import PromptCache, RowCache, RowLayout, cache_argument
+from proximo.models.attention.cache import PromptCache, RowCache, cache_argument
+from proximo.models.attention.cache_layouts import RowLayout
 from proximo.models.attention.packed import AttentionOptions
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 4

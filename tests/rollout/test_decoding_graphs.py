@@ -14,8 +14,8 @@ from proximo.models.attention.cache import RowCache
 from proximo.models.backbone import Backbone
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout import drawing
-from proximo.rollout.decoding_graphs import DecodingGraphs, Draw
+from proximo.rollout import decoding_graphs, drawing
+from proximo.rollout.decoding_graphs import LEAST_PASSES, DecodingGraphs, Draw
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -115,3 +115,49 @@ def test_graphs_draw_what_single_passes_draw(kind: str, monkeypatch: pytest.Monk
         assert logprobs == pytest.approx(theirs, abs=1e-6)
     assert len(capture.replays) > 1  # rows became fewer, and the storage grew
     assert max(capture.replays) > 20
+
+
+def warned(caught: pytest.WarningsRecorder) -> list[str]:
+    return [text for each in caught if "graphs" in (text := str(each.message))]
+
+
+def test_what_cannot_be_captured_runs_pass_by_pass_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = responses()
+
+    def fails(_: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with_graphs(monkeypatch, fails)
+    with pytest.warns(UserWarning, match="no CUDA graphs: RuntimeError: operation not permitted") as caught:
+        assert [tokens for tokens, _ in responses()] == [tokens for tokens, _ in expected]
+    assert len(warned(caught)) == 1
+
+
+def test_a_graph_that_draws_other_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, replays = responses(), []
+
+    def does_nothing(_: Callable[[], None]) -> Callable[[], None]:
+        return lambda: replays.append(None)
+
+    class Emptied(decoding_graphs._FixedPass):
+        """Whose results are gone when its graph is replayed: nothing was written."""
+
+        def replay(self, *given: Any, **more: Any) -> Any:
+            self._tokens.zero_()
+            return super().replay(*given, **more)
+
+    monkeypatch.setattr(decoding_graphs, "_FixedPass", Emptied)
+    with_graphs(monkeypatch, does_nothing)
+    with pytest.warns(UserWarning, match="a graph of a pass draws other tokens than the pass") as caught:
+        assert [tokens for tokens, _ in responses()] == [tokens for tokens, _ in expected]
+    assert (len(warned(caught)), len(replays)) == (1, 1)
+
+
+def test_short_responses_and_other_devices_take_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = StandIn()
+    with_graphs(monkeypatch, capture)
+    responses(new=LEAST_PASSES)
+    assert capture.replays == []
+    responses(new=LEAST_PASSES + 1)
+    assert capture.replays != []
+    assert decoding_graphs.graphs_for(None, None, torch.device("cpu")) is None

@@ -19,7 +19,8 @@ from transformers.cache_utils import Cache
 from proximo.algorithms.losses import ExpertLoad, expert_load
 from proximo.distributed.world import current, is_alone
 from proximo.errors import ConfigError, ModelError, RankError
-from proximo.models.attention.cache import ExtensionLayout, cache_argument
+from proximo.models.attention.cache import cache_argument
+from proximo.models.attention.cache_layouts import ExtensionLayout
 from proximo.models.attention.packed import (
     ATTENTION,
     AttentionLayout,

@@ -19,7 +19,8 @@ from torch import Tensor
 from proximo.models.packing import send
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from proximo.models.attention.cache import RowCache, RowLayout
+    from proximo.models.attention.cache import RowCache
+    from proximo.models.attention.cache_layouts import RowLayout
 
 LEAST_PASSES = 16
 """A graph is made if so many passes may follow. To capture one takes the time of about four passes."""

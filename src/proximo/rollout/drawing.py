@@ -18,7 +18,8 @@ from proximo.rollout.sampling import sample
 from proximo.rollout.stopping import StopRules
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from proximo.models.attention.cache import RowCache, RowLayout
+    from proximo.models.attention.cache import RowCache
+    from proximo.models.attention.cache_layouts import RowLayout
     from proximo.models.fast_path import Decoder
 
 TOKENS_PER_TRANSFER = 8

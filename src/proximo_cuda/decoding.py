@@ -2,8 +2,8 @@
 
 Rows, positions and lengths stay on the device, and each row is read up to its own length: torch's attention with a bias
 reads all rows up to the longest. Nothing depends on the number of rows or on the longest one, so that a row's results
-do not depend on its company, and a pass can be a CUDA graph. torch's operators in `cache.py` remain the definition:
-the kernels are compared with them on the device before they are used (`agree`).
+do not depend on its company, and a pass can be a CUDA graph. torch's operators, with which a cache does without these
+kernels, remain the definition: the kernels are compared with them on the device before they are used (`agree`).
 
 Legend: B rows that decode, H query heads, H_kv key heads, G query heads of one key head, K and W widths of keys and
 values, M capacity of a row.
@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from proximo.models.attention.packed import AttentionOptions, explicit_attention
 
@@ -247,6 +248,27 @@ def attend(
     return output
 
 
+class Kernels:
+    """The functions of this file, as `proximo.kernels.DecodingKernels`."""
+
+    put = staticmethod(put)
+    attend = staticmethod(attend)
+
+    def agree(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
+        """See `agree`."""
+        return agree(query, keys, values, options)
+
+
+def kernels_for(keys: Tensor, values: Tensor) -> Kernels | None:
+    """The kernels for storage like this; None without a device, or where they are not right."""
+    if not torch.cuda.is_available() or isinstance(keys, FakeTensor):
+        return None
+    return _KERNELS if agree(keys[:1, :, :1], keys, values, AttentionOptions()) else None
+
+
+_KERNELS = Kernels()
+
+
 def _block_of(bytes_of_key: int) -> int:
     """Keys that a program reads at a time, so that what it holds of them fits into its multiprocessor."""
     return max(16, min(64, _BLOCK_BYTES // bytes_of_key))
@@ -286,8 +308,9 @@ def _error(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOption
     stored = [each.new_zeros(3, key_heads, capacity, each.shape[3]) for each in (keys, values)]
     new = [made(each, 1, key_heads, capacity, each.shape[3]) for each in (keys, values)]
     positions, tokens = (torch.tensor(each, device=query.device) for each in ([capacity - 1, 5], range(capacity)))
-    for row in (2, 0):
-        put(*stored, *new, sources=tokens, rows=torch.full_like(tokens, row), positions=tokens)
+    for row, count in ((2, capacity), (0, 6)):
+        some = tokens[:count]
+        put(*stored, *new, sources=some, rows=torch.full_like(some, row), positions=some)
     found = attend(asked, *stored, rows=torch.tensor([2, 0], device=query.device), positions=positions, options=options)
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < (options.sliding_window or capacity))

@@ -17,7 +17,8 @@ from proximo.rollout.sampling import SamplingOptions, sample
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: make test does on Linux")
 PROGRAM = """
 import sys, warnings, torch
-from proximo.rollout import fused_sampling, sampling
+from proximo.rollout import sampling
+from proximo_cuda import sampling as fused_sampling
 
 def plain(logits, **given):
     raise RuntimeError("no compiler")

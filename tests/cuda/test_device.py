@@ -1,0 +1,71 @@
+"""The kernels of CUDA without a device: what they compute, in Triton's interpreter, and that they compile."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import proximo
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: make test does on Linux")
+HERE = Path(__file__).parent
+SOURCES = Path(proximo.__file__).parents[1]
+NUM_MODELS = 4
+
+
+def run(program: Path, *arguments: Path) -> str:
+    """A process of its own: Triton chooses its interpreter when it is imported."""
+    paths = os.pathsep.join([str(SOURCES), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "ignore", program, *arguments]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    file = tmp_path_factory.mktemp("device") / "found.pt"
+    run(HERE / "device_in_process.py", file)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("number", range(1, NUM_MODELS))
+def test_a_model_trains_and_samples_as_its_modules_do(saved: Mapping[str, Any], number: int) -> None:
+    found, expected = saved["found"][number], saved["expected"][number]
+    for name in ("logprobs", "entropies", "sampled"):
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["gradients"], expected["gradients"], atol=1e-5, rtol=1e-4)
+    assert found["tokens"] == expected["tokens"]
+
+
+@pytest.mark.parametrize("name", ["logprobs", "entropies", "gradients"])
+def test_in_bf16_a_model_is_near_to_float32_as_its_modules_are(saved: Mapping[str, Any], name: str) -> None:
+    """Which roundings fall how is luck: a product in the wrong type, or a lost adapter, is ten times as far away."""
+    found, modules, exact = (saved[which][0][name] for which in ("found", "expected", "exact"))
+    assert (found - exact).norm() <= 4 * (modules - exact).norm()
+
+
+def test_kernels_agree_with_torch_also_if_a_rollout_asks_first(saved: Mapping[str, Any]) -> None:
+    assert saved["agree"]
+
+
+def test_a_kernel_that_is_wrong_is_named_and_none_is_used(saved: Mapping[str, Any]) -> None:
+    agree, (said,) = saved["wrong"]
+    assert not agree
+    assert said.startswith("the fused kernels of layers are not used on cpu: the error of scale in torch.")
+
+
+def test_attention_over_the_cache_is_that_of_the_definition(saved: Mapping[str, Any]) -> None:
+    assert len(saved["attention"]) == 9
+    assert max(saved["attention"]) < 2e-6
+
+
+def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
+    """The interpreter takes what the compiler refuses, such as an annotation that it does not know."""
+    assert len(run(HERE / "compile_kernels.py").split()) == 14
