@@ -15,10 +15,11 @@ import pytest
 
 import proximo
 import proximo_cpu
+import proximo_cuda
 import proximo_verifiers
 
 SOURCE = Path(__file__).parents[1] / "src"
-PACKAGES = (proximo, proximo_cpu, proximo_verifiers)
+PACKAGES = (proximo, proximo_cpu, proximo_cuda, proximo_verifiers)
 FOLDERS = [
     path
     for package in PACKAGES

@@ -1,4 +1,4 @@
-"""The section on torch's varlen kernel: grouped heads, and fewer queries than keys."""
+"""The section on torch's varlen kernel: grouped heads in training."""
 
 import inspect
 import traceback
@@ -28,10 +28,7 @@ class Calls:
             torch.randn(ROWS * LENGTH, heads, HEAD_WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
             for heads in (HEADS, KEY_HEADS, KEY_HEADS)
         ]
-        self.bounds, self.short = (cumulative_lengths([length] * ROWS, device) for length in (LENGTH, 1))
-        keys = [each.unflatten(0, (ROWS, LENGTH)).transpose(1, 2).contiguous() for each in self.made[1:]]
-        self.cached: list[Tensor] = keys  # [ROWS, KEY_HEADS, LENGTH, HEAD_WIDTH], as decoding has them
-        self.bias = torch.zeros(ROWS, 1, 1, LENGTH, device=device, dtype=torch.bfloat16)
+        self.bounds = cumulative_lengths([LENGTH] * ROWS, device)
 
     def one_call(self) -> Tensor:
         """Of all sequences."""
@@ -42,15 +39,6 @@ class Calls:
         parts = zip(*(each.transpose(0, 1)[None].split(LENGTH, dim=2) for each in self.made), strict=True)
         done = [scaled_dot_product_attention(*each, is_causal=True, enable_gqa=True)[0] for each in parts]
         return torch.cat(done, dim=1).transpose(0, 1)
-
-    def last_query(self) -> Tensor:
-        """One query for each row, which must see the row's last key: decoding, and prompts that are shared."""
-        return self.kernel(self.made[0][:ROWS], *self.made[1:], self.short, self.bounds, 1, LENGTH, **self.more)
-
-    def biased(self) -> Tensor:
-        """The same with the queries of a group of heads as positions, and a bias that hides nothing."""
-        queries = self.made[0][:ROWS].unflatten(1, (KEY_HEADS, HEADS // KEY_HEADS))
-        return scaled_dot_product_attention(queries, *self.cached, attn_mask=self.bias).flatten(1, 2)
 
     def gradients(self, way: str) -> tuple[Tensor, ...]:
         """Of queries, keys and values."""
@@ -79,13 +67,9 @@ def _errors(calls: Calls) -> dict[str, float]:
         return {
             "gqa_error": relative(calls.one_call(), calls.loop()),
             "gqa_gradient_error": relative(ours[1], exact[1]),
-            "last_query_sees_last_key_error": relative(calls.last_query(), calls.biased()),
         }
 
 
 def _times(bench: Bench, calls: Calls) -> dict[str, float]:
-    with torch.no_grad():
-        decoding = [1e6 * bench.median_seconds(work, repeats=10) for work in (calls.last_query, calls.biased)]
     training = [1e3 * bench.median_seconds(lambda way=way: calls.gradients(way)) for way in ("one_call", "loop")]
-    names = ("decode_one_call_us", "decode_sdpa_with_bias_us", "one_call_ms", "loop_of_64_ms")
-    return dict(zip(names, decoding + training, strict=True))
+    return dict(zip(("one_call_ms", "loop_of_64_ms"), training, strict=True))

@@ -29,6 +29,10 @@ USUAL = {"cpu": "proximo_cpu"}
 """Type of a device -> the package in this wheel that brings its kernels."""
 
 
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Work on tensors at fixed addresses -> what does it again, without the host's work. It is not done meanwhile."""
+
+
 class RowOperations(Protocol):
     """Kernels for rows of float32 numbers. Each gives what the caller's operators of torch give, but for rounding."""
 
@@ -149,6 +153,10 @@ class Kernels(Protocol):
         """The kernels for a cache whose keys and values lie like these; None where torch's operators must run."""
         ...
 
+    def capture(self) -> Capture | None:
+        """Makes graphs of work on the device; None for a device that has none."""
+        ...
+
     def description(self) -> str | None:
         """Everything that decides the bits of its results, in one line, for the record of a run and its resumption.
 
@@ -182,6 +190,9 @@ class NoKernels:
 
     def decoding(self, keys: "Tensor", values: "Tensor") -> None:
         """None: torch's operators run."""
+
+    def capture(self) -> None:
+        """None: the host launches operator by operator."""
 
     def description(self) -> str | None:
         """None: torch's operators run."""

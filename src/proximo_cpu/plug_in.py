@@ -48,6 +48,9 @@ class CPUKernels:
     def decoding(self, keys: "Tensor", values: "Tensor") -> None:
         """None: a pass is one call of C (`passes`), or torch's operators."""
 
+    def capture(self) -> None:
+        """None: nothing waits for the host."""
+
     def description(self) -> str | None:
         """Compiler and fingerprint of the kernels in C; None without them."""
         from proximo_cpu.library import describe_kernels

@@ -5,6 +5,7 @@
     decoding.py     new tokens that are written to the cache and attend to their rows
     row_kernels.py  work on rows: norms, rotary positions, gates, log-softmax; programs.py has the kernels
     sampling.py     draws
+    graphs.py       graphs of passes
 
 The core never imports this package; it runs without it, slower. Each kernel is compared with torch's operators on the
 device before it is used.

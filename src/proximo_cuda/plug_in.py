@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # torch takes a second to import
     from torch import Tensor
 
-    from proximo.kernels import DecodingKernels
+    from proximo.kernels import Capture, DecodingKernels
     from proximo_cuda.row_kernels import RowKernels
 
 
@@ -46,6 +46,12 @@ class CUDAKernels:
         from proximo_cuda.decoding import kernels_for
 
         return kernels_for(keys, values)
+
+    def capture(self) -> "Capture":
+        """CUDA graphs, with or without Triton."""
+        from proximo_cuda.graphs import CUDACapture
+
+        return CUDACapture()
 
     def description(self) -> str | None:
         """The version of Triton; None without it."""

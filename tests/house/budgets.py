@@ -20,8 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Path(__file__).with_name("limits.json")
-PACKAGES = ("proximo", "proximo_verifiers", "proximo_cpu")
-TESTS_OF_PACKAGES = ("verifiers", "cpu")
+PACKAGES = ("proximo", "proximo_verifiers", "proximo_cpu", "proximo_cuda")
+TESTS_OF_PACKAGES = ("verifiers", "cpu", "cuda")
 FOR_DEVELOPERS = ("architecture.md", "parity.md", "ppo-formulas.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Pages that may name sources and tests."""
 PATH = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.py\b|\b(?:src|tests)/[\w/.-]+")
@@ -51,7 +51,7 @@ def quick_figures() -> dict[str, float]:
         AT_LEAST: round(sum(map(docstring_lines, sources)) / sum(map(filled_lines, sources)), 3),
         "benchmarks and examples: lines": lines(python_files(ROOT / "benchmarks") + python_files(ROOT / "examples")),
         "tests of the core: lines": lines(tests) - lines(of_packages),
-        "tests of the two packages: lines": lines(of_packages),
+        "tests of the other packages: lines": lines(of_packages),
         "docs: words": sum(words(path) for path in pages),
         "docs for users: paths of sources and tests": sum(len(list(source_paths(path))) for path in for_users),
         "keys set in no recipe, example or benchmark": len(unset_keys()),

@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.models.attention.cache import RowCache
+from proximo.kernels import NoKernels
 from proximo.models.backbone import Backbone
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout import decoding_graphs, drawing
-from proximo.rollout.decoding_graphs import LEAST_PASSES, DecodingGraphs, Draw
+from proximo.rollout.decoding_graphs import LEAST_PASSES
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -76,10 +76,11 @@ class StandIn:
 def with_graphs(patch: pytest.MonkeyPatch, capture: Callable[..., Any]) -> None:
     """As on a device: several passes before the host looks, and graphs of them, of the modules."""
 
-    def made(cache: RowCache, draw: Draw, device: torch.device) -> DecodingGraphs:
-        return DecodingGraphs(cache, draw, device=device, capture=capture)
+    class Kernels(NoKernels):
+        def capture(self) -> Callable[..., Any]:
+            return capture
 
-    patch.setattr(drawing, "graphs_for", made)
+    patch.setattr(drawing, "kernels_of", Kernels)
     patch.setattr(drawing, "passes_at_once", lambda _: 8)
 
 
@@ -128,7 +129,7 @@ def test_what_cannot_be_captured_runs_pass_by_pass_and_is_said_once(monkeypatch:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with_graphs(monkeypatch, fails)
-    with pytest.warns(UserWarning, match="no CUDA graphs: RuntimeError: operation not permitted") as caught:
+    with pytest.warns(UserWarning, match="no graphs: RuntimeError: operation not permitted") as caught:
         assert [tokens for tokens, _ in responses()] == [tokens for tokens, _ in expected]
     assert len(warned(caught)) == 1
 
@@ -153,11 +154,10 @@ def test_a_graph_that_draws_other_tokens_is_not_used(monkeypatch: pytest.MonkeyP
     assert (len(warned(caught)), len(replays)) == (1, 1)
 
 
-def test_short_responses_and_other_devices_take_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_responses_take_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = StandIn()
     with_graphs(monkeypatch, capture)
     responses(new=LEAST_PASSES)
     assert capture.replays == []
     responses(new=LEAST_PASSES + 1)
     assert capture.replays != []
-    assert decoding_graphs.graphs_for(None, None, torch.device("cpu")) is None

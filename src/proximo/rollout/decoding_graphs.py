@@ -1,4 +1,4 @@
-"""Decoding passes as CUDA graphs: the host launches a pass as a whole, in place of a thousand kernels one by one.
+"""Decoding passes as graphs: the host launches a pass as a whole, in place of hundreds of kernels one by one.
 
 A graph is of one number of rows, rounded up to a power of two: the last row stands in for those that are missing, and
 writes the same numbers to the same places. Its inputs lie at fixed addresses, and it moves them on to the next pass. It
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proximo.kernels import Capture
 from proximo.models.packing import send
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -29,8 +30,6 @@ Drawn = tuple[Tensor, Tensor]
 """Tokens [B] and log-probs [B]."""
 Draw = Callable[[Tensor, "RowLayout", Tensor, Tensor], Drawn]
 """Runs one pass: tokens [R], the layout, streams [R], positions [R] of the draws -> what is drawn."""
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Work on tensors at fixed addresses -> what does it again. Does not do it."""
 
 
 class DecodingGraphs:
@@ -64,17 +63,12 @@ class DecodingGraphs:
             made = _FixedPass(size, self._cache, self._draw, self._device)
             self._why_not = made.capture(on_device, self._capture)
             if self._why_not is not None:
-                warnings.warn(f"decoding takes no CUDA graphs: {self._why_not}", stacklevel=2)
+                warnings.warn(f"decoding takes no graphs: {self._why_not}", stacklevel=2)
                 for row, length in zip(rows, lengths, strict=True):
                     self._cache.cut(row, length)
                 return None
             self._passes[size] = made
         return self._passes[size].replay(on_device, count=count, num_rows=len(rows))
-
-
-def graphs_for(cache: "RowCache", draw: Draw, device: torch.device) -> DecodingGraphs | None:
-    """None for a device without graphs."""
-    return DecodingGraphs(cache, draw, device=device, capture=_CUDACapture()) if device.type == "cuda" else None
 
 
 class _FixedPass:
@@ -120,20 +114,3 @@ class _FixedPass:
             self._again()
             drawn.append((self._tokens[:num_rows].clone(), self._logprobs[:num_rows].clone()))
         return drawn
-
-
-class _CUDACapture:
-    """Captures graphs that share one pool of memory: no two run at a time, and none keeps anything in it."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        try:
-            # Other threads, such as a learner's, may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                work()
-        finally:
-            torch.cuda.set_stream(stream)  # torch leaves its own behind where a capture fails
-        return graph.replay

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from proximo.errors import TrainingError
+from proximo.kernels import kernels_of
 from proximo.models.language import LanguageModel
 from proximo.models.packing import send
 from proximo.records import Finish
-from proximo.rollout.decoding_graphs import DecodingGraphs, graphs_for
+from proximo.rollout.decoding_graphs import DecodingGraphs
 from proximo.rollout.sampling import sample
 from proximo.rollout.stopping import StopRules
 
@@ -75,7 +76,7 @@ class RowDecoding:
         self._decoder: Decoder | None = None
         """None until a pass needs it: its cast weights belong to the `casting` of its passes."""
         self._graphs: DecodingGraphs | None = None
-        """Of passes with that decoder; None without CUDA."""
+        """Of passes with that decoder; None on a device without graphs."""
         self._cache = cache
         self._stop = stop
         ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
@@ -95,7 +96,9 @@ class RowDecoding:
     def _made_decoder(self) -> "Decoder":
         if self._decoder is None:
             self._decoder = self._model.decoder()
-            self._graphs = graphs_for(self._cache, self._pass, self._device)
+            capture = kernels_of(self._device.type).capture()
+            if capture is not None:
+                self._graphs = DecodingGraphs(self._cache, self._pass, device=self._device, capture=capture)
         return self._decoder
 
     def _decode_rows(self, rows: Sequence[int], growing: Sequence[SomeGrowing]) -> list[SomeGrowing]:
