@@ -5,6 +5,11 @@ from collections.abc import Callable
 import torch
 
 
+def new_capture() -> "CUDACapture | None":
+    """Of graphs with a pool of their own; None without a device."""
+    return CUDACapture() if torch.cuda.is_available() else None
+
+
 class CUDACapture:
     """Captures graphs that share one pool of memory: no two run at a time, and none keeps anything in it."""
 

@@ -47,11 +47,11 @@ class CUDAKernels:
 
         return kernels_for(keys, values)
 
-    def capture(self) -> "Capture":
-        """CUDA graphs, with or without Triton."""
-        from proximo_cuda.graphs import CUDACapture
+    def capture(self) -> "Capture | None":
+        """CUDA graphs, with or without Triton; None without a device."""
+        from proximo_cuda.graphs import new_capture
 
-        return CUDACapture()
+        return new_capture()
 
     def description(self) -> str | None:
         """The version of Triton; None without it."""
