@@ -10,12 +10,15 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 import warnings
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.interpreter import GridExecutor
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.models import backbone, heads
@@ -23,7 +26,8 @@ from proximo.models.attention import cache
 from proximo.models.attention.packed import AttentionOptions
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.packing import pack_responses
+from proximo.models.packing import pack, pack_responses
+from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
@@ -119,6 +123,55 @@ def errors_of_attention() -> list[float]:
     return found
 
 
+class Launches(TorchDispatchMode):
+    """Counts what would be launched on a device inside it: kernels of Triton, and operators that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __enter__(self) -> "Launches":
+        self._plain = GridExecutor.__call__
+
+        def counted(executor: Any, *arguments: Any, **more: Any) -> None:
+            self.names[executor.fn.__name__] += 1
+            with _disable_current_modes():
+                self._plain(executor, *arguments, **more)
+
+        GridExecutor.__call__ = counted
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        GridExecutor.__call__ = self._plain
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in func.name():
+            self.names[func._overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches_of_a_pass(num_layers: int) -> Counter[str]:
+    """Of decoding one token in each of two rows, once weights are cast and joined."""
+    model = LanguageModel(tiny_language_model("qwen2", num_hidden_layers=num_layers), precision=Precision.BF16)
+    cache.RowCache._kernels = property(lambda _: decoding.Kernels())
+    decoding._AGREED.clear()
+    decoding.agree = lambda *_: True  # the interpreter's bf16 is wrong, and only its calls are counted
+    with torch.inference_mode(), casting():
+        prompts = pack([[3, 4, 5], [6, 7]])
+        captured = cache.PromptCache(prompts.lengths)
+        model.prefill(prompts, captured)
+        held = cache.RowCache(num_rows=2, initial_tokens=8, max_tokens=16)
+        with Launches() as placing:
+            held.place_all(captured, {0: [0], 1: [1]})
+        decode, tokens = model.decoder(), torch.tensor([8, 9])
+        for _ in range(2):
+            layout = held.advance(2)
+            with Launches() as decoding_pass:
+                decode(tokens, layout.positions, held, layout)
+    return decoding_pass.names + Counter({f"placing {name}": count for name, count in placing.names.items()})
+
+
 def main() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # of numbers that a kernel masks
     as_modules()
@@ -136,7 +189,9 @@ def main() -> None:
             row_kernels.agree(torch.device("cpu")),
             [text for each in said if "fused" in (text := str(each.message))],
         )
-    torch.save(found | {"attention": errors_of_attention()}, sys.argv[1])
+    found["attention"] = errors_of_attention()
+    found["launches"] = launches_of_a_pass(3) - launches_of_a_pass(2)
+    torch.save(found, sys.argv[1])
 
 
 if __name__ == "__main__":

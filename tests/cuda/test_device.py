@@ -66,6 +66,17 @@ def test_attention_over_the_cache_is_that_of_the_definition(saved: Mapping[str, 
     assert max(saved["attention"]) < 2e-6
 
 
+def test_a_layer_decodes_a_token_in_ten_launches_and_takes_its_prompts_in_one(saved: Mapping[str, Any]) -> None:
+    """Modules take 31 (test_fake_cuda.py), and place a prompt by two copies for each of its rows.
+
+    A row with more than one chunk takes an eleventh, which adds the chunks up. The cache is made with the first prompt.
+    """
+    assert saved["launches"] == {
+        **{"norm": 2, "addmm": 1, "rotate": 1, "_put": 1, "_attend": 1, "mm": 3, "activate": 1},
+        **{"placing _put": 1, "placing new_zeros": 2},
+    }
+
+
 def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
     """The interpreter takes what the compiler refuses, such as an annotation that it does not know."""
     assert len(run(HERE / "compile_kernels.py").split()) == 14

@@ -103,9 +103,12 @@ def _threads() -> Finding:
 
 
 def _kernels() -> Finding:
+    import torch
+
     from proximo.kernels import kernels_of
 
-    return Finding(kernels_of("cpu").why_missing() or str(kernels_of("cpu").description()))
+    each = [kernels_of(device) for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else []))]
+    return Finding("; ".join(found.why_missing() or str(found.description()) for found in each))
 
 
 def _memory() -> Finding:
