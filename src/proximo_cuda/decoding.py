@@ -87,7 +87,7 @@ def _attend(  # noqa: PLR0913, PLR0917 - Triton's kernels get their tensors in o
     has_sinks: tl.constexpr,
 ) -> None:
     """One program reads one chunk of one row and key head, by blocks, with the softmax in one pass."""
-    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(positions + row) + 1
     storage = (tl.load(rows + row) * key_heads + head) * capacity
     heads, lane, value_lane = tl.arange(0, group_block), tl.arange(0, width_block), tl.arange(0, value_block)
@@ -147,7 +147,7 @@ def _add_up(  # noqa: PLR0913, PLR0917 - Triton's kernels get their tensors in o
     has_sinks: tl.constexpr,
 ) -> None:
     """One program adds the chunks of one query head of one row."""
-    head, lane = tl.program_id(0), tl.arange(0, lanes)
+    head, lane = tl.program_id(0).to(tl.int64), tl.arange(0, lanes)
     peak, total, summed = -float("inf"), 0.0, tl.zeros([lanes], tl.float32)
     if has_sinks:
         peak, total = tl.load(sinks + head % num_heads).to(tl.float32), 1.0
