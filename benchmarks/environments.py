@@ -1,10 +1,9 @@
 """Learning over several turns: games whose best and random play are computed, with a critic and in groups, over seeds.
 
-    python benchmarks/environments.py --folder runs/environments --seeds 3
+    python benchmarks/environments.py --folder runs/environments --seeds 0 1 2
 
 For each game and seed a small model is fine-tuned on random play, and all runs start from it; its seconds are part of
-the run with a critic. All run in this process, with one thread; a finished run is not repeated. Prints the table of
-benchmarks/README.md and keeps the curves in results/environments.json.
+the run with a critic. One thread; a finished run is not repeated. The curves are kept in results/environments.json.
 
 The method `unmasked` is an experiment, not an option of the product: the tokens of the environment are trained on as if
 the policy had written them.
@@ -27,20 +26,31 @@ from proximo import Training
 from proximo.environments.trajectory import Trajectory
 from proximo.recipes.games.rules import Solver
 
+LONGER: dict[str, Any] = {
+    **{"sft.data.sources.0.kwargs.num_rows": 20000, "sft.sft.num_epochs": 2, "ppo.ppo.kl.coefficient": 0.1},
+    **{"ppo.ppo.policy_optimizer.learning_rate": 2e-3, "ppo.ppo.policy_optimizer.schedule": "linear"},
+}
+"""After 2,500 games a model knows what moves look like, and not which are legal where."""
 GAMES: dict[str, dict[str, Any]] = {
     "guess:Guess": {"ppo.ppo.num_steps": 100, "ppo.ppo.policy_optimizer.learning_rate": 2e-3},
-    "nim:Nim": {"ppo.ppo.kl.coefficient": 0.1},
-    # What a hand wins varies so much that the mean of few says little.
-    "kuhn:Kuhn": {"ppo.ppo.num_steps": 50, "ppo.data.held_out_rows": 2000, "ppo.run.evaluate_every_steps": None},
+    "nim:Nim": {**LONGER, "ppo.ppo.num_steps": 150},
+    "kuhn:Kuhn": {"ppo.ppo.num_steps": 50, "ppo.ppo.kl.coefficient": 0.2, "ppo.data.held_out_rows": 2000},
     "frozen_lake:FrozenLake": {"ppo.ppo.num_steps": 20, "ppo.ppo.kl.coefficient": 0.02},
-    "tic_tac_toe:TicTacToe": {"ppo.ppo.num_steps": 80},
-    "calculator:Calculator": {"ppo.ppo.num_steps": 40, "ppo.ppo.rollout.max_new_tokens": 16},
-    "python_tool:PythonTool": {"ppo.ppo.num_steps": 20, "ppo.ppo.rollout.max_new_tokens": 40},
-    "search:Search": {"ppo.ppo.rollout.max_new_tokens": 16},
+    "tic_tac_toe:TicTacToe": {
+        **{**LONGER, "ppo.ppo.num_steps": 120, "ppo.ppo.kl.coefficient": 0.02, "ppo.data.held_out_rows": 1000}
+    },
+    "calculator:Calculator": {
+        **{"sft.data.sources.0.kwargs.num_rows": 20000, "sft.sft.num_epochs": 4},
+        **{"ppo.ppo.num_steps": 80, "ppo.ppo.kl.coefficient": 0.1, "ppo.ppo.rollout.max_new_tokens": 16},
+    },
+    "python_tool:PythonTool": {
+        **{**LONGER, "sft.data.sources.0.kwargs.num_rows": 6000},
+        **{"ppo.ppo.num_steps": 20, "ppo.ppo.rollout.max_new_tokens": 40},
+    },
+    "search:Search": {**LONGER, "ppo.ppo.rollout.max_new_tokens": 16},
 }
 """Game -> overrides of the shipped recipes beside the game itself."""
-METHODS = {"critic": "games", "groups": "games-groups", "unmasked": "games"}
-"""Method -> recipe."""
+METHODS = {"critic": "games", "groups": "games-groups", "unmasked": "games"}  # -> recipe
 ENOUGH = 0.9
 RESULTS = Path(__file__).parent / "results" / "environments.json"
 
@@ -51,9 +61,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/environments"), help="where the runs go")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="which seeds")
     parser.add_argument("--games", nargs="+", choices=list(GAMES), default=list(GAMES)[:6], help="which games")
-    parser.add_argument(
-        "--methods", nargs="+", choices=list(METHODS), default=["critic", "groups"], help="which methods"
-    )
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["critic", "groups"], help="which")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
@@ -68,16 +76,13 @@ def main() -> None:
 
 def run(folder: Path, game: str, method: str, seed: int) -> None:
     """One run. That with a critic comes first and is the whole pipeline; the others start from its fine-tuned model."""
-    path, name = f"proximo.recipes.games.{game}", game.partition(":")[0]
-    first, last = folder / f"{name}-{seed}-critic", folder / f"{name}-{seed}-{method}"
-    own = {
-        "sft.data.sources.0.kwargs.game": path,
-        "ppo.environment.path": path,
-        **{"run.seed": seed, "run.tensorboard": False},
-        **GAMES[game],
-    }
+    path, name = f"proximo.recipes.games.{game}", f"{game.partition(':')[0]}-{seed}"
+    first, last = folder / f"{name}-critic", folder / f"{name}-{method}"
+    own = {"sft.data.sources.0.kwargs.game": path, "ppo.environment.path": path, "run.seed": seed, **GAMES[game]}
     fit(first, "games", own)
     if method != "critic":
+        if method == "unmasked":  # no engine sampled the tokens of the environment
+            own["ppo.ppo.guards.max_mismatch"] = None
         with everything_learned() if method == "unmasked" else nullcontext():
             fit(last, METHODS[method], {**own, "sft": None, "ppo.model.path": str(fine_tuned(first))})
 
@@ -88,15 +93,17 @@ def fit(folder: Path, recipe: str, overrides: dict[str, Any]) -> None:
     if costs.exists():
         return
     begun, used = time.monotonic(), processor_seconds()
-    Training(recipe, {"run.folder": str(folder), **overrides}, quiet=True).fit(overwrite=True, quiet=True)
+    Training(recipe, {"run.folder": str(folder), "run.tensorboard": False, **overrides}, quiet=True).fit(
+        overwrite=True, quiet=True
+    )
     seconds = {"processor": processor_seconds() - used, "wall": time.monotonic() - begun}
     costs.write_text(json.dumps({name: round(value, 1) for name, value in seconds.items()}))
 
 
 def processor_seconds() -> float:
     """Of this process, and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(each.ru_utime + each.ru_stime for each in map(resource.getrusage, who))
 
 
 @contextmanager
@@ -135,15 +142,14 @@ def found_of(folder: Path, game: str) -> dict[str, Any]:
 
 def curve(run: Path, normalised: Callable[[float], float]) -> dict[str, Any]:
     """The held-out scores of a run, and what it cost."""
-    lines = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "ppo" / "metrics.jsonl").read_text().splitlines())
     seen = [line for line in lines if "evaluation/score" in line]
-    costs = json.loads(run.with_suffix(".seconds.json").read_text())
     return {
         "seed": int(run.name.split("-")[1]),
         "step": [line["step"] for line in seen],
         "score": [round(line["evaluation/score"], 4) for line in seen],
         "normalised": [round(normalised(line["evaluation/score"]), 3) for line in seen],
-        "seconds": costs,
+        "seconds": json.loads(run.with_suffix(".seconds.json").read_text()),
     }
 
 

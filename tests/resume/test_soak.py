@@ -12,15 +12,17 @@ import pytest
 from lives import Driver, Life, environment, write_recipe
 
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
-from tiny_runs import Kind, changed, make_inputs, recipe_of
+from tiny_runs import IN_AN_ENVIRONMENT, Kind, changed, make_inputs, recipe_of
 
 NUM_KILLS = 10
 NUM_STEPS = 50
+IN_FLIGHT = "ppo, environments in flight"
 LONGER: Mapping[str, tuple[Kind, Mapping[str, Any]]] = {
     "sft": ("sft", {"sft.num_epochs": 20}),
     "reward": ("reward", {"reward.num_epochs": 20}),
     "ppo": ("ppo", {"ppo.num_steps": NUM_STEPS}),
     "ppo, a step ahead": ("ppo", {"ppo.num_steps": NUM_STEPS, "ppo.rollout.staleness": 1}),
+    IN_FLIGHT: ("ppo", {"ppo.num_steps": NUM_STEPS, **IN_AN_ENVIRONMENT}),
 }
 """Ten rows in updates of four: 20 epochs are 50 steps, more than ten lives of two or three steps take."""
 
@@ -28,6 +30,8 @@ LONGER: Mapping[str, tuple[Kind, Mapping[str, Any]]] = {
 def random_kills(name: str) -> list[dict[str, Any]]:
     """Inside training (by count of calls, and by the clock), inside a save, and around the line between the two."""
     draw = random.Random(f"soak of {name}")
+    if name == IN_FLIGHT:  # inside a rollout, of this step or of one of the next
+        return [{"at": "turn", "turn": draw.randint(1, 90)} for _ in range(NUM_KILLS)]
     moments = ("before", "torn", "after")
     kills: list[dict[str, Any]] = [
         *({"at": "call", "step": draw.randint(2, 5), "number": draw.randrange(8000)} for _ in range(3)),
@@ -56,6 +60,7 @@ def test_ten_random_kills_change_nothing(name: str, tmp_path: Path) -> None:
     expected = outcome(place / "run")
     (place / "run").rename(place / "uninterrupted")
     lives = killed_lives(name, kind, recipe)
+    assert name != IN_FLIGHT or all("environments in flight" in life.where for life in lives)
     finish(kind, recipe)
     assert_same_outcome(place / "run", expected, after=", ".join(life.where for life in lives))
     assert_steps_once_in_tensorboard(place / "run" / "tensorboard", NUM_STEPS)
