@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from proximo.errors import UserError
 
 if TYPE_CHECKING:  # torch takes a second to import
+    import torch
     from torch import Tensor
 
 GROUP = "proximo.fast_paths"
@@ -46,7 +47,7 @@ class RowOperations(Protocol):
     ) -> None:
         """scores z [C, V], targets [C] int64: writes log sum exp z, log p of the target and the entropy, [C] each.
 
-        Raises IndexError for a target outside the vocabulary.
+        For a target outside the vocabulary it raises IndexError, or the log-prob is NaN where the host does not wait.
         """
         ...
 
@@ -61,7 +62,7 @@ class RowOperations(Protocol):
     ) -> None:
         """Overwrites scores [C, V] with their gradient, given those of log-probs and entropies [C].
 
-        Raises IndexError for a target outside the vocabulary.
+        May raise IndexError for a target outside the vocabulary.
         """
         ...
 
@@ -153,8 +154,8 @@ class Kernels(Protocol):
         """The kernels for a cache whose keys and values lie like these; None where torch's operators must run."""
         ...
 
-    def capture(self) -> Capture | None:
-        """Makes graphs of work on the device; None for a device that has none."""
+    def capture(self, device: "torch.device") -> Capture | None:
+        """Makes graphs of work on the device, in this thread; None where there are none."""
         ...
 
     def description(self) -> str | None:
@@ -191,7 +192,7 @@ class NoKernels:
     def decoding(self, keys: "Tensor", values: "Tensor") -> None:
         """None: torch's operators run."""
 
-    def capture(self) -> None:
+    def capture(self, device: "torch.device") -> None:
         """None: the host launches operator by operator."""
 
     def description(self) -> str | None:

@@ -292,7 +292,10 @@ class Rest(torch.autograd.Function):
         # g_o = n1'(g_m) of o = a O', then g_O = g_o' a and g_a = g_o O; g_h = g_m.
         of_output = operand(_before_norm(part.after_attention, for_middle, of_attention, found), part)
         part.output.backward(of_output, attended, found)
-        for_attended = result(for_inputs((part.output,), (of_output,)), like=middle) if needs_attended else None
+        for_attended = None
+        if needs_attended:
+            raw = for_inputs((part.output,), (of_output,))
+            for_attended = raw[: middle.shape[0]] if part.narrow_heads else result(raw, like=middle)
         if rows is not None:
             for_middle = _scatter_rows(for_middle, rows, ctx.num_tokens) if needs_hidden else None
             for_attended = None if for_attended is None else _scatter_rows(for_attended, rows, ctx.num_tokens)

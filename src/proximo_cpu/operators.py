@@ -109,6 +109,7 @@ class RMSNorm:
             for_weight = kernels.norm_backward(gradient, rows, inverse, factor, more, into)
             found.add(self.weight, lambda: for_weight)
             return into
+        gradient, rows = gradient.to(factor.dtype), rows.to(factor.dtype)
         # With p = g x: coefficient = -r^3 / D * (p . w), dw = p' r, and dx = (g w) r + coefficient x.
         products = gradient * rows
         coefficient = torch.mv(products, factor).unsqueeze_(1).mul_(inverse.pow(3)).div_(-rows.shape[-1])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from proximo_cpu.build import begin_build
 
 if TYPE_CHECKING:  # torch takes a second to import
+    import torch
     from torch import Tensor
 
     from proximo_cpu.row_kernels import RowKernels
@@ -48,7 +49,7 @@ class CPUKernels:
     def decoding(self, keys: "Tensor", values: "Tensor") -> None:
         """None: a pass is one call of C (`passes`), or torch's operators."""
 
-    def capture(self) -> None:
+    def capture(self, device: "torch.device") -> None:
         """None: nothing waits for the host."""
 
     def description(self) -> str | None:

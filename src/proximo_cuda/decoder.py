@@ -1,8 +1,8 @@
-"""A decoding pass of eleven kernels a layer, where the modules of a model launch thirty-three.
+"""A decoding pass of ten kernels a layer in bf16, where the modules of a model launch thirty-one.
 
 It computes what the fused layers compute, in the same types: sums of the residual stream are part of the norm that
-follows, the matrices of queries, keys and values are one, and so are those of a gate and its ups. A pass is part of a
-CUDA graph, so that its parts are tensors of fixed places.
+follows, the matrices of queries, keys and values are one, and so are those of a gate and its ups. Adapters, norms of
+heads and chunks of long rows add to the ten, and so do products that are not cast.
 
 Legend: B rows, D width, H query heads, H_kv key heads, K head width, F width between the products of the second half.
 """
@@ -26,6 +26,7 @@ from proximo_cpu.fused_layers import FusedLayers
 from proximo_cpu.model_reader import LayerParts
 from proximo_cpu.operators import Linear, Norm, RMSNorm
 from proximo_cpu.row_kernels import row_kernels_for
+from proximo_cuda.plug_in import has_triton
 
 if TYPE_CHECKING:  # Triton takes a second to import, and the planner needs none
     from proximo_cuda.row_kernels import RowKernels
@@ -37,9 +38,11 @@ def fused_layers(model: PreTrainedModel, *, half: bool) -> FusedLayers | None:
     The planner asks for those of a model without numbers, on a CPU.
     """
     if model.device.type == "cuda":
+        if not (torch.cuda.is_available() and has_triton()):
+            return None
         from proximo_cuda.row_kernels import agree
 
-        if not (torch.cuda.is_available() and agree(model.device)):
+        if not agree(model.device):
             return None
     return FusedLayers.of(model, half=half, narrow_heads=True)
 
@@ -56,7 +59,7 @@ class FewKernels:
     def __init__(self, fused: FusedLayers, otherwise: Decoder) -> None:
         self._parts = fused.parts
         self._otherwise = otherwise
-        self._layers: list[tuple[LayerParts, _Joint, _Joint]] | None = None
+        self._layers: list[_Layer] | None = None
         """Made with the first pass, inside its `casting`."""
 
     @torch.no_grad()
@@ -79,22 +82,20 @@ class FewKernels:
         if kernels is None:
             return self._otherwise(token_ids, position_ids, cache, layout)
         angles = parts.angles(stream, position_ids)
-        self._layers = layers = self._layers or [_joined(layer) for layer in parts.layers]
+        self._layers = layers = self._layers or [_Layer.of(layer) for layer in parts.layers]
         added: Tensor | None = None
-        for layer, projections, opened in layers:
-            stream, rows = _added_and_normed(kernels, stream, added, layer.inputs.norm, layer.inputs.dtype)
-            joined = projections.run(rows)
-            _turn(kernels, layer, joined, projections.sizes, angles[layer.angles])
-            query, key, value = (
-                piece.unflatten(1, (-1, 1, layer.inputs.head_width)) for piece in joined.split(projections.sizes, dim=1)
-            )
-            keys, values = cache.update(key, value, layer.attention.layer_idx)
-            attended = layout.attend(query, keys, values, layer.options).flatten(1)
-            added = _normed(layer.rest.output.run(attended), layer.rest.after_attention)
-            stream, rows = _added_and_normed(kernels, stream, added, layer.rest.before_mlp, layer.rest.dtype)
-            pieces = opened.run(rows).split(opened.sizes, dim=1)
-            product = layer.rest.activation.run(pieces)
-            added = _normed(layer.rest.closed.run(product), layer.rest.after_mlp)
+        for layer in layers:
+            inputs, rest, sizes = layer.parts.inputs, layer.parts.rest, layer.projections.sizes
+            stream, rows = _added_and_normed(kernels, stream, added, inputs.norm, inputs.dtype)
+            joined = layer.projections.run(rows)
+            _turn(kernels, layer.parts, joined, sizes, angles[layer.parts.angles])
+            query, key, value = (piece.unflatten(1, (-1, 1, inputs.head_width)) for piece in joined.split(sizes, dim=1))
+            keys, values = cache.update(key, value, layer.parts.attention.layer_idx)
+            attended = layout.attend(query, keys, values, layer.parts.options).flatten(1)
+            added = _normed(layer.output.run(attended), rest.after_attention)
+            stream, rows = _added_and_normed(kernels, stream, added, rest.before_mlp, rest.dtype)
+            product = rest.activation.run(layer.opened.run(rows).split(layer.opened.sizes, dim=1))
+            added = _normed(layer.closed.run(product), rest.after_mlp)
         layout.num_calls += len(layers)
         _, hidden = _added_and_normed(kernels, stream, added, parts.last_norm, stream.dtype)
         return hidden if parts.finish is None else parts.finish(hidden)
@@ -102,29 +103,34 @@ class FewKernels:
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """Several linear layers of the same inputs: one product, or one for each where their matrices are not casts."""
+    """One or several linear layers of the same inputs."""
 
     layers: tuple[Linear, ...]
     sizes: list[int]
     matrix: Tensor | None
-    """[sum of sizes, I]; None where the layers multiply one by one."""
+    """Of all of them, [sum of sizes, I]; None where they multiply one by one."""
     bias: Tensor | None
 
     @classmethod
     def of(cls, layers: tuple[Linear, ...], dtype: torch.dtype) -> "_Joint":
-        """One matrix, where the layers' own are cast to bf16 anyway: then none is kept twice."""
+        """One matrix where the layers' own are made for products anyway: cast to bf16, or added up with an adapter."""
         sizes = [layer.num_outputs for layer in layers]
-        whole = all(layer.rows is None and not layer.transposed and layer.bias is None for layer in layers)
-        whole = whole or all(layer.rows is None and not layer.transposed and layer.bias is not None for layer in layers)
-        cast = dtype is torch.bfloat16 and all(layer.weight.dtype is torch.float32 for layer in layers)
-        if len(layers) == 1 or not (whole and cast):
+        biases = [layer.own_rows(layer.bias) for layer in layers if layer.bias is not None]
+        added_up = any(layer.adapter is not None and layer.adapter.up.dtype is dtype for layer in layers)
+        plain = all(layer.rows is None and not layer.transposed for layer in layers) and len(layers) > 1
+        cast = plain and dtype is torch.bfloat16 and all(layer.weight.dtype is torch.float32 for layer in layers)
+        if len(biases) not in (0, len(layers)) or not (added_up or cast):
             return cls(layers, sizes, None, None)
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        bias = torch.cat(biases).to(dtype) if biases else None
-        return cls(layers, sizes, joined_cast([layer.weight for layer in layers], dtype), bias)
+        if added_up:
+            matrix = torch.cat([layer.matrix(dtype) for layer in layers])
+        else:
+            matrix = joined_cast([layer.weight for layer in layers], dtype)
+        return cls(layers, sizes, matrix, torch.cat(biases).to(dtype) if biases else None)
 
     def run(self, rows: Tensor) -> Tensor:
         """rows [B, I] -> [B, sum of sizes]."""
+        if self.matrix is None and len(self.layers) == 1:
+            return self.layers[0].run(rows)
         if self.matrix is None:
             joined = rows.new_empty(len(rows), sum(self.sizes))
             for layer, piece in zip(self.layers, joined.split(self.sizes, dim=1), strict=True):
@@ -139,9 +145,21 @@ class _Joint:
         return joined
 
 
-def _joined(layer: LayerParts) -> tuple[LayerParts, _Joint, _Joint]:
-    inputs, rest = layer.inputs, layer.rest
-    return layer, _Joint.of(inputs.projections, inputs.dtype), _Joint.of(rest.opened, rest.dtype)
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer, with its products."""
+
+    parts: LayerParts
+    projections: _Joint
+    output: _Joint
+    opened: _Joint
+    closed: _Joint
+
+    @classmethod
+    def of(cls, parts: LayerParts) -> "_Layer":
+        inputs, rest = parts.inputs, parts.rest
+        each = inputs.projections, (rest.output,), rest.opened, (rest.closed,)
+        return cls(parts, *(_Joint.of(layers, inputs.dtype) for layers in each))
 
 
 def _added_and_normed(

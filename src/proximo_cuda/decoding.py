@@ -263,6 +263,8 @@ def kernels_for(keys: Tensor, values: Tensor) -> Kernels | None:
     """The kernels for storage like this; None without a device, or where they are not right."""
     if not torch.cuda.is_available() or isinstance(keys, FakeTensor):
         return None
+    if keys.device.index != torch.cuda.current_device():  # where Triton would launch
+        return None
     return _KERNELS if agree(keys[:1, :, :1], keys, values, AttentionOptions()) else None
 
 

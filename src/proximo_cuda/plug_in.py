@@ -1,16 +1,20 @@
 """The entry point: what the core gets from this package. Importing it loads no torch."""
 
+import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
-from importlib.metadata import version
+from functools import cache, cached_property, partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # torch takes a second to import
+    import torch
     from torch import Tensor
 
     from proximo.kernels import Capture, DecodingKernels
     from proximo_cuda.row_kernels import RowKernels
+
+_NEEDED = ("triton", "proximo_cpu")
 
 
 class CUDAKernels:
@@ -22,7 +26,7 @@ class CUDAKernels:
     @cached_property
     def row_operations(self) -> "Callable[[Tensor], RowKernels | None]":
         """A tensor -> the row kernels; None where `row_kernels_for` gives None."""
-        if not _can_run():
+        if not has_triton():
             return lambda _: None
         from proximo_cuda.row_kernels import row_kernels_for
 
@@ -33,7 +37,7 @@ class CUDAKernels:
 
     def passes(self, *, half: bool) -> Mapping[str, Any]:
         """Fused layers and decoding. `half`: with products in bf16."""
-        if not _can_run():
+        if not _is_installed():
             return {}
         from proximo_cuda.decoder import decoder_of, fused_layers
 
@@ -41,30 +45,42 @@ class CUDAKernels:
 
     def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":
         """The kernels of `decoding.py`; None where they are not right, or the tensors are not of a device."""
-        if not (_can_run() and keys.is_cuda):
+        if not (keys.is_cuda and has_triton()):
             return None
         from proximo_cuda.decoding import kernels_for
 
         return kernels_for(keys, values)
 
-    def capture(self) -> "Capture | None":
+    def capture(self, device: "torch.device") -> "Capture | None":
         """CUDA graphs, with or without Triton; None without a device."""
-        from proximo_cuda.graphs import new_capture
+        from proximo_cuda.graphs import capture_on
 
-        return new_capture()
+        return capture_on(device)
 
     def description(self) -> str | None:
         """The version of Triton; None without it."""
-        return f"Triton {version('triton')}" if _can_run() else None
+        return f"Triton {import_module('triton').__version__}" if has_triton() else None
 
     def why_missing(self) -> str | None:
         """In one line, why there are no kernels; None if there are."""
         missing = ", ".join(name for name in _NEEDED if find_spec(name) is None)
+        if not missing and not has_triton():
+            missing = "a Triton that can be imported"
         return f"no kernels for cuda: {missing} is not installed, so torch's operators run" if missing else None
 
 
-_NEEDED = ("triton", "proximo_cpu")
-
-
-def _can_run() -> bool:
+def _is_installed() -> bool:
     return all(find_spec(name) is not None for name in _NEEDED)
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton can be imported, which takes a second. One that cannot is a warning."""
+    if not _is_installed():
+        return False
+    try:
+        import_module("triton")
+    except Exception as error:  # of another vendor's it may be anything
+        warnings.warn(f"no kernels for cuda: Triton cannot be imported: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    return True

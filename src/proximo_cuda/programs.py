@@ -217,7 +217,9 @@ def token_statistics(  # noqa: PLR0917
         peak = higher
     normaliser = peak + tl.log(total)
     tl.store(normalisers + row, normaliser)
-    tl.store(logprobs + row, tl.load(begin + tl.load(targets + row)) - normaliser)
+    target = tl.load(targets + row)
+    known = (target >= 0) & (target < num_tokens)
+    tl.store(logprobs + row, tl.load(begin + target, mask=known, other=float("nan")) - normaliser)
     if wants_entropy:
         tl.store(entropies + row, tl.log(total) - weighted / total)
 

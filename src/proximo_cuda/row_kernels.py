@@ -84,6 +84,7 @@ class RowKernels:
 
         Writes the gradient of h, plus `more` if given, to `into` [T, D], which may be `gradient`.
         """
+        assert into.is_contiguous(), "gradients lie row by row"
         gradient, hidden = gradient.contiguous(), hidden.contiguous()
         given = gradient if more is None else more.contiguous()
         num_rows, width = hidden.shape
@@ -119,6 +120,7 @@ class RowKernels:
     def activate(self, name: str, gates: Tensor, ups: Tensor | None) -> Tensor:
         """a(gates) * ups [T, F], or a(gates) without ups. `name`: one of `ACTIVATIONS` of `proximo_cpu.row_kernels`."""
         others = gates if ups is None else ups
+        gates, others = (each if each.stride(1) == 1 else each.contiguous() for each in (gates, others))
         num_rows, width = gates.shape
         result = torch.empty(num_rows, width, dtype=gates.dtype, device=gates.device)
         launch: Any = programs.activate[(num_rows, triton.cdiv(width, _BLOCK))]
@@ -145,7 +147,11 @@ class RowKernels:
     def token_statistics(
         self, scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None
     ) -> None:
-        """scores z [C, V], targets [C] int64: writes log sum exp z, log p of the target and the entropy, [C] each."""
+        """scores z [C, V], targets [C] int64: writes log sum exp z, log p of the target and the entropy, [C] each.
+
+        The log-prob of a target outside the vocabulary is NaN.
+        """
+        assert scores.is_contiguous(), "the scores of a chunk lie row by row"
         num_rows, num_tokens = scores.shape
         launch: Any = programs.token_statistics[(num_rows,)]
         results = normalisers, logprobs, logprobs if entropies is None else entropies
@@ -162,6 +168,7 @@ class RowKernels:
         of_entropies: Tensor | None,
     ) -> None:
         """Overwrites scores [C, V] with their gradient, given those of log-probs and entropies [C]."""
+        assert scores.is_contiguous(), "the scores of a chunk lie row by row"
         num_rows, num_tokens = scores.shape
         of_logprobs = of_logprobs.contiguous()
         others = of_logprobs if of_entropies is None else of_entropies.contiguous()
@@ -189,6 +196,8 @@ def row_kernels_for(like: Tensor) -> RowKernels | None:
     """The row kernels, for plain float32 or bf16 on CUDA where nothing records operators; None elsewhere."""
     plain = like.is_cuda and like.dtype in (torch.float32, torch.bfloat16) and not isinstance(like, FakeTensor)
     if not plain or not torch.cuda.is_available() or _get_current_dispatch_mode() is not None:
+        return None
+    if like.device.index != torch.cuda.current_device():  # where Triton would launch
         return None
     return KERNELS if agree(like.device) else None
 

@@ -72,13 +72,15 @@ def as_on_a_device() -> None:
         module.row_kernels_for = kernels_of
     heads.row_operations = kernels_of
     fused_layers.kernels_for = lambda _: None
-    kernels = decoding.Kernels()
-    cache.RowCache._kernels = property(lambda held: kernels if _is_wide(held) else None)
+
+    class Kernels(decoding.Kernels):
+        """In bf16, rows are written by the kernel, and attend by torch's operators."""
+
+        def agree(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
+            return keys.dtype is torch.float32 and super().agree(query, keys, values, options)
+
+    cache.RowCache._kernels = property(lambda _: Kernels())
     backbone.fast_path = of_device
-
-
-def _is_wide(held: cache.RowCache) -> bool:
-    return next(iter(held._storage.values()))[0].dtype is torch.float32
 
 
 def results(kind: str, precision: Precision, adapted: bool) -> dict[str, Any]:
@@ -105,8 +107,16 @@ def results(kind: str, precision: Precision, adapted: bool) -> dict[str, Any]:
         "entropies": tokens.entropy.detach(),
         "gradients": torch.cat([each.flatten() for each in gradients]),
         "tokens": [each.token_ids for each in drawn],
-        "sampled": torch.cat([each.logprobs for each in drawn]),
+        "sampled": [each.logprobs for each in drawn],
     }
+
+
+def log_probs_of(targets: list[int], *, num_tokens: int) -> Tensor:
+    """Of targets that may be outside the vocabulary."""
+    normalisers, logprobs = torch.empty(2, len(targets))
+    scores = torch.zeros(len(targets), num_tokens)
+    row_kernels.KERNELS.token_statistics(scores, torch.tensor(targets), normalisers, logprobs, None)
+    return logprobs
 
 
 def errors_of_attention() -> list[float]:
@@ -180,7 +190,10 @@ def main() -> None:
     as_on_a_device()
     with torch.inference_mode():  # the first call may come from a rollout
         agree = row_kernels.agree(torch.device("cpu"))
+    joins, join = [], decoder.joined_cast
+    decoder.joined_cast = lambda *given: joins.append(1) or join(*given)
     found = {"expected": expected, "exact": exact, "found": [results(*each) for each in MODELS], "agree": agree}
+    found |= {"num_joint": len(joins), "outside": log_probs_of([100, 5, -1], num_tokens=100)}
     row_kernels.agree.cache_clear()
     row_kernels.KERNELS.scale = lambda hidden, *_, **__: hidden
     with warnings.catch_warnings(record=True) as said:

@@ -1,5 +1,7 @@
 """Decoding passes as graphs, with a stand-in for CUDA's: it does the work again, and watches what the work touches."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.kernels import NoKernels
+from proximo.models.attention.cache import RowCache
 from proximo.models.backbone import Backbone
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout import decoding_graphs, drawing
+from proximo.rollout import drawing
 from proximo.rollout.decoding_graphs import LEAST_PASSES
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.session import CallRequest
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"}
 """Operators for which the host would wait: none can be in a graph."""
@@ -77,7 +81,8 @@ def with_graphs(patch: pytest.MonkeyPatch, capture: Callable[..., Any]) -> None:
     """As on a device: several passes before the host looks, and graphs of them, of the modules."""
 
     class Kernels(NoKernels):
-        def capture(self) -> Callable[..., Any]:
+        def capture(self, device: torch.device) -> Callable[..., Any]:
+            assert device.type == "cpu"
             return capture
 
     patch.setattr(drawing, "kernels_of", Kernels)
@@ -89,19 +94,23 @@ def modules_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backbone, "decoder", lambda backbone: backbone.decode)
 
 
-def responses(*, num_rows: int = 4, new: int = 90, kind: str = "llama") -> list[tuple[tuple[int, ...], list[float]]]:
+def engine_of(kind: str = "llama", *, num_rows: int = 4) -> LocalEngine:
+    model = LanguageModel(tiny_language_model(kind, dtype=torch.float64))
+    return LocalEngine(model, tiny_tokenizer(), eos_token_ids=[1], max_num_seqs=num_rows, owns_model=True)
+
+
+PROMPTS = [Prompt(id=str(n), token_ids=tuple(range(5, 7 + 3 * n))) for n in range(5)]
+KEY = RandomKey(seed=0, purpose="rollout")
+Drawn = list[tuple[tuple[int, ...], list[float]]]
+
+
+def responses(
+    *, new: int = 90, kind: str = "llama", on_finished: Callable[..., None] | None = None, **given: Any
+) -> Drawn:
     """Five prompts of different lengths, two samples each: rows end at different times and are given anew."""
-    engine = LocalEngine(
-        LanguageModel(tiny_language_model(kind, dtype=torch.float64)),
-        tiny_tokenizer(),
-        eos_token_ids=[1],
-        max_num_seqs=num_rows,
-    )
-    prompts = [Prompt(id=str(n), token_ids=tuple(range(5, 7 + 3 * n))) for n in range(5)]
-    key = RandomKey(seed=0, purpose="rollout")
-    drawn: list[Response] = engine.generate(
-        prompts, num_samples=2, options=SamplingOptions(max_new_tokens=new), key=key
-    )
+    engine = given.get("engine") or engine_of(kind)
+    options = SamplingOptions(max_new_tokens=new)
+    drawn = engine.generate(PROMPTS, num_samples=2, options=options, key=KEY, on_finished=on_finished)
     return [(each.token_ids, each.logprobs.tolist()) for each in drawn]
 
 
@@ -134,24 +143,97 @@ def test_what_cannot_be_captured_runs_pass_by_pass_and_is_said_once(monkeypatch:
     assert len(warned(caught)) == 1
 
 
-def test_a_graph_that_draws_other_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, replays = responses(), []
+@pytest.mark.parametrize("num_works", [0, 1])
+def test_a_graph_that_draws_other_tokens_is_not_used(num_works: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that writes nothing, and one that does not move its inputs on: its second pass is the first again."""
+    expected = responses()
 
-    def does_nothing(_: Callable[[], None]) -> Callable[[], None]:
-        return lambda: replays.append(None)
+    def broken(work: Callable[[], None]) -> Callable[[], None]:
+        left = [work] * num_works
+        return lambda: left.pop()() if left else None
 
-    class Emptied(decoding_graphs._FixedPass):
-        """Whose results are gone when its graph is replayed: nothing was written."""
-
-        def replay(self, *given: Any, **more: Any) -> Any:
-            self._tokens.zero_()
-            return super().replay(*given, **more)
-
-    monkeypatch.setattr(decoding_graphs, "_FixedPass", Emptied)
-    with_graphs(monkeypatch, does_nothing)
+    with_graphs(monkeypatch, broken)
     with pytest.warns(UserWarning, match="a graph of a pass draws other tokens than the pass") as caught:
         assert [tokens for tokens, _ in responses()] == [tokens for tokens, _ in expected]
-    assert (len(warned(caught)), len(replays)) == (1, 1)
+    assert len(warned(caught)) == 1
+
+
+def test_a_model_that_was_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def fails(_: Callable[[], None]) -> Callable[[], None]:
+        tries.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with_graphs(monkeypatch, fails)
+    engine = engine_of()
+    with pytest.warns(UserWarning, match="no graphs"):
+        responses(engine=engine)
+    responses(engine=engine)
+    assert len(tries) == 1
+
+
+def test_other_weights_get_other_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded while responses are decoded: in bf16 the graphs read casts of the earlier ones."""
+    capture, at_load = StandIn(), []
+
+    def run() -> Drawn:
+        engine = engine_of()
+
+        def load(_: Response) -> None:
+            if engine._version == 0:
+                at_load.append(list(capture.replays))
+                engine.load_weights(1, {name: 1.5 * each for name, each in engine._parameters().items()})
+
+        return responses(engine=engine, on_finished=load)
+
+    monkeypatch.setattr(drawing, "passes_at_once", lambda _: 8)  # weights take effect after a block
+    expected = run()
+    with_graphs(monkeypatch, capture)
+    assert [tokens for tokens, _ in run()] == [tokens for tokens, _ in expected]
+    earlier = at_load[-1]
+    assert earlier
+    assert capture.replays[: len(earlier)] == earlier, "a graph of earlier weights was replayed"
+    assert len(capture.replays) > len(earlier)
+
+
+def test_a_session_takes_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[tuple[int, ...]]:
+        requests = [
+            CallRequest(id=f"{n}", lane=n, token_ids=each.token_ids, stream=n, max_new_tokens=40, first_position=0)
+            for n, each in enumerate(PROMPTS)
+        ]
+        found: dict[str, tuple[int, ...]] = {}
+        with engine_of().session(SamplingOptions(max_new_tokens=40), max_tokens=100) as session:
+            for request in requests:
+                session.submit(request)
+            while len(found) < len(requests):
+                found |= {call.request.id: tuple(call.token_ids) for call in session.advance(1)}
+        return [found[request.id] for request in requests]
+
+    expected, capture = run(), StandIn()
+    with_graphs(monkeypatch, capture)
+    assert run() == expected
+    assert max(capture.replays) > 8
+
+
+def test_the_cache_is_let_go_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[weakref.ref[RowCache]] = []
+    made = RowCache.__init__
+
+    def noted(cache: RowCache, **given: Any) -> None:
+        caches.append(weakref.ref(cache))
+        made(cache, **given)
+
+    monkeypatch.setattr(RowCache, "__init__", noted)
+    with_graphs(monkeypatch, StandIn())
+    gc.collect()
+    gc.disable()
+    try:
+        responses()
+    finally:
+        gc.enable()
+    assert [cache() for cache in caches] == [None]
 
 
 def test_short_responses_take_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ Legend: B rows that decode, R rows of a graph.
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proximo.kernels import Capture
 from proximo.models.packing import send
@@ -24,7 +25,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache_layouts import RowLayout
 
 LEAST_PASSES = 16
-"""A graph is made if so many passes may follow. To capture one takes the time of about four passes."""
+"""A graph is made if so many passes may follow. To capture one takes the time of about five passes."""
+_TRIED = 2
+"""Passes of a trial, so that the second shows whether the inputs were moved on. A cache has room for the block that
+follows, of which these are the first."""
 
 Drawn = tuple[Tensor, Tensor]
 """Tokens [B] and log-probs [B]."""
@@ -32,18 +36,22 @@ Draw = Callable[[Tensor, "RowLayout", Tensor, Tensor], Drawn]
 """Runs one pass: tokens [R], the layout, streams [R], positions [R] of the draws -> what is drawn."""
 
 
+_REFUSED: WeakSet[nn.Module] = WeakSet()
+"""Models whose passes were tried and cannot be graphs, or draw other tokens as such."""
+
+
 class DecodingGraphs:
     """The graphs of one call of `generate` or of a session, by their rows."""
 
-    def __init__(self, cache: "RowCache", draw: Draw, *, device: torch.device, capture: Capture) -> None:
+    def __init__(self, model: nn.Module, cache: "RowCache", draw: Draw, *, capture: Capture) -> None:
+        """`draw` belongs to whoever owns the graphs, and lets them go in the end: a cycle would keep both in memory."""
+        self._model = model
         self._cache = cache
         self._draw = draw
-        self._device = device
         self._capture = capture
         self._passes: dict[int, _FixedPass] = {}
         self._storage = 0
         """The cache's `num_storages` that they know."""
-        self._why_not: str | None = None
 
     def decode(self, rows: Sequence[int], numbers: np.ndarray, *, count: int, passes_left: int) -> list[Drawn] | None:
         """Decode `count` tokens for each of B rows of the cache; None where passes have to run one by one.
@@ -51,19 +59,20 @@ class DecodingGraphs:
         `numbers` [3, B]: tokens, streams, positions of the first draws. `passes_left`: how many may follow in all.
         """
         size = 1 << (len(rows) - 1).bit_length()
-        if self._why_not is not None or (size not in self._passes and passes_left < LEAST_PASSES):
+        if self._model in _REFUSED or (size not in self._passes and passes_left < LEAST_PASSES):
             return None
         lengths = self._cache.reserve(rows, count)
         if self._storage != self._cache.num_storages:
             self._passes, self._storage = {}, self._cache.num_storages
         inputs = np.concatenate([numbers, np.array([lengths, rows])])
         inputs = np.pad(inputs, [(0, 0), (0, size - len(rows))], mode="edge")
-        on_device = send(torch.from_numpy(inputs), self._device)
+        on_device = send(torch.from_numpy(inputs), self._cache.device)
         if size not in self._passes:
-            made = _FixedPass(size, self._cache, self._draw, self._device)
-            self._why_not = made.capture(on_device, self._capture)
-            if self._why_not is not None:
-                warnings.warn(f"decoding takes no graphs: {self._why_not}", stacklevel=2)
+            made = _FixedPass(size, self._cache, self._draw)
+            why_not = made.capture(on_device, self._capture)
+            if why_not is not None:
+                _REFUSED.add(self._model)
+                warnings.warn(f"decoding takes no graphs: {why_not}", stacklevel=2)
                 for row, length in zip(rows, lengths, strict=True):
                     self._cache.cut(row, length)
                 return None
@@ -74,7 +83,8 @@ class DecodingGraphs:
 class _FixedPass:
     """A pass whose inputs and results lie at fixed addresses."""
 
-    def __init__(self, num_rows: int, cache: "RowCache", draw: Draw, device: torch.device) -> None:
+    def __init__(self, num_rows: int, cache: "RowCache", draw: Draw) -> None:
+        device = cache.device
         self._inputs = torch.zeros(5, num_rows, dtype=torch.int64, device=device)
         """Tokens, streams, positions of the draws, positions in the cache, and rows."""
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -92,18 +102,24 @@ class _FixedPass:
         positions.add_(1).clamp_(max=self._cache.max_tokens - 1)
 
     def capture(self, inputs: Tensor, capture: Capture) -> str | None:
-        """Make the graph, and compare it with the pass. Returns why it is not to be used; None if it is."""
+        """Make the graph, and compare two replays with two passes. Returns why it is not to be used; None if it is."""
         self._inputs.copy_(inputs)
-        self._run()  # makes what is made once: casts of weights, kernels, workspaces
-        expected = self._tokens.clone(), self._logprobs.clone()
+        expected = []
+        for _ in range(_TRIED):  # also makes what is made once: casts of weights, kernels, workspaces
+            self._run()
+            expected.append((self._tokens.clone(), self._logprobs.clone()))
         try:
             self._again = capture(self._run)
         except RuntimeError as error:
             return f"{type(error).__name__}: {error}"
-        ((tokens, logprobs),) = self.replay(inputs, count=1, num_rows=len(self._tokens))
-        if not (tokens.equal(expected[0]) and torch.allclose(logprobs, expected[1], rtol=1e-3, atol=1e-3)):
-            return "a graph of a pass draws other tokens than the pass"
-        return None
+        self._tokens.fill_(-1)
+        self._logprobs.fill_(torch.nan)
+        replayed = self.replay(inputs, count=_TRIED, num_rows=len(self._tokens))
+        right = all(
+            tokens.equal(wanted) and torch.allclose(logprobs, theirs, rtol=1e-3, atol=1e-3)
+            for (tokens, logprobs), (wanted, theirs) in zip(replayed, expected, strict=True)
+        )
+        return None if right else "a graph of a pass draws other tokens than the pass"
 
     def replay(self, inputs: Tensor, *, count: int, num_rows: int) -> list[Drawn]:
         """What `count` passes draw for the first `num_rows` rows."""

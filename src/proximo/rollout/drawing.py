@@ -93,12 +93,17 @@ class RowDecoding:
         """Go on with the current weights."""
         self._version, self._decoder, self._graphs = self._version_now(), None, None
 
+    def close(self) -> None:
+        """Let go of the graphs, which know this object: its cache would stay until cycles are looked for."""
+        self._decoder = self._graphs = None
+
     def _made_decoder(self) -> "Decoder":
         if self._decoder is None:
             self._decoder = self._model.decoder()
-            capture = kernels_of(self._device.type).capture()
-            if capture is not None:
-                self._graphs = DecodingGraphs(self._cache, self._pass, device=self._device, capture=capture)
+            capture = kernels_of(self._device.type).capture(self._device)
+            # With a block of one pass the trial would write beyond the room that its rows have.
+            if capture is not None and passes_at_once(self._device) > 1:
+                self._graphs = DecodingGraphs(self._model.base, self._cache, self._pass, capture=capture)
         return self._decoder
 
     def _decode_rows(self, rows: Sequence[int], growing: Sequence[SomeGrowing]) -> list[SomeGrowing]:

@@ -20,7 +20,7 @@ from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
-from proximo.models.precision.placement import Precision
+from proximo.models.precision.placement import Precision, on_current_device
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, GrowingResponse
 from proximo.rollout.engine import Holding, fingerprint
@@ -167,7 +167,7 @@ class LocalEngine:
         ]
         num_stops = self._num_stops
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
-        with self._calls, self._model.evaluating():
+        with self._calls, on_current_device(self._model.device), self._model.evaluating():
             call = DecodingCall(
                 self._model,
                 samples,
@@ -177,9 +177,12 @@ class LocalEngine:
                 prefill_tokens=self._prefill_tokens,
                 version=lambda: self._version,
             )
-            while not call.done:
-                with casting():  # once for all passes with the same weights
-                    self._decode(call, stop, on_finished, num_stops=num_stops)
+            try:
+                while not call.done:
+                    with casting():  # once for all passes with the same weights
+                        self._decode(call, stop, on_finished, num_stops=num_stops)
+            finally:
+                call.close()
         return [sample.response for group in samples for sample in group if sample.response is not None]
 
     @contextmanager
@@ -201,7 +204,7 @@ class LocalEngine:
             with self._turns.turn():
                 yield
 
-        with self._calls, self._model.evaluating():
+        with self._calls, on_current_device(self._model.device), self._model.evaluating():
             session = LocalSession(
                 self._model,
                 stop=stop,
@@ -215,6 +218,7 @@ class LocalEngine:
                 yield session
             finally:
                 session.end(TrainingError("it was closed"))
+                session.close()
 
     def _check_stops(self, num_stops: int) -> None:
         if self._num_stops != num_stops:

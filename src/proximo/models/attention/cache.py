@@ -120,7 +120,7 @@ class RowCache(Cache):
         tokens = [np.concatenate([np.arange(*piece) for piece in prompts.pieces[index]]) for index, _ in pairs]
         counts = [len(each) for each in tokens]
         places = [np.repeat([row for _, row in pairs], counts), np.concatenate([np.arange(count) for count in counts])]
-        numbers = send(torch.from_numpy(np.stack([np.concatenate(tokens), *places])), self._device)
+        numbers = send(torch.from_numpy(np.stack([np.concatenate(tokens), *places])), self.device)
         for layer, (key, value) in prompts.captured.items():
             kernels.put(*self._storage[layer], key, value, sources=numbers[0], rows=numbers[1], positions=numbers[2])
 
@@ -163,7 +163,7 @@ class RowCache(Cache):
         passes = np.arange(count)[:, None]
         positions = np.minimum(np.array(lengths) + passes, self.max_tokens - 1)
         numbers = torch.from_numpy(np.concatenate([np.array(rows)[None], positions]))
-        on_rows, *each = send(numbers, self._device)
+        on_rows, *each = send(numbers, self.device)
         first = list(rows) == list(range(len(rows)))
         for host, on_device in zip(positions, each, strict=True):
             self._step = self._row_layout(on_device, on_rows, num_tokens=int(host.max()) + 1, are_first=first)
@@ -200,9 +200,7 @@ class RowCache(Cache):
             self.lengths[row] += count
         positions = [length + i for length, count in zip(before, counts, strict=True) for i in range(count)]
         numbers = torch.from_numpy(np.array([positions, np.repeat(rows, counts)]))
-        self._step = ExtensionLayout(
-            *send(numbers, self._device), segments=list(zip(rows, before, counts, strict=True))
-        )
+        self._step = ExtensionLayout(*send(numbers, self.device), segments=list(zip(rows, before, counts, strict=True)))
         return self._step
 
     def update(
@@ -237,7 +235,8 @@ class RowCache(Cache):
         return 0 if self._step is None else self._step.num_tokens - 1
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Of what was placed."""
         return next(iter(self._storage.values()))[0].device
 
     @property
