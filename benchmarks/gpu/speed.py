@@ -68,8 +68,8 @@ def rollout_speed(bench: Bench) -> dict[str, Any]:
 
 
 def decode_profile(bench: Bench) -> dict[str, Any]:
-    """What one decoding pass does: kernels, their time, the host's time, and where the host waits."""
-    size, rows, new = (TINY, 4, 9) if bench.smoke else ("qwen-0.5b", 64, LEAST_PASSES + 1)
+    """What decoding does, for each pass, with prompts and a capture: kernels, times, and where the host waits."""
+    size, rows, new = (TINY, 4, 9) if bench.smoke else ("qwen-0.5b", 64, 10 * LEAST_PASSES + 1)
     engine, prompts = engine_of(language_model(size, device=bench.device), size, rows=rows), prompts_of(rows, 128, size)
     return _profiled(bench, lambda: generated(engine, prompts, new_tokens=new), per=new - 1)
 

@@ -10,8 +10,8 @@ depend on the size of the block.
 import copy
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.compute import casting
-from proximo.models.precision.placement import Precision, on_current_device
+from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, GrowingResponse
 from proximo.rollout.engine import Holding, fingerprint
@@ -167,7 +167,7 @@ class LocalEngine:
         ]
         num_stops = self._num_stops
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
-        with self._calls, on_current_device(self._model.device), self._model.evaluating():
+        with self._calls, _on(self._model.device), self._model.evaluating():
             call = DecodingCall(
                 self._model,
                 samples,
@@ -204,7 +204,7 @@ class LocalEngine:
             with self._turns.turn():
                 yield
 
-        with self._calls, on_current_device(self._model.device), self._model.evaluating():
+        with self._calls, _on(self._model.device), self._model.evaluating():
             session = LocalSession(
                 self._model,
                 stop=stop,
@@ -285,6 +285,12 @@ def check_request(
             f"({options.max_new_tokens}) makes {wanted}, but the model has {max_positions} positions; "
             "shorten the prompt or lower max_new_tokens"
         )
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, it is the current device of this thread, on which kernels of Triton are launched and graphs captured."""
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.device(device) if is_there else nullcontext()
 
 
 class FairLock:

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
 
 import torch
 
@@ -73,12 +72,6 @@ def use_deterministic_kernels(wanted: bool, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     torch._C._set_deterministic_fill_uninitialized_memory(False)  # it would write into every new tensor
-
-
-def on_current_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, this is the current device of the thread, on which kernels of Triton are launched and graphs captured."""
-    is_there = device.type == "cuda" and torch.cuda.is_available()
-    return torch.cuda.device(device) if is_there else nullcontext()
 
 
 @contextmanager
