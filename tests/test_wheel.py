@@ -13,7 +13,7 @@ import yaml
 from wheels import ROOT, build_wheel, install_alone, run
 
 SOURCE = ROOT / "src"
-PACKAGES = ("proximo", "proximo_cpu", "proximo_verifiers")
+PACKAGES = ("proximo", "proximo_cpu", "proximo_cuda", "proximo_verifiers")
 """The import packages of the wheel."""
 
 
