@@ -39,7 +39,8 @@ def of_run(run: Path, *, stories: Sequence[Row], loss_before: float) -> Row:
     first, last = ([row for row in written if row["step"] == step] for step in (0, metrics[-1]["step"]))
     steps = [row for row in metrics if "score/mean" in row]
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    policy = next((run / "checkpoints").glob("step-*/policy"))
+    checkpoints = run / "checkpoints"
+    policy = checkpoints / (checkpoints / "latest").read_text(encoding="utf-8").strip() / "policy"
     return {
         "run": run.name,
         "before": shares(first),
