@@ -26,13 +26,14 @@ from proximo import Training
 from proximo.environments.trajectory import Trajectory
 from proximo.recipes.games.rules import Solver
 
+SLOWER = {"ppo.ppo.policy_optimizer.learning_rate": 2e-3, "ppo.ppo.policy_optimizer.schedule": "linear"}
 LONGER: dict[str, Any] = {
     **{"sft.data.sources.0.kwargs.num_rows": 20000, "sft.sft.num_epochs": 2, "ppo.ppo.kl.coefficient": 0.1},
-    **{"ppo.ppo.policy_optimizer.learning_rate": 2e-3, "ppo.ppo.policy_optimizer.schedule": "linear"},
+    **SLOWER,
 }
 """After 2,500 games a model knows what moves look like, and not which are legal where."""
 GAMES: dict[str, dict[str, Any]] = {
-    "guess:Guess": {"ppo.ppo.num_steps": 100, "ppo.ppo.policy_optimizer.learning_rate": 2e-3},
+    "guess:Guess": {**SLOWER, "ppo.ppo.num_steps": 100},
     "nim:Nim": {**LONGER, "ppo.ppo.num_steps": 150},
     "kuhn:Kuhn": {"ppo.ppo.num_steps": 50, "ppo.ppo.kl.coefficient": 0.2, "ppo.data.held_out_rows": 2000},
     "frozen_lake:FrozenLake": {"ppo.ppo.num_steps": 20, "ppo.ppo.kl.coefficient": 0.02},
