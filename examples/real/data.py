@@ -132,14 +132,12 @@ def main() -> None:
 
 
 def split_reviews(folder: Path) -> None:
-    """Held-out reviews and their openings, the other reviews, and the positive sentences of SST-2."""
+    """Held-out reviews and their openings, and the other reviews."""
     reviews = read_rows(folder / "movie_reviews_dev.jsonl")
     write_rows(folder / "reviews_held_out.jsonl", reviews[:HELD_OUT_REVIEWS])
     write_rows(folder / "reviews_train.jsonl", reviews[HELD_OUT_REVIEWS:])
     openings = [" ".join(review["text"].split()[:8]) for review in reviews[:HELD_OUT_REVIEWS]]
     (folder / "openings.txt").write_text("".join(f"{opening}\n" for opening in openings), encoding="utf-8")
-    sentences = read_rows(folder / "sst2_train.jsonl")
-    write_rows(folder / "sst2_positive.jsonl", [{"text": row["text"]} for row in sentences if row["label"]])
 
 
 def split_pairs(folder: Path) -> None:
