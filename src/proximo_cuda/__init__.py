@@ -6,6 +6,7 @@
     row_kernels.py  work on rows: norms, rotary positions, gates, log-softmax; programs.py has the kernels
     sampling.py     draws
     graphs.py       graphs of passes
+    needs.py        whether Triton is there
 
 The core never imports this package; it runs without it, slower. Each kernel is compared with torch's operators on the
 device before it is used.

@@ -26,7 +26,7 @@ from proximo_cpu.fused_layers import FusedLayers
 from proximo_cpu.model_reader import LayerParts
 from proximo_cpu.operators import Linear, Norm, RMSNorm
 from proximo_cpu.row_kernels import row_kernels_for
-from proximo_cuda.plug_in import has_triton
+from proximo_cuda.needs import has_triton
 
 if TYPE_CHECKING:  # Triton takes a second to import, and the planner needs none
     from proximo_cuda.row_kernels import RowKernels

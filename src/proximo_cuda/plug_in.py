@@ -1,11 +1,12 @@
 """The entry point: what the core gets from this package. Importing it loads no torch."""
 
-import warnings
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from proximo_cuda.needs import NEEDED, has_triton, is_installed
 
 if TYPE_CHECKING:  # torch takes a second to import
     import torch
@@ -13,8 +14,6 @@ if TYPE_CHECKING:  # torch takes a second to import
 
     from proximo.kernels import Capture, DecodingKernels
     from proximo_cuda.row_kernels import RowKernels
-
-_NEEDED = ("triton", "proximo_cpu")
 
 
 class CUDAKernels:
@@ -37,7 +36,7 @@ class CUDAKernels:
 
     def passes(self, *, half: bool) -> Mapping[str, Any]:
         """Fused layers and decoding. `half`: with products in bf16."""
-        if not _is_installed():
+        if not is_installed():
             return {}
         from proximo_cuda.decoder import decoder_of, fused_layers
 
@@ -63,24 +62,7 @@ class CUDAKernels:
 
     def why_missing(self) -> str | None:
         """In one line, why there are no kernels; None if there are."""
-        missing = ", ".join(name for name in _NEEDED if find_spec(name) is None)
+        missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
         if not missing and not has_triton():
             missing = "a Triton that can be imported"
         return f"no kernels for cuda: {missing} is not installed, so torch's operators run" if missing else None
-
-
-def _is_installed() -> bool:
-    return all(find_spec(name) is not None for name in _NEEDED)
-
-
-@cache
-def has_triton() -> bool:
-    """Whether Triton can be imported, which takes a second. One that cannot is a warning."""
-    if not _is_installed():
-        return False
-    try:
-        import_module("triton")
-    except Exception as error:  # of another vendor's it may be anything
-        warnings.warn(f"no kernels for cuda: Triton cannot be imported: {type(error).__name__}: {error}", stacklevel=2)
-        return False
-    return True
