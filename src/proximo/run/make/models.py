@@ -91,7 +91,7 @@ def prepare_device(run: RunConfig) -> DeviceSpec:
     precision = resolve(str(device))
     use_tf32(precision)
     use_deterministic_kernels(run.deterministic, device)
-    if device.type == "cuda" and device.index is not None and torch.cuda.is_available():
+    if device.type == "cuda" and device.index is not None and device.index < torch.cuda.device_count():
         torch.cuda.set_device(device)
     if (world := current()).size > 1:
         world.device = device
