@@ -1,6 +1,7 @@
-"""What the kernels need besides torch."""
+"""What the kernels need: Triton, and a trial on the device."""
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,3 +25,17 @@ def has_triton() -> bool:
         warnings.warn(f"no kernels for cuda: Triton cannot be imported: {type(error).__name__}: {error}", stacklevel=2)
         return False
     return True
+
+
+def is_right(what: str, device: object, why_not: Callable[[], str | None]) -> bool:
+    """Whether a trial finds nothing wrong with kernels. `why_not`: None, or what it finds.
+
+    A finding, or an error of Triton, is a warning: torch's operators then run, more slowly.
+    """
+    try:
+        reason = why_not()
+    except Exception as error:  # a compiler of another vendor's may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    if reason is not None:
+        warnings.warn(f"the fused {what} not used on {device}: {reason}", stacklevel=3)
+    return reason is None

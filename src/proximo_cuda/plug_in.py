@@ -43,10 +43,10 @@ class CUDAKernels:
         return {"layers": partial(fused_layers, half=half), "decoder": decoder_of}
 
     def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":
-        """The kernels of `decoding.py`; None where they are not right, or the tensors are not of a device."""
+        """The kernels of `cache_kernels.py`; None where they are not right, or the tensors are not of a device."""
         if not (keys.is_cuda and has_triton()):
             return None
-        from proximo_cuda.decoding import kernels_for
+        from proximo_cuda.cache_kernels import kernels_for
 
         return kernels_for(keys, values)
 

@@ -7,7 +7,6 @@ before they are used (`agree`).
 Legend: T rows, B rows of a decode step, D width, H heads, K head width, C rows of scores, V vocabulary.
 """
 
-import warnings
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from proximo.rollout.sampling import plain_draw
 from proximo_cuda import programs
+from proximo_cuda.needs import is_right
 from proximo_cuda.sampling import draw, draws_as
 
 _BLOCK = 1024
@@ -207,19 +207,15 @@ KERNELS = RowKernels()
 
 @cache
 def agree(device: torch.device) -> bool:
-    """Whether the kernels compute on this device what torch's operators do. Tried once, on random numbers.
+    """Whether the kernels compute on this device what torch's operators do. Tried once, on random numbers."""
 
-    A difference, or an error of Triton, is a warning: torch's operators then run, more slowly.
-    """
-    try:
+    def why_not() -> str | None:
         with torch.inference_mode(False):  # it takes gradients, and the first call may come from a rollout
-            error, name = max(_errors(device))
-        why = None if error < 1 else f"the error of {name} is {error:.2g} times what rounding explains"
-    except Exception as failed:  # a compiler of another vendor's may raise anything
-        why = f"{type(failed).__name__}: {failed}"
-    if why is not None:
-        warnings.warn(f"the fused kernels of layers are not used on {device}: {why}", stacklevel=2)
-    return why is None
+            wrong = [(error, name) for error, name in _errors(device) if not error < 1]
+        found = [f"the error of {name} is {error:.2g} times what rounding explains" for error, name in wrong]
+        return found[0] if found else None
+
+    return is_right("kernels of layers are", device, why_not)
 
 
 def _errors(device: torch.device) -> list[tuple[float, str]]:
@@ -287,7 +283,9 @@ def _others(rows: Tensor, gradient: Tensor) -> list[tuple[str, float]]:
         assert for_ups is not None, "there are ups"
         found += [
             (name, _away(KERNELS.activate(name, rows, rows.flip(0)), product)),
-            (f"{name} backward", max(_away(overwritten, of_gates), _away(for_ups, of_ups), _away(opened, product))),
+            (f"{name} again", _away(opened, product)),
+            (f"{name} backward to gates", _away(overwritten, of_gates)),
+            (f"{name} backward to ups", _away(for_ups, of_ups)),
         ]
     return found
 
@@ -306,7 +304,8 @@ def _of_scores(scores: Tensor, of_logprobs: Tensor, of_entropies: Tensor) -> lis
     gradient = scores.clone()
     KERNELS.token_statistics_backward(gradient, targets, normalisers, found_entropies, of_logprobs, of_entropies)
     return [
-        ("token_statistics", max(_away(found_logprobs, logprobs), _away(found_entropies, entropies))),
+        ("token_statistics", _away(found_logprobs, logprobs)),
+        ("token_statistics of entropies", _away(found_entropies, entropies)),
         ("token_statistics_backward", _away(gradient, expected)),
     ]
 

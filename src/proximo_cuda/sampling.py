@@ -6,13 +6,14 @@ same hash, and are compared with them on the device before they are used (`draws
 Legend: B rows, V vocabulary.
 """
 
-import warnings
 from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from proximo_cuda.needs import is_right
 
 BLOCK = 4096
 """Token ids that a program works on at a time."""
@@ -153,22 +154,18 @@ _AGREED: dict[tuple[str, torch.dtype, int], bool] = {}
 
 
 def draws_as(plain: Draw, device: torch.device, dtype: torch.dtype, num_tokens: int) -> bool:
-    """Whether the kernels draw the tokens of `plain` here, with its log-probs. Tried out once, with eight rows.
-
-    A difference, or an error of Triton, is a warning: torch's operators then draw, more slowly.
-    """
+    """Whether the kernels draw the tokens of `plain` here, with its log-probs. Tried out once, with eight rows."""
     asked = str(device), dtype, num_tokens
-    if asked not in _AGREED:
+
+    def why_not() -> str | None:
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(8, num_tokens, generator=generator).mul(3).to(device, dtype)
         streams = torch.arange(8, device=device) * 0x1234567887654321
         given = {"streams": streams, "positions": torch.arange(8, device=device), "temperature": 0.9}
-        try:
-            (tokens, logprobs), (expected, theirs) = draw(logits, **given), plain(logits, **given)
-            _AGREED[asked] = tokens.equal(expected) and torch.allclose(logprobs, theirs, rtol=1e-5, atol=1e-5)
-            why = "it draws other tokens than torch's operators"
-        except Exception as error:  # a compiler of another vendor's may raise anything
-            _AGREED[asked], why = False, f"{type(error).__name__}: {error}"
-        if not _AGREED[asked]:
-            warnings.warn(f"the fused sampler is not used on {device}: {why}", stacklevel=2)
+        (tokens, logprobs), (expected, theirs) = draw(logits, **given), plain(logits, **given)
+        right = tokens.equal(expected) and torch.allclose(logprobs, theirs, rtol=1e-5, atol=1e-5)
+        return None if right else "it draws other tokens than torch's operators"
+
+    if asked not in _AGREED:
+        _AGREED[asked] = is_right("sampler is", device, why_not)
     return _AGREED[asked]

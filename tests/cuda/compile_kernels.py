@@ -6,7 +6,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from proximo_cuda import decoding, programs, sampling
+from proximo_cuda import cache_kernels, programs, sampling
 
 NUMBERS = {"epsilon", "scale", "softcap", "sign", "temperature"}
 INTEGERS = {
@@ -29,9 +29,9 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (sampling._weigh, {"block": 1024}),
     (sampling._race, {"block": 1024}),
     (sampling._decide, {}),
-    (decoding._put, {}),
-    (decoding._attend, {"block": 64}),
-    (decoding._add_up, {}),
+    (cache_kernels._put, {}),
+    (cache_kernels._attend, {"block": 64}),
+    (cache_kernels._add_up, {}),
     (programs.norm, {}),
     (programs.scale, {}),
     (programs.norm_backward, {}),
@@ -49,7 +49,7 @@ def type_of(name: str, kernel: Any) -> str:
         return "fp32"
     if name in INTEGERS or (name == "width" and kernel is programs.activate):
         return "i32"
-    if name in IDS or (name == "rows" and kernel in (decoding._put, decoding._attend)):
+    if name in IDS or (name == "rows" and kernel in (cache_kernels._put, cache_kernels._attend)):
         return "*i64"
     if name == "winners":
         return "*i32"

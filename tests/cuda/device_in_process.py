@@ -33,7 +33,7 @@ from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo_cpu import fused_functions, fused_layers, operators
-from proximo_cuda import decoder, decoding, row_kernels
+from proximo_cuda import cache_kernels, decoder, row_kernels
 
 MODELS = [
     ("qwen2", Precision.BF16, True),
@@ -73,11 +73,12 @@ def as_on_a_device() -> None:
     heads.row_operations = kernels_of
     fused_layers.kernels_for = lambda _: None
 
-    class Kernels(decoding.Kernels):
+    class Kernels(cache_kernels.CacheKernels):
         """In bf16, rows are written by the kernel, and attend by torch's operators."""
 
-        def agree(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
-            return keys.dtype is torch.float32 and super().agree(query, keys, values, options)
+        @staticmethod
+        def agree(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
+            return keys.dtype is torch.float32 and cache_kernels.agree(query, keys, values, options)
 
     cache.RowCache._kernels = property(lambda _: Kernels())
     backbone.fast_path = of_device
@@ -129,7 +130,7 @@ def errors_of_attention() -> list[float]:
         )
         more = {"softcap": 5.0, "sinks": torch.linspace(-1, 1, num)} if kind == 2 else {}
         options = AttentionOptions(sliding_window=20 if kind else None, **more)
-        found.append(decoding._error(query, keys, values, options))
+        found.append(cache_kernels._error(query, keys, values, options))
     return found
 
 
@@ -164,9 +165,13 @@ class Launches(TorchDispatchMode):
 def launches_of_a_pass(num_layers: int) -> Counter[str]:
     """Of decoding one token in each of two rows, once weights are cast and joined."""
     model = LanguageModel(tiny_language_model("qwen2", num_hidden_layers=num_layers), precision=Precision.BF16)
-    cache.RowCache._kernels = property(lambda _: decoding.Kernels())
-    decoding._AGREED.clear()
-    decoding.agree = lambda *_: True  # the interpreter's bf16 is wrong, and only its calls are counted
+
+    class Kernels(cache_kernels.CacheKernels):
+        """The interpreter's bf16 is wrong, and its calls are only counted."""
+
+        agree = staticmethod(lambda *_: True)
+
+    cache.RowCache._kernels = property(lambda _: Kernels())
     with torch.inference_mode(), casting():
         prompts = pack([[3, 4, 5], [6, 7]])
         captured = cache.PromptCache(prompts.lengths)
@@ -195,7 +200,7 @@ def main() -> None:
     found = {"expected": expected, "exact": exact, "found": [results(*each) for each in MODELS], "agree": agree}
     found |= {"num_joint": len(joins), "outside": log_probs_of([100, 5, -1], num_tokens=100)}
     row_kernels.agree.cache_clear()
-    row_kernels.KERNELS.scale = lambda hidden, *_, **__: hidden
+    row_kernels.KERNELS.scale = lambda hidden, *_, **__: hidden * torch.nan  # no number is larger than it
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found["wrong"] = (

@@ -10,7 +10,6 @@ values, M capacity of a row.
 """
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from proximo.models.attention.packed import AttentionOptions, explicit_attention
+from proximo_cuda.needs import is_right
 
 CHUNK = 256
 """Keys that one program reads. Longer rows are read by several, whose results a second kernel adds up."""
@@ -248,29 +248,6 @@ def attend(
     return output
 
 
-class Kernels:
-    """The functions of this file, as `proximo.kernels.DecodingKernels`."""
-
-    put = staticmethod(put)
-    attend = staticmethod(attend)
-
-    def agree(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
-        """See `agree`."""
-        return agree(query, keys, values, options)
-
-
-def kernels_for(keys: Tensor, values: Tensor) -> Kernels | None:
-    """The kernels for storage like this; None without a device, or where they are not right."""
-    if not torch.cuda.is_available() or isinstance(keys, FakeTensor):
-        return None
-    if keys.device.index != torch.cuda.current_device():  # where Triton would launch
-        return None
-    return _KERNELS if agree(keys[:1, :, :1], keys, values, AttentionOptions()) else None
-
-
-_KERNELS = Kernels()
-
-
 def _block_of(bytes_of_key: int) -> int:
     """Keys that a program reads at a time, so that what it holds of them fits into its multiprocessor."""
     return max(16, min(64, _BLOCK_BYTES // bytes_of_key))
@@ -281,21 +258,34 @@ _AGREED: dict[tuple[Any, ...], bool] = {}
 
 
 def agree(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
-    """Whether the kernels compute here what torch's operators do. Tried once for each kind of call, on random numbers.
-
-    A difference, or an error of Triton, is a warning: torch's operators then decode, more slowly.
-    """
+    """Whether the kernels compute here what torch's operators do. Tried once for each kind of call."""
     kind = options.softcap is not None, options.sinks is not None, query.dtype, keys.dtype, values.dtype
     asked = (query.device, *kind, query.shape[1], query.shape[3], keys.shape[1], values.shape[3])
+
+    def why_not() -> str | None:
+        error, most = _error(query, keys, values, options), 1e-4 if keys.dtype is torch.float32 else 0.05
+        return None if error <= most else f"their error is {error:.2g}"
+
     if asked not in _AGREED:
-        try:
-            error, most = _error(query, keys, values, options), 1e-4 if keys.dtype is torch.float32 else 0.05
-            _AGREED[asked], why = error <= most, f"their error is {error:.2g}"
-        except Exception as failed:  # a compiler of another vendor's may raise anything
-            _AGREED[asked], why = False, f"{type(failed).__name__}: {failed}"
-        if not _AGREED[asked]:
-            warnings.warn(f"the fused kernels of decoding are not used on {query.device}: {why}", stacklevel=2)
+        _AGREED[asked] = is_right("kernels of decoding are", query.device, why_not)
     return _AGREED[asked]
+
+
+class CacheKernels:
+    """The functions of this file, as `proximo.kernels.DecodingKernels`."""
+
+    put = staticmethod(put)
+    attend = staticmethod(attend)
+    agree = staticmethod(agree)
+
+
+def kernels_for(keys: Tensor, values: Tensor) -> CacheKernels | None:
+    """The kernels for storage like this; None without a device, or where they are not right."""
+    if not torch.cuda.is_available() or isinstance(keys, FakeTensor):
+        return None
+    if keys.device.index != torch.cuda.current_device():  # where Triton would launch
+        return None
+    return CacheKernels() if agree(keys[:1, :, :1], keys, values, AttentionOptions()) else None
 
 
 def _error(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> float:
