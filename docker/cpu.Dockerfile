@@ -15,7 +15,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir --constraint constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --no-cache-dir --constraint constraints.txt ".[json-schema,maths,serve]"
+RUN pip install --no-cache-dir --constraint constraints.txt ".[maths,serve]"
 
 # Runs, caches and kernels belong to a user without rights, below /work.
 RUN useradd --create-home --uid 1000 proximo && mkdir /work && chown proximo /work

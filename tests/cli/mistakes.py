@@ -128,18 +128,6 @@ RECIPES = (
     ),
     _override("address that is none", "reward=[{kind: remote, url: 'verifiers:8321'}]", "verifiers:8321", "http://"),
     _override("expression that is none", "reward=[{kind: pattern, pattern: 'a('}]", "reward.0.pattern", "missing )"),
-    _override(
-        "schema that is none",
-        "reward=[{kind: json_schema, json_schema: {type: objct}}]",
-        "reward.0.json_schema",
-        "not a JSON schema: at $.type",
-    ),
-    _override(
-        "schema from elsewhere",
-        "reward=[{kind: json_schema, json_schema: {$ref: 'http://example.org/s'}}]",
-        "nothing is fetched",
-        "$defs",
-    ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
     _override(
         "optimizer of a value head on the policy's trunk",
@@ -181,7 +169,7 @@ RECIPES = (
     _override("pairs per step of KTO", "kto.pairs_per_step=4", "kto.pairs_per_step", kind="kto"),
 )
 OVERRIDES = (
-    _override("sink of no known kind", "run.sinks=[{kind: comet}]", "wandb, mlflow, trackio, function", "got 'comet'"),
+    _override("sink of no known kind", "run.sinks=[{kind: comet}]", "wandb, function", "got 'comet'"),
     _override("no equals sign", "run.seed", "key.sub=value", "'run.seed'"),
     _override("no value", "run.seed=", "run.seed=null"),
     _override(
@@ -242,7 +230,7 @@ INPUTS = (
     _override("folder without a model", "model.path=d", "holds no model", "config.json", files={"d/x": ""}),
     _override("run instead of a model", "model.path=run", "proximo export run OUT", files=RUN),
     _override("file instead of a model", "reward.0.path=f", "f is a file", files={"f": ""}),
-    _override("package of a sink that is missing", "run.sinks=[{kind: trackio}]", "pip install 'proximo[trackio]'"),
+    _override("package of a sink that is missing", "run.sinks=[{kind: wandb}]", "pip install 'proximo[wandb]'"),
     _override(
         "sink's function that is not there",
         "run.sinks=[{kind: function, function: 'nowhere:f'}]",
@@ -374,7 +362,6 @@ COMMANDS = (
         "cannot be written (File name too long)",
         files=MODEL,
     ),
-    _use("ratings to nowhere", "pass-rate r.yaml no/a.jsonl", "there is no folder no", files={"r.yaml": PPO}),
     _use("chat with tokens below one", "chat model --max-new-tokens 0", "--max-new-tokens", files=MODEL),
     _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),
 )

@@ -27,7 +27,7 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
     *("sft", "reward", "dpo", "kto", "ppo", "pipeline", "generate", "chat"),
-    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "pass-rate", "doctor"),
+    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "doctor"),
 )
 STARTS_QUICKLY = """
 import sys
@@ -511,7 +511,7 @@ def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [("ppo", "ppo", "--dry-run"), ("plan", "ppo"), ("pass-rate", "ppo", "out.jsonl")])
+@pytest.mark.parametrize("command", [("ppo", "ppo", "--dry-run"), ("plan", "ppo")])
 def test_ctrl_c_while_the_schemas_are_made_is_left_to_no_library(command, tmp_path):
     """Pydantic turns a KeyboardInterrupt while it makes a class into an error of the schema."""
     given = [sys.executable, "-c", INTERRUPTED_AT, "proximo.config.rewards.kinds", *command]

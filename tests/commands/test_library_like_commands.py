@@ -53,12 +53,6 @@ def plans(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]
     return by_command, to_json(Training(place / "recipe.yaml").plan(), process=0)
 
 
-def pass_rates(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
-    main(["pass-rate", str(place / "recipe.yaml"), str(out / "command.jsonl"), "--samples-per-prompt", "2"])
-    rated = Training(place / "recipe.yaml").pass_rates(out / "library.jsonl", samples_per_prompt=2)
-    return (out / "command.jsonl").read_text(), rated.read_text()
-
-
 def generated(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]:
     options = ["--num-samples", "2", "--seed", "3", "--max-new-tokens", "4", "--output", str(out / "answers.jsonl")]
     main(["generate", str(place / "run"), "a b", "c d", *options])
@@ -148,7 +142,6 @@ def trial(place: Path, out: Path, printed: Callable[[], str]) -> tuple[Any, Any]
 
 COMMANDS: dict[str, Callable[[Path, Path, Callable[[], str]], tuple[Any, Any]]] = {
     "plan": plans,
-    "pass-rate": pass_rates,
     "generate": generated,
     "generate --reward FUNCTION": ranked,
     "generate --reward RUN": judged,
@@ -193,11 +186,6 @@ def test_a_pipeline_has_the_bits_of_the_command(tmp_path: Path, monkeypatch: pyt
 def test_what_a_command_does_not_take_is_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nearest: 'temperature'"):
         SavedRun(place / "run").generate(["a"], temperatur=1.0)
-    with pytest.raises(ConfigError, match="pass rates"):
-        Training(recipe_of("sft", place)).pass_rates(tmp_path / "rated.jsonl")
-    for wrong in ({"num_prompts": -1}, {"samples_per_prompt": 0}):
-        with pytest.raises(UserError, match="must be at least 1"):
-            Training(place / "recipe.yaml").pass_rates(tmp_path / "rated.jsonl", **wrong)
     with pytest.raises(ConfigError, match="on_step"):
         Training(place / "recipe.yaml").fit(resume="auto", on_step=print_nothing)  # type: ignore
 

@@ -130,7 +130,7 @@ NOTES = [
     ("ppo", ["devices={num: 1, shard: grads, offload: idle}"], ["devices.shard has no effect: num is 1"]),
     (
         "ppo",
-        ["ppo.advantage=return_to_go", "reward=[{kind: length, longest: 3}]", "devices.value.shard=grads"],
+        ["ppo.advantage=return_to_go", "reward=[{kind: pattern, pattern: a}]", "devices.value.shard=grads"],
         ["devices.value has no effect: the run has no such model"],
     ),
     ("sft", ["devices.policy.shard=grads"], ["devices.policy has no effect: the run has no such model"]),

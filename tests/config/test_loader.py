@@ -201,7 +201,7 @@ SCORE = ["normalise=standardise", "bias=1", "scale=2", "overlong_penalty=2", "pe
         (EVALUATED, ["run.evaluate_every_steps", "ppo.evaluation_samples_per_prompt"]),
         ([*EVALUATED, "data.held_out_rows=2"], []),
         ([*EVALUATED, "data.evaluation_sources=[{path: a/b}]"], []),
-        (["reward.1={kind: length, longest: 3, weight: 0}"], ["reward.1.weight is 0"]),
+        (["reward.1={kind: pattern, pattern: a, weight: 0}"], ["reward.1.weight is 0"]),
         (MISMATCH, ["ppo.guards.max_mismatch"]),
         ([*MISMATCH, "run.precision=bf16"], []),
         ([*MISMATCH, "engine={kind: vllm}"], []),

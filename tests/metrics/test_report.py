@@ -157,7 +157,7 @@ def test_the_policy_of_the_page_forbids_whatever_it_does_not_need(ppo_report: Pa
 
 def test_a_password_in_an_address_is_not_passed_around_with_the_page(tmp_path: Path):
     folder = write_ppo_run(tmp_path / "run", num_steps=3)
-    config = {"run": {"sinks": [{"kind": "mlflow", "tracking_uri": "postgresql://me:hunter2@host/db?key=hunter2"}]}}
+    config = {"run": {"sinks": [{"kind": "function", "tracking_uri": "postgresql://me:hunter2@host/db?key=hunter2"}]}}
     (folder / "config.resolved.json").write_text(json.dumps(config), encoding="utf-8")
     page = write_report(folder).read_text(encoding="utf-8")
     assert "tracking_uri: postgresql://***@host/db?***" in page

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from proximo.rewards.json_schema import JSONSchemaVerifier
-from proximo.rewards.text_verifiers import LengthVerifier, PatternVerifier, RepetitionVerifier, ThinkAnswerVerifier
+from proximo.rewards.text_verifiers import PatternVerifier, ThinkAnswerVerifier
 from proximo_verifiers.maths.countdown import CountdownVerifier
 from proximo_verifiers.maths.verifier import MathsVerifier
 from proximo_verifiers.verifier import Answer, ScoreState
@@ -34,11 +33,8 @@ VERIFIER = {"verifier": "proximo.rewards.text_verifiers:PatternVerifier", "optio
 VERIFIERS = [
     CountdownVerifier(**COUNTDOWN),
     MathsVerifier(**MATHS),
-    JSONSchemaVerifier(json_schema={"type": "object"}),
-    LengthVerifier(longest=3),
     PatternVerifier(pattern="a"),
     PatternVerifier(pattern="a", match_score=-0.5),
-    RepetitionVerifier(ngram=1),
     ThinkAnswerVerifier(),
     ThinkAnswerVerifier(verifier=VERIFIER, min_score=-1.0),
 ]

@@ -586,7 +586,7 @@ KNOBS = [
 ]
 
 SINKS = {
-    sinks.TrackerSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
+    sinks.WandbSinkConfig: "test_weights_and_biases_is_told_the_id_of_the_run",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
 }
 PUSHES = {
@@ -597,9 +597,6 @@ PUSHES = {
 }
 TEXTS = (
     rewards_texts.PatternRewardConfig,
-    rewards_texts.JSONSchemaRewardConfig,
-    rewards_texts.LengthRewardConfig,
-    rewards_texts.RepetitionRewardConfig,
     rewards_texts.ThinkAnswerRewardConfig,
 )
 GRADED = {
@@ -694,7 +691,7 @@ SHOWN_ELSEWHERE = {
         for name in rewards.RemoteRewardConfig.model_fields
     },
     **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
-    (sinks.TrackerSinkConfig, "samples"): (
+    (sinks.WandbSinkConfig, "samples"): (
         "run/test_sample_sinks.py",
         "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
     ),

@@ -21,7 +21,6 @@ OTHERS = (
     ("export", "RUN", "OUT"),
     ("chat", "RUN", "--max-new-tokens", "4"),
     ("plan", "RECIPE"),
-    ("pass-rate", "RECIPE", "OUT"),
     ("report", "RUN"),
 )
 

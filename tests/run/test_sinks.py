@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,11 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from proximo.config.run import RunConfig
 from proximo.errors import ConfigError, MissingExtraError
-from proximo.metrics.sinks import MLflowSink, TrackedRun
+from proximo.metrics.sinks import TrackedRun
 from proximo.run.options import RunOptions
-from proximo.run.preflight import check_extras, check_extras_of
+from proximo.run.preflight import check_extras_of
 from proximo.trainer_kinds import recipe_kind
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
@@ -169,42 +167,17 @@ def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: 
         run("sft", changed(recipe, {"run.sinks": wrong}), START)
 
 
-@pytest.mark.parametrize("kind", ["wandb", "mlflow", "trackio"])
 def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_loaded(
-    kind: str, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
-    named = rf"run.sinks.0 is of kind {kind}.*pip install 'proximo\[{kind}\]'"
-    without = changed(recipe, {"run.sinks": [{"kind": kind}]})
+    named = r"run.sinks.0 is of kind wandb.*pip install 'proximo\[wandb\]'"
+    without = changed(recipe, {"run.sinks": [{"kind": "wandb"}]})
     with pytest.raises(MissingExtraError, match=named):
         check_extras_of(recipe_kind("sft").schema.model_validate(without))
     with pytest.raises(MissingExtraError, match=named):
         run("sft", without, START)
     assert not Path(recipe["run"]["folder"]).exists()
-
-
-@pytest.mark.parametrize(
-    ("address", "served"),
-    [
-        (None, False),
-        ("sqlite:///x.db", False),
-        ("runs/mlflow", False),
-        ("http://server", True),
-        ("https://server", True),
-        ("databricks", True),
-    ],
-)
-def test_the_small_package_of_mlflow_is_taken_for_servers_alone(
-    address: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None if name == "sqlalchemy" else object())
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if address is not None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    given = RunConfig(folder="x", sinks=[{"kind": "mlflow"}])
-    refusal = pytest.raises(MissingExtraError, match=r"mlflow-skinny.*pip install 'proximo\[mlflow\]'")
-    with nullcontext() if served else refusal:
-        check_extras(given)
 
 
 async def open_later(run: TrackedRun) -> Book:
@@ -253,7 +226,7 @@ def test_a_sink_that_could_not_be_used_is_a_mistake(recipe: dict[str, Any], sink
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
-    """Modules in the place of wandb and trackio, and the calls that they got."""
+    """A module in the place of wandb, and the calls that it got."""
     calls: dict[str, list] = {"init": [], "log": [], "finish": []}
     made = SimpleNamespace(
         log=lambda metrics, step: calls["log"].append((step, metrics)), finish=lambda: calls["finish"].append(True)
@@ -263,11 +236,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
         calls["init"].append(given)
         return made
 
-    for name in ("wandb", "trackio"):
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, loader=None)
-        vars(module).update(init=init, Settings=lambda **given: given, login=lambda **_: True)
-        monkeypatch.setitem(sys.modules, name, module)
+    module = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", loader=None)
+    vars(module).update(init=init, Settings=lambda **given: given, login=lambda **_: True)
+    monkeypatch.setitem(sys.modules, "wandb", module)
     return calls
 
 
@@ -296,89 +268,6 @@ def test_weights_and_biases_is_told_the_id_of_the_run(
     assert stand_in["finish"] == [True]
 
 
-def test_trackio_is_told_a_name_that_carries_the_id(
-    recipe: dict[str, Any], stand_in: dict[str, list], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = {"kind": "trackio", "project": "p", "name": "mine"}
-    monkeypatch.setenv("TRACKIO_SPACE_ID", "me/space")
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(ConfigError, match=r"run.sinks.0: the Space me/space .* is on the Hub, and there is no token"):
-        run("sft", changed(recipe, {"run.sinks": [sink]}), START)
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
-    assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
-    (given,) = stand_in["init"]
-    kept = json.loads(Path(recipe["run"]["folder"], "trackers", "trackio.json").read_bytes())
-    assert (given["project"], given["space_id"]) == ("p", "me/space")
-    assert (given["name"], given["resume"]) == (f"mine-{kept['id'][:8]}", "allow")
-    assert [step for step, _ in stand_in["log"]] == [0, 1, 2, 3, 4, 5]
-
-
-class FakeMLflow:
-    """The part of an MLflow server that is used, and what it was told."""
-
-    def __init__(self) -> None:
-        self.experiments: dict[str, str] = {}
-        self.runs: list[SimpleNamespace] = []
-        self.lines: list[tuple[str, int, float]] = []
-
-    def get_experiment_by_name(self, name: str) -> SimpleNamespace | None:
-        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
-
-    def create_experiment(self, name: str) -> str:
-        return self.experiments.setdefault(name, f"id of {name}")
-
-    def search_runs(self, experiment_ids: list[str], filter_string: str) -> list[SimpleNamespace]:
-        assert experiment_ids == ["id of e"]
-        return [run for run in self.runs if f"'{run.tags['proximo.id']}'" in filter_string]
-
-    def create_run(self, experiment_id: str, tags: dict[str, str], run_name: str) -> SimpleNamespace:
-        info = SimpleNamespace(run_id=f"run {len(self.runs)}", name=run_name, status="RUNNING", params={})
-        self.runs.append(SimpleNamespace(info=info, tags=tags))
-        return self.runs[-1]
-
-    def update_run(self, run_id: str, status: str) -> None:
-        self.set_terminated(run_id, status)
-
-    def set_terminated(self, run_id: str, status: str = "FINISHED") -> None:
-        next(run for run in self.runs if run.info.run_id == run_id).info.status = status
-
-    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-        assert len(params) <= 100
-        self.runs[-1].info.params.update({param.key: param.value for param in params})
-        self.lines += [(each.key, each.step, each.value) for each in metrics]
-
-
-def test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once(
-    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = FakeMLflow()
-    modules = {
-        "mlflow": {},
-        "mlflow.tracking": {"MlflowClient": lambda: server},
-        "mlflow.entities": {
-            "Metric": lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step),
-            "Param": lambda key, value: SimpleNamespace(key=key, value=value),
-        },
-    }
-    for name, contents in modules.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, loader=None)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
-    sink = {"kind": "mlflow", "project": "e", "name": "mine"}
-    recipe = changed(recipe, {"run.sinks": [sink]})
-    assert run("sft", recipe, START) == 0
-    go_back(recipe)
-    server.runs[0].info.params.clear()
-    assert run("sft", recipe, RESUME) == 0
-    (made,) = server.runs
-    assert (made.info.name, made.info.status, made.info.params) == ("mine", "FINISHED", {})
-    assert [step for name, step, _ in server.lines if name == "progress/step"] == [0, 1, 2, 3, 4, 5]
-    assert run("sft", recipe, RunOptions(quiet=True, overwrite=True)) == 0
-    assert server.runs[1].info.params["sft.examples_per_step"] == "4"
-
-
 def test_weights_and_biases_itself_writes_offline_and_goes_on_with_its_id(
     recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,47 +292,3 @@ def test_weights_and_biases_itself_is_refused_online_where_nobody_is_logged_in(
     with pytest.raises(ConfigError, match="run.sinks.0: nobody is logged in"):
         run("sft", changed(recipe, {"run.sinks": [{"kind": "wandb"}]}), START)
     assert not Path(recipe["run"]["folder"]).exists()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_trackio_itself_keeps_every_step_on_this_machine(
-    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("trackio", reason="the extra trackio is not installed")
-    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio")
-    recipe = changed(recipe, {"run.sinks": [{"kind": "trackio", "project": "p"}]})
-    assert run("sft", recipe, START) == 0
-    assert all("progress/sink_failures" not in line for line in metrics_of(recipe))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("address", ["folder", "nonsense:abc", "postgresql://me:hunter2@nowhere/db"])
-def test_an_address_that_mlflow_itself_refuses_is_a_mistake(
-    recipe: dict[str, Any], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
-    pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    with pytest.raises(ConfigError, match=r"run.sinks.0: MLflow refuses MLFLOW_TRACKING_URI (?!.*hunter2)"):
-        run("sft", changed(recipe, {"run.sinks": [{"kind": "mlflow"}]}), START)
-    assert not Path(recipe["run"]["folder"]).exists()
-
-
-@pytest.mark.filterwarnings("ignore")  # what its own dependencies deprecate
-def test_mlflow_itself_finds_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracking = pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
-    pytest.importorskip("sqlalchemy", reason="mlflow-skinny alone keeps no database")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    told = TrackedRun(id="ab" * 16, name="mine", folder=tmp_path, config={"run": {"seed": 5}, "list": [1]})
-    for steps in ((0, 1), (2,)):
-        sink = MLflowSink(told, project="e")
-        for step in steps:
-            sink.write(step, {"score/mean": step / 2})
-        sink.close()
-    client = tracking.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert found.data.params == {"run.seed": "5", "list": "[1]"}
-    assert found.info.status == "FINISHED"
-    points = client.get_metric_history(found.info.run_id, "score/mean")
-    assert [(each.step, each.value) for each in points] == [(0, 0.0), (1, 0.5), (2, 1.0)]

@@ -184,7 +184,6 @@ def _program(
     proximo doctor                            what this machine has
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded
-    proximo pass-rate my.yaml rated.jsonl     how hard its prompts are for the policy it starts from
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo ppo my.yaml devices.num=8         on 8 GPUs; several machines, Slurm: docs/scale.md
     proximo report runs/ppo                   curves and samples as one HTML file; of several runs side by side

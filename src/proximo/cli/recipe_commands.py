@@ -1,31 +1,26 @@
-"""The commands that read a recipe without training it: plan, pass-rate, serve-reward."""
+"""The commands that read a recipe without training it: plan, serve-reward."""
 
 import json
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.arguments import Overrides, RecipeName, check_new_file, loading
+from proximo.cli.arguments import Overrides, RecipeName, loading
 from proximo.cli.recipes import KindOption, kind_of
-from proximo.commands.checked_recipe import checked
 from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
-from proximo.ppo.kind import PPO
 from proximo.user_code import functions_of_the_working_directory
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.recipe import Recipe
-    from proximo.ppo.recipe import PPORecipe
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add plan, pass-rate and serve-reward to the command line."""
+    """Add plan and serve-reward to the command line."""
     app.command()(plan)
-    app.command()(pass_rate)
     app.command("serve-reward")(serve_reward)
 
 
@@ -101,35 +96,6 @@ def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
     if problem := devices_problem(recipe, num_ranks):
         raise ConfigError(problem)
     return num_ranks
-
-
-def pass_rate(
-    recipe: RecipeName,
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Output file; it must not exist.")],
-    overrides: Overrides = None,
-    *,
-    samples_per_prompt: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 8,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts, from the start.")] = None,
-) -> int:
-    """Measure how often the policy that a run would start from solves each training prompt of a PPO recipe.
-
-    The file holds the prompts with their scores as base_scores. Use it as the data, with a filter, to leave out prompts
-    that are too easy or too hard:
-
-    \b
-    proximo pass-rate my.yaml rated.jsonl --samples-per-prompt 8
-    proximo ppo my.yaml data.sources='[{path: rated.jsonl}]' data.filter='{above: 0.9, below: 0.1, from_epoch: 0}'
-    """
-    check_new_file(out)
-    with functions_of_the_working_directory():
-        with EndsSilently():
-            loaded = checked(PPO.name, recipe, overrides or ())
-        with loading():
-            from proximo.commands.pass_rates import run_pass_rates
-
-        return run_pass_rates(
-            cast("PPORecipe", loaded.recipe), out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts
-        )
 
 
 def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature

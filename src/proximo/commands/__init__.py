@@ -1,4 +1,4 @@
-"""The work of the commands after training: generate, chat, evaluate, export, report, serve rewards, pass rates.
+"""The work of the commands after training: generate, chat, evaluate, export, report, serve rewards.
 
 `cli/` parses their options; `library/` offers them as Python objects; `pipeline/` runs several stages.
 """

@@ -8,17 +8,17 @@ from proximo.config.schema.base import Section
 from proximo.hub import is_hub_name
 
 
-class TrackerSinkConfig(Section):
-    """An experiment tracker, by the extra of the same name. Where it sends to, and as whom, its own environment
-    variables say. docs/trackers.md.
+class WandbSinkConfig(Section):
+    """Weights & Biases, by the extra wandb. Where it sends to, and as whom, its own environment variables say.
+    docs/trackers.md.
     """
 
-    kind: Literal["wandb", "mlflow", "trackio"]
-    """Weights & Biases, MLflow or Trackio."""
+    kind: Literal["wandb"]
+    """A run of Weights & Biases."""
     project: str = "proximo"
-    """The project of the run, in MLflow the experiment. For teams, whose runs share a tracker."""
+    """The project of the run. For teams, whose runs share a tracker."""
     name: str | None = None
-    """The run's name; null uses the run folder as written in the recipe. Trackio adds a part of the run's id."""
+    """The run's name; null uses the run folder as written in the recipe."""
     samples: bool = False
     """Also send the rows of samples.jsonl, with prompts and responses, and report.html at the end. For teams that read
     responses in their tracker; off because texts may be more confidential than metrics."""
@@ -45,7 +45,7 @@ class FunctionSinkConfig(Section):
         return self.function
 
 
-SinkConfig = Annotated[TrackerSinkConfig | FunctionSinkConfig, Field(discriminator="kind")]
+SinkConfig = Annotated[WandbSinkConfig | FunctionSinkConfig, Field(discriminator="kind")]
 
 
 class PushConfig(Section):

@@ -1,68 +1,22 @@
-"""The verifiers of the form of a text: length, regular expressions, repetition, and the tags of thought and answer.
-
-(DAPO's penalty for overlong responses is part of ppo.score.)
-"""
+"""The verifiers of the form of a text: a regular expression, and the tags of thought and answer."""
 
 import importlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import regex
 
-from proximo.config.rewards.text_rules import pattern_problem
-from proximo.errors import ConfigError
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
 
-Unit = Literal["tokens", "words", "characters"]
 MATCH_SECONDS = 1.0
 """Processor time of the search for a pattern."""
 FORMAT_BONUS = 0.2
 """What an incorrect answer in the right form scores above one in another form."""
 TAGS = re.compile(r"</?(?:think|answer)>")
 WELL_FORMED = ["<think>", "</think>", "<answer>", "</answer>"]
-
-
-class LengthVerifier(Verifier):
-    """score = max(0, 1 - distance / `slack`), where distance is the number of units outside `shortest` to `longest`.
-
-    Both ends are inclusive. With a slack of 0 the score outside the range is 0. Words are separated by white space.
-    Tokens include the end-of-sequence token.
-    """
-
-    def __init__(
-        self, *, unit: Unit = "words", shortest: int | None = None, longest: int | None = None, slack: int = 0
-    ) -> None:
-        self.unit = unit
-        self.shortest = shortest
-        self.longest = longest
-        self.slack = slack
-
-    def grade(self, answer: Answer) -> Grade:
-        """The grade, with the component `length` in units."""
-        length = measured(answer, self.unit)
-        too_short = 0 if self.shortest is None else max(0, self.shortest - length)
-        too_long = 0 if self.longest is None else max(0, length - self.longest)
-        distance = too_short + too_long  # at most one is not 0
-        score = max(0.0, 1 - distance / self.slack) if self.slack else float(distance == 0)
-        return Grade(score=score, components={"length": float(length)})
-
-    def timeout_grade(self) -> Grade:
-        """The grade of an answer that took too long: 0."""
-        return Grade(score=0.0, state=ScoreState.MODEL_FAULT, components={"length": 0.0})
-
-
-def measured(answer: Answer, unit: Unit) -> int:
-    """The length of a response in units."""
-    match unit:
-        case "tokens":
-            return answer.num_tokens
-        case "words":
-            return len(answer.text.split())
-        case "characters":
-            return len(answer.text)
 
 
 class PatternVerifier(Verifier):
@@ -73,9 +27,6 @@ class PatternVerifier(Verifier):
     """
 
     def __init__(self, *, pattern: str, match_score: float = 1.0, no_match_score: float = 0.0) -> None:
-        """Raises ConfigError if `pattern` is not a regular expression."""
-        if problem := pattern_problem(pattern):
-            raise ConfigError(problem)
         self.pattern = regex.compile(pattern)
         self.match_score = match_score
         self.no_match_score = no_match_score
@@ -91,34 +42,6 @@ class PatternVerifier(Verifier):
     def timeout_grade(self) -> Grade:
         """The grade of an answer that took too long: the lower score."""
         return Grade(score=min(self.no_match_score, self.match_score), state=ScoreState.MODEL_FAULT)
-
-
-class RepetitionVerifier(Verifier):
-    """score = -(1 - distinct n-grams / n-grams): from 0 without repetition down to nearly -1.
-
-    Units are words, separated by white space, or characters for languages without spaces.
-    """
-
-    def __init__(self, *, unit: Literal["words", "characters"] = "words", ngram: int = 4) -> None:
-        self.unit = unit
-        self.ngram = ngram
-
-    def grade(self, answer: Answer) -> Grade:
-        """The grade; never -0.0."""
-        units: Sequence[str] = answer.text.split() if self.unit == "words" else answer.text
-        return Grade(score=0.0 - repeated_share(units, self.ngram))
-
-    def timeout_grade(self) -> Grade:
-        """The grade of an answer that took too long: -1."""
-        return Grade(score=-1.0, state=ScoreState.MODEL_FAULT)
-
-
-def repeated_share(units: Sequence[str], n: int) -> float:
-    """1 - distinct n-grams / n-grams: the fraction of n-grams that occurred earlier. 0 for fewer than n units."""
-    count = len(units) - n + 1
-    if count < 1:
-        return 0.0
-    return 1 - len({tuple(units[i : i + n]) for i in range(count)}) / count
 
 
 class ThinkAnswerVerifier(Verifier):

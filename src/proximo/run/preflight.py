@@ -21,7 +21,7 @@ from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConf
 from proximo.config.rewards.verifiers import CodeRewardConfig, CustomVerifierRewardConfig, VerifierRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
-from proximo.config.sinks import FunctionSinkConfig, SinkConfig
+from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.text_files import refuse_other_than_text
 from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
 from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
@@ -301,12 +301,6 @@ def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
             )
 
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""Kind of sink -> the module that it imports. The extra is named after the kind."""
-SERVERS = ("http://", "https://", "databricks", "uc:")
-"""Prefixes of the addresses that mlflow-skinny can reach."""
-
-
 def check_extras_of(recipe: Recipe) -> None:
     """Calls `check_extras` for every stage."""
     for _, stage in recipe.given_stages():
@@ -316,22 +310,11 @@ def check_extras_of(recipe: Recipe) -> None:
 def check_extras(run: RunConfig) -> None:
     """Raises MissingExtraError with the name of the extra if the package of a sink is not installed."""
     for index, sink in enumerate(run.sinks):
-        if problem := _problem(sink):
+        if sink.kind == "wandb" and find_spec("wandb") is None:
             raise MissingExtraError(
-                f"run.sinks.{index} is of kind {sink.kind}, {problem}: run pip install 'proximo[{sink.kind}]', or "
-                "leave the sink out"
+                f"run.sinks.{index} is of kind wandb, whose package is not installed: run pip install "
+                "'proximo[wandb]', or leave the sink out"
             )
-
-
-def _problem(sink: SinkConfig) -> str | None:
-    if sink.kind not in PACKAGES:
-        return None
-    if find_spec(PACKAGES[sink.kind]) is None:
-        return "whose package is not installed"
-    to_server = os.environ.get("MLFLOW_TRACKING_URI", "").startswith(SERVERS)
-    if sink.kind == "mlflow" and not to_server and find_spec("sqlalchemy") is None:
-        return "of which only mlflow-skinny is installed, which writes to a tracking server alone"
-    return None
 
 
 def secret_problem(variable: str) -> str | None:

@@ -19,14 +19,7 @@ from proximo.metrics.alarms import find_alarms
 from proximo.metrics.catalogue import Recorder, catalogue
 from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.run_files import Run
-from proximo.metrics.sinks import (
-    TRACKERS,
-    ReportSink,
-    SampleSink,
-    Sink,
-    TrackedRun,
-    history,
-)
+from proximo.metrics.sinks import ReportSink, SampleSink, Sink, TrackedRun, WandbSink, history
 from proximo.metrics.tensorboard_sink import TensorBoardSink
 from proximo.metrics.values import Last, Sum
 from proximo.rewards.function_binding import import_function
@@ -192,7 +185,7 @@ def open_sinks(
 def _opener(config: SinkConfig) -> OpenSink:
     if isinstance(config, FunctionSinkConfig):
         return _user_sink(config)
-    return lambda run: TRACKERS[config.kind](run, project=config.project)
+    return lambda run: WandbSink(run, project=config.project)
 
 
 def check_sinks(run: RunConfig) -> None:
@@ -204,7 +197,7 @@ def check_sinks(run: RunConfig) -> None:
 
 def _sink_problem(sink: SinkConfig) -> str | None:
     if not isinstance(sink, FunctionSinkConfig):
-        return TRACKERS[sink.kind].problem()
+        return WandbSink.problem()
     problem = calling_problem(import_function(sink.function), [None], sink.kwargs)
     given = "".join(f", {key}=..." for key in sink.kwargs)
     return problem and f"{sink.function} is called as function(run{given}), but {problem}"

@@ -39,7 +39,7 @@ def one(text, facts):
 RECIPE = """
 reward:
 - {kind: function, name: mine, function: 'service_reward:score', weight: 2}
-- {kind: repetition, name: graded, ngram: 1, workers: 1}
+- {kind: pattern, name: graded, pattern: '[a-m]$', workers: 1}
 """
 
 

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from reward_services import Service, make_folder, real_service
 
-from proximo.config.rewards.texts import RepetitionRewardConfig
+from proximo.config.rewards.texts import PatternRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
@@ -80,7 +80,7 @@ def metrics(service: Service) -> dict[str, Any]:
 def test_grades_are_those_of_the_same_sources_here(service: Service, folder: Path) -> None:
     namespace: dict[str, Any] = {}
     exec((folder / "service_reward.py").read_text(), namespace)
-    verifier = RepetitionRewardConfig(kind="repetition", name="graded", ngram=1, workers=1)
+    verifier = PatternRewardConfig(kind="pattern", name="graded", pattern="[a-m]$", workers=1)
     sources = [(0.5, FunctionReward(namespace["score"], name="mine")), (1.0, build_source_without_model(verifier))]
     with closing(WeightedReward(sources)) as local:
         asked = some_responses()

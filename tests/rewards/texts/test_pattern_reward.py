@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from proximo.config.rewards.texts import PatternRewardConfig
 from proximo.errors import ConfigError
 from proximo.rewards import text_verifiers
 from proximo.rewards.text_verifiers import PatternVerifier
@@ -44,4 +45,4 @@ def test_a_search_without_an_end_is_given_up_and_gets_the_lower_score(
 
 def test_what_is_no_expression_is_refused_with_the_place() -> None:
     with pytest.raises(ConfigError, match=r"'a\(b' is not a regular expression: missing \) at character 4"):
-        PatternVerifier(pattern="a(b")
+        PatternRewardConfig(kind="pattern", pattern="a(b")

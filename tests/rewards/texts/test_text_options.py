@@ -8,21 +8,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
-from proximo.config.rewards.texts import (
-    JSONSchemaRewardConfig,
-    LengthRewardConfig,
-    PatternRewardConfig,
-    RepetitionRewardConfig,
-    ThinkAnswerRewardConfig,
-)
+from proximo.config.rewards.texts import PatternRewardConfig, ThinkAnswerRewardConfig
 from proximo.config.rewards.verifiers import VerifierRewardConfig
 from proximo_verifiers.verifier import Answer, Grade
 
 GOOD = "<think>a</think><answer>41</answer>"
 PATTERN = {"kind": "pattern", "pattern": "a"}
-LENGTH = {"kind": "length", "shortest": 2, "longest": 3}
-REPETITION = {"kind": "repetition", "ngram": 2}
-JSON = {"kind": "json_schema", "json_schema": {"type": "array"}}
 CODE = {"kind": "code", "form": "asserts"}
 WRONG = {"kind": "think_answer", "verifier": {"kind": "pattern", "pattern": "42"}}
 
@@ -41,22 +32,12 @@ OPTIONS = [
     Option("pattern", "b", PATTERN, "a"),
     Option("match_score", 3, PATTERN, "a"),
     Option("no_match_score", -1, PATTERN, "b"),
-    Option("json_schema", {"type": "object"}, JSON, "```\n[]\n```"),
-    Option("unit", "characters", LENGTH, "four"),
-    Option("shortest", 1, LENGTH, "one"),
-    Option("longest", 4, LENGTH, "one two three four"),
-    Option("slack", 2, LENGTH, "one"),
-    Option("unit", "characters", REPETITION, "haha"),
-    Option("ngram", 1, REPETITION, "a a"),
     Option("verifier", {"kind": "pattern", "pattern": "41"}, WRONG, GOOD),
     Option("min_score", -1.0, WRONG, GOOD),
     Option("think_in_prompt", True, {"kind": "think_answer"}, GOOD),
 ]
 SECTIONS: dict[str, type[VerifierRewardConfig]] = {
     "pattern": PatternRewardConfig,
-    "json_schema": JSONSchemaRewardConfig,
-    "length": LengthRewardConfig,
-    "repetition": RepetitionRewardConfig,
     "think_answer": ThinkAnswerRewardConfig,
 }
 
@@ -85,9 +66,6 @@ def test_no_key_of_a_text_reward_is_left_out() -> None:
     ("section", "problem"),
     [
         ({"kind": "pattern", "pattern": "a("}, "is not a regular expression"),
-        ({"kind": "json_schema", "json_schema": {"type": "objct"}}, "not a JSON schema"),
-        ({"kind": "length"}, "needs shortest, longest or both"),
-        ({"kind": "length", "shortest": 3, "longest": 2}, r"shortest \(3\) must not exceed longest \(2\)"),
         ({"kind": "think_answer", "verifier": {**PATTERN, "workers": 2}}, "workers holds for both: move it out"),
         ({"kind": "think_answer", "verifier": CODE, "answer_seconds": 26}, "answer_seconds .26. must be above 26"),
     ],

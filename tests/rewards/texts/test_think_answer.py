@@ -152,7 +152,6 @@ def test_the_section_names_the_verifier_of_its_verifier() -> None:
             {"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "idle_seconds": 0.1, "scores": {"correct": 0.5}},
             True,
         ),
-        ({"kind": "json_schema", "json_schema": {"type": "object"}}, False),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.5}, True),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.0, "no_match_score": 1.0}, False),
         ({"kind": "pattern", "pattern": "42", "no_match_score": 1.0}, True),

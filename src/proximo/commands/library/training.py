@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from proximo import session_functions
 from proximo.commands.checked_recipe import check_start, checked
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
     from proximo.plan.record import Plans
-    from proximo.ppo.recipe import PPORecipe
 
 
 OPTION = re.compile(r"(?<![\w-])--(resume=auto|resume|overwrite|allow-different-environment|allow-changed-rewards)\b")
@@ -134,24 +133,6 @@ class Training:
 
         with self._ready():
             return _in_python(describe(self.recipe))
-
-    def pass_rates(self, out: str | Path, *, samples_per_prompt: int = 8, num_prompts: int | None = None) -> Path:
-        """Measure how often the policy that the run would start from solves each training prompt, as a data file.
-
-        Raises ConfigError for a recipe without rewards, UserError if `out` exists.
-        """
-        from proximo.commands.pass_rates import run_pass_rates
-
-        if not (hasattr(self.recipe, "model") and hasattr(self.recipe, "ppo")):
-            raise ConfigError("pass rates are measured for a recipe of PPO, whose rewards judge the answers")
-        with self._ready():
-            run_pass_rates(
-                cast("PPORecipe", self.recipe),
-                Path(out),
-                samples_per_prompt=samples_per_prompt,
-                num_prompts=num_prompts,
-            )
-        return Path(out)
 
     @contextmanager
     def _ready(self) -> Generator[None]:

@@ -6,13 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, PRMRewardConfig, RemoteRewardConfig
-from proximo.config.rewards.texts import (
-    JSONSchemaRewardConfig,
-    LengthRewardConfig,
-    PatternRewardConfig,
-    RepetitionRewardConfig,
-    ThinkAnswerRewardConfig,
-)
+from proximo.config.rewards.texts import PatternRewardConfig, ThinkAnswerRewardConfig
 from proximo.config.rewards.verifiers import (
     CodeRewardConfig,
     CountdownRewardConfig,
@@ -30,9 +24,6 @@ WatchedSourceConfig = (
     | RemoteRewardConfig
     | ThinkAnswerRewardConfig
     | PatternRewardConfig
-    | JSONSchemaRewardConfig
-    | LengthRewardConfig
-    | RepetitionRewardConfig
 )  # fmt: skip
 """Kinds that need no model; they can also be the gold score, which is logged and not trained on."""
 RewardSourceConfig = ModelRewardConfig | PRMRewardConfig | WatchedSourceConfig

@@ -1,4 +1,4 @@
-"""Sections of the reward sources that read a response as text: form, pattern, JSON schema, length, repetition."""
+"""Sections of the reward sources that read a response as text: the tags of thought and answer, a pattern."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.text_rules import pattern_problem, schema_problem
 from proximo.config.rewards.verifiers import (
     AnswerRewardConfig,
     CodeRewardConfig,
@@ -46,77 +45,18 @@ class PatternRewardConfig(QuickRewardConfig):
     @field_validator("pattern")
     @classmethod
     def _is_an_expression(cls, pattern: str) -> str:
-        if problem := pattern_problem(pattern):
-            raise ValueError(problem)
+        import regex
+
+        try:
+            regex.compile(pattern)
+        except regex.error as error:
+            position = "" if error.pos is None else f" at character {error.pos + 1}"
+            raise ValueError(f"{pattern!r} is not a regular expression: {error.msg}{position}") from None
         return pattern
 
 
-class JSONSchemaRewardConfig(QuickRewardConfig):
-    """Scores whether a response is JSON that satisfies a schema. docs/text-rewards.md."""
-
-    implementation: ClassVar[str] = "proximo.rewards.json_schema:JSONSchemaVerifier"
-
-    kind: Literal["json_schema"]
-    """1 for JSON that satisfies the schema, else 0. The JSON is the last fenced block (three backticks), or the whole
-    response if there is none. Needs the extra json-schema."""
-    name: str = Field("json", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
-    json_schema: dict[str, Any]
-    """The JSON schema itself. It may refer to its own parts (`#/$defs/...`) and to nothing else."""
-
-    @field_validator("json_schema")
-    @classmethod
-    def _is_a_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        if problem := schema_problem(schema):
-            raise ValueError(problem)
-        return schema
-
-
-class LengthRewardConfig(QuickRewardConfig):
-    """Scores how far the length of a response is from a range. docs/text-rewards.md."""
-
-    implementation: ClassVar[str] = f"{VERIFIERS}:LengthVerifier"
-
-    kind: Literal["length"]
-    """1 within the range, both ends included; outside, the score falls linearly to 0 over `slack` units. For responses
-    that the rollout truncates, see `overlong_buffer_tokens` and `missing_eos_penalty` of `ppo.score`."""
-    name: str = Field("length", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
-    unit: Literal["tokens", "words", "characters"] = "words"
-    """Unit of length. Words are separated by white space; tokens include the end-of-sequence token."""
-    shortest: int | None = Field(None, ge=0)
-    """Lower end of the range; null for none."""
-    longest: int | None = Field(None, ge=0)
-    """Upper end of the range; null for none. Set it equal to `shortest` for a target."""
-    slack: int = Field(0, ge=0)
-    """Distance from the range, in units, at which the score reaches 0; with 0 every length outside scores 0."""
-
-    @model_validator(mode="after")
-    def _has_a_range(self) -> Self:
-        if self.shortest is None and self.longest is None:
-            raise ValueError("a length needs shortest, longest or both")
-        if self.shortest is not None and self.longest is not None and self.shortest > self.longest:
-            raise ValueError(f"shortest ({self.shortest}) must not exceed longest ({self.longest})")
-        return self
-
-
-class RepetitionRewardConfig(QuickRewardConfig):
-    """Penalises repetition within a response. docs/text-rewards.md."""
-
-    implementation: ClassVar[str] = f"{VERIFIERS}:RepetitionVerifier"
-
-    kind: Literal["repetition"]
-    """Minus the fraction of n-grams that occurred earlier in the response: from 0 down to nearly -1."""
-    name: str = Field("repetition", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
-    unit: Literal["words", "characters"] = "words"
-    """Units of n-grams; use characters for languages without spaces."""
-    ngram: int = Field(4, ge=1, le=64)
-    """Length of an n-gram, in units. A shorter one also counts words that a good text repeats."""
-
-
 VerifierConfig = Annotated[
-    PatternRewardConfig | JSONSchemaRewardConfig | MathsRewardConfig | CountdownRewardConfig | CodeRewardConfig,
+    PatternRewardConfig | MathsRewardConfig | CountdownRewardConfig | CodeRewardConfig,
     Field(discriminator="kind"),
 ]
 """The verifiers that `think_answer` can use; an answer is correct if the verifier scores it 1 or more."""

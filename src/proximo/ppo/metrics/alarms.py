@@ -173,8 +173,8 @@ PPO_RULES = (
     ),
     Rule(GROUPS, WARNING, scores.groups_dead, trend=True, explains=(FLAT,)).worded(
         when="group/zero_variance_fraction is above 0.5 in the last fifth, and the score is not high",
-        advice="In these groups all answers are right, or all are wrong. Use prompts of medium difficulty (`proximo "
-        "pass-rate` measures it, data.filter selects by it), or more answers per prompt. "
+        advice="In these groups all answers are right, or all are wrong. Use prompts of medium difficulty (data.filter "
+        "selects them), or more answers per prompt. "
         "`ppo.advantage.zero_variance_groups: exclude` removes these groups from the loss, `resample` replaces them.",
     ),
     Rule(CIRCLES, WARNING, scores.in_circles, trend=True, explains=(REPEATS,)).worded(
