@@ -11,10 +11,10 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import PROMPTS, count_a_and_letters
 from proximo.algorithms.objectives import TokenLosses
 from proximo.config.ppo.advantage import AdvantageConfig
-from proximo.config.ppo.kl import RewardKLConfig
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.objectives import CISPOConfig, GSPOConfig, M2POConfig, ObjectiveConfig, SAPOConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.rewards import RewardKLConfig
 from proximo.ppo.trainer import PPOTrainer
 
 

@@ -14,14 +14,14 @@ from ppo.test_wires_of_losses import batch
 from ppo_trainers import ppo_trainer
 from proximo.algorithms.advantages import return_spread
 from proximo.algorithms.shaping import RunningMoments
-from proximo.config.ppo.kl import AdaptiveKLConfig
 from proximo.config.ppo.losses import ValueLossConfig
+from proximo.config.ppo.rewards import AdaptiveKLConfig
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.roles.value import ValueScale
 from proximo.ppo.step_arguments import as_prompts
-from proximo.ppo.train_state import adapted_coefficient, first_coefficient
+from proximo.ppo.train_state import adapted_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response
 from proximo.rewards.function import FunctionReward
@@ -83,13 +83,13 @@ def test_a_kl_in_the_loss_costs_what_it_has_come_to_cost(value: str | None) -> N
 @pytest.mark.parametrize("over", [1.1, 0.95, 3.0])
 def test_the_coefficient_moves_by_its_target_and_horizon_from_where_it_is(over: float) -> None:
     made = trainer(kl={"coefficient": 0.2})
+    assert made.state.kl_coefficient == 0.2
     observed = fmean(sum(part) for part in nats(made))
     config = made.config.kl.model_copy(
         update={"adaptive": AdaptiveKLConfig.model_construct(target=observed / over, horizon=50)}
     )
     experience = made.run_step(scored=_scored(made)).experience
     error = min(max(over - 1, -0.2), 0.2)
-    assert first_coefficient(config, None) == 0.2
     assert adapted_coefficient(NOW, experience, config) == pytest.approx(NOW * (1 + error * 4 / 50), rel=1e-5)
 
 

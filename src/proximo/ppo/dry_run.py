@@ -12,9 +12,8 @@ from pkgutil import resolve_name
 from proximo.config.engine import VLLMEngineConfig
 from proximo.config.environment import ROWS, EnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
-from proximo.config.ppo.implied import policy_optimizer_or_default
-from proximo.config.ppo.kl import NoKLConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.rewards import NoKLConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
 from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig, VerifierRewardConfig
@@ -179,7 +178,7 @@ def _learning(recipe: PPORecipe) -> Iterator[Line]:
         target = "" if kl.adaptive is None else f", adapted to a target of {kl.adaptive.target:g}"
         yield "KL", f"{place}, coefficient {kl.coefficient:g}{target}"
     updates = ppo.epochs_per_step * -(-ppo.responses_per_step // ppo.responses_per_update)
-    policy = policy_optimizer_or_default(ppo.policy_optimizer, has_adapter=recipe.model.lora is not None)
+    policy = ppo.optimizer_of_policy(has_adapter=recipe.model.lora is not None)
     yield "rates", _rate("policy", policy, num_updates=(ppo.num_steps - ppo.critic_warmup_steps) * updates)
     on_trunk = recipe.value.init_from == "trunk"
     value_steps = ppo.critic_warmup_steps if on_trunk else ppo.num_steps

@@ -25,8 +25,8 @@ from proximo.algorithms.masking import (
     value_positions,
 )
 from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
-from proximo.config.ppo.kl import RewardKLConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.rewards import RewardKLConfig
 from proximo.errors import ConfigError, DataError
 from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 

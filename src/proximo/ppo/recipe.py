@@ -13,7 +13,7 @@ from proximo.config.environment import ENVIRONMENT, ROWS, EnvironmentConfig, Ver
 from proximo.config.ppo.implied import with_policy_rate
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.run_checks import distillation_problem, environment_problem, trunk_problem
+from proximo.config.ppo.run_checks import distillation_problem, environment_problem
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
@@ -174,7 +174,7 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _loss_fits_the_run(self) -> Self:
-        if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
+        if problem := self.ppo.trunk_problem(shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
         if self.ppo.policy_loss.needs_sampled_logprobs and self.sampler_is_exact:
             weighs = self.ppo.policy_loss.behaviour_weight is not None

@@ -11,7 +11,7 @@ from typing import Any
 from proximo.algorithms.controllers import KLController, adaptive_kl
 from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments, common_score
 from proximo.checkpoint.reading import as_record
-from proximo.config.ppo.kl import KL, RewardKLConfig
+from proximo.config.ppo.rewards import KL, RewardKLConfig
 from proximo.data.difficulty import FilterState
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
@@ -93,10 +93,8 @@ class TrainState:
         )
 
 
-def first_coefficient(config: KL, controller: KLController | None) -> float:
-    """The coefficient of the first step. Raises ConfigError for a controller without a KL or beside `kl.adaptive`."""
-    if controller is None:
-        return config.coefficient
+def controlled_coefficient(config: KL, controller: KLController) -> float:
+    """The controller's coefficient of the first step. Raises ConfigError where another one is given, or no KL."""
     if not config.needs_reference:
         raise ConfigError("kl_controller needs a KL, but ppo.kl is none: remove one of them")
     if config.adaptive is not None or config.coefficient != RewardKLConfig().coefficient:

@@ -39,7 +39,7 @@ from proximo.ppo.roles.build import make_roles, step_digest
 from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_arguments import Mask, PromptLike, ResponseLike, Score, as_prompts, as_responses, as_scored
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
-from proximo.ppo.train_state import TrainState, first_coefficient
+from proximo.ppo.train_state import TrainState, controlled_coefficient
 from proximo.ppo.trainer_arguments import (
     as_policy,
     as_reference,
@@ -150,7 +150,9 @@ class PPOTrainer:
         check_own_calls(own_calls, possible_calls(self.config, shares_trunk=self.roles.shares_trunk))
         self.own_calls = tuple(own_calls)
         self.kl_controller = kl_controller
-        self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
+        kl = self.config.kl
+        coefficient = kl.coefficient if kl_controller is None else controlled_coefficient(kl, kl_controller)
+        self.state = TrainState(kl_coefficient=coefficient)
 
     def __repr__(self) -> str:
         roles = ", ".join(worker.role for worker in self.roles.workers)

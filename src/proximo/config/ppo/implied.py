@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proximo.config.ppo.advantage import AdvantageConfig
-from proximo.config.ppo.kl import KLConfig, NoKLConfig
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.objectives import objective_class
-from proximo.config.run import OptimizerConfig
+from proximo.config.ppo.rewards import KLConfig, NoKLConfig
 from proximo.config.schema.base import Section
 
 
@@ -44,9 +43,9 @@ def _completed(values: dict[str, Any], implied: Mapping[str, Any]) -> dict[str, 
     return filled
 
 
-def policy_optimizer_or_default(given: OptimizerConfig | None, *, has_adapter: bool) -> OptimizerConfig:
-    """The optimizer of the policy; by default one with the rate for an adapter, or for whole weights."""
-    return given or OptimizerConfig(learning_rate=1e-5 if has_adapter else 1e-6)
+def policy_rate(*, has_adapter: bool) -> float:
+    """The learning rate of a policy, if none is given: for an adapter, or for whole weights."""
+    return 1e-5 if has_adapter else 1e-6
 
 
 def with_policy_rate(values: Any) -> Any:
@@ -55,8 +54,8 @@ def with_policy_rate(values: Any) -> Any:
     given = ppo.get("policy_optimizer") if isinstance(ppo, dict) else None
     if not isinstance(ppo, dict) or not isinstance(given, dict):
         return values
-    default = policy_optimizer_or_default(None, has_adapter=_value(values.get("model"), "lora") is not None)
-    return values | {"ppo": ppo | {"policy_optimizer": {"learning_rate": default.learning_rate} | given}}
+    rate = policy_rate(has_adapter=_value(values.get("model"), "lora") is not None)
+    return values | {"ppo": ppo | {"policy_optimizer": {"learning_rate": rate} | given}}
 
 
 def _value(section: Any, key: str) -> Any:

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.ppo.advantage import Advantage, GAEConfig
-from proximo.config.ppo.implied import pairs_problem, with_implied
-from proximo.config.ppo.kl import KL, RewardKLConfig
+from proximo.config.ppo.implied import pairs_problem, policy_rate, with_implied
 from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, PTXConfig, ValueLossConfig
-from proximo.config.ppo.score import ScoreConfig, ScoredTruncationConfig, Truncation
+from proximo.config.ppo.rewards import KL, RewardKLConfig, ScoreConfig, ScoredTruncationConfig, Truncation
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
 
@@ -348,3 +347,29 @@ class PPOConfig(Section):
                 "of one group would be compared by length"
             )
         return self
+
+    def trunk_problem(self, *, shares_trunk: bool) -> str | None:
+        """The first option that does not fit where the value head is, with the reason; None if all fit.
+
+        `shares_trunk`: the value model is a head on the policy's trunk (`value.init_from: trunk`).
+        """
+        if not self.uses_critic:
+            return None
+        if not shares_trunk and self.value_loss.coefficient is not None:
+            return (
+                "ppo.value_loss.coefficient weighs the value loss against the policy loss where one update moves both, "
+                "on a shared trunk (value.init_from: trunk); a value model of its own has an optimizer of its own: "
+                "remove it, and set ppo.value_optimizer.learning_rate"
+            )
+        own = self.value_optimizer != type(self).model_fields["value_optimizer"].default
+        if shares_trunk and own and not self.critic_warmup_steps:
+            return (
+                "ppo.value_optimizer is not used on a shared trunk (value.init_from: trunk), where policy and value "
+                "head have one optimizer, ppo.policy_optimizer: remove it, or set ppo.critic_warmup_steps, in which "
+                "the head learns alone, with it"
+            )
+        return None
+
+    def optimizer_of_policy(self, *, has_adapter: bool) -> OptimizerConfig:
+        """The optimizer of the policy; by default one with the rate for an adapter, or for whole weights."""
+        return self.policy_optimizer or OptimizerConfig(learning_rate=policy_rate(has_adapter=has_adapter))

@@ -1,4 +1,4 @@
-"""Checks the options of PPO against the rest of a run: its reward and teacher, and where its value head is."""
+"""Checks the options of PPO against the rest of a run: its reward and teacher, and its environment."""
 
 from collections.abc import Sequence
 
@@ -44,29 +44,6 @@ def _needs_scores(config: PPOConfig) -> dict[str, bool]:
         "evaluate_reference": config.evaluate_reference,
         "guards.max_constant_reward_steps": config.guards.max_constant_reward_steps is not None,
     }
-
-
-def trunk_problem(config: PPOConfig, *, shares_trunk: bool) -> str | None:
-    """The first incompatible option with the reason; None if all options fit.
-
-    `shares_trunk`: the value model is a head on the policy's trunk (`value.init_from: trunk`).
-    """
-    if not config.uses_critic:
-        return None
-    if not shares_trunk and config.value_loss.coefficient is not None:
-        return (
-            "ppo.value_loss.coefficient weighs the value loss against the policy loss where one update moves both, on "
-            "a shared trunk (value.init_from: trunk); a value model of its own has an optimizer of its own: remove it, "
-            "and set ppo.value_optimizer.learning_rate"
-        )
-    own = config.value_optimizer != type(config).model_fields["value_optimizer"].default
-    if shares_trunk and own and not config.critic_warmup_steps:
-        return (
-            "ppo.value_optimizer is not used on a shared trunk (value.init_from: trunk), where policy and value head "
-            "have one optimizer, ppo.policy_optimizer: remove it, or set ppo.critic_warmup_steps, in which the head "
-            "learns alone, with it"
-        )
-    return None
 
 
 def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | None:

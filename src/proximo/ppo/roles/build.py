@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig
-from proximo.config.ppo.implied import policy_optimizer_or_default
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.run_checks import trunk_problem
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
 from proximo.environments.engine import EnvironmentSource
@@ -111,7 +109,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         if model is not None:
             disable_dropout(model.model)
     shares_trunk = critic is not None and is_on_trunk(critic, policy)
-    if problem := trunk_problem(config, shares_trunk=shares_trunk):
+    if problem := config.trunk_problem(shares_trunk=shares_trunk):
         raise ConfigError(problem)
     trained = [model.model for model in (policy, critic) if model is not None]
     if reference is not None and own_reference and config.kl.reference_every_steps is None:
@@ -132,7 +130,9 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         engine=engine,
         ahead=_ahead(policy, tokenizer, config, seed=seed, engine=None if own_engine else engine, play=play),
         seed=seed,
-        texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
+        texts=make_text_loss(
+            texts, policy, tokenizer, config=config.ptx, seed=seed, token_budget=config.tokens_per_microbatch
+        ),
         on_finished=lambda: eager_begin(reward_worker.source),
     )
     reference_worker = value_worker = average = None
@@ -251,7 +251,7 @@ def make_learners(
     own = {} if own is None else own
     _check_own(own, ["policy", *([] if value is None else ["value"])], config)
     updates_per_step = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
-    policy_options = policy_optimizer_or_default(config.policy_optimizer, has_adapter=policy.has_adapter)
+    policy_options = config.optimizer_of_policy(has_adapter=policy.has_adapter)
     trunk_head = value.base.get_submodule("score") if value is not None and shares_trunk else None
     trained = policy.model if trunk_head is None else nn.ModuleDict({"policy": policy.model, "head": trunk_head})
     learner = Learner(

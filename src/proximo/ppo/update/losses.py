@@ -26,7 +26,6 @@ from proximo.algorithms.losses import (
 from proximo.algorithms.masking import segment_sum, select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
 from proximo.algorithms.preferences import implicit_rewards
-from proximo.config.ppo.kl import LossKLConfig
 from proximo.config.ppo.losses import (
     BehaviourWeightConfig,
     ConstantDivisorConfig,
@@ -41,6 +40,7 @@ from proximo.config.ppo.losses import (
 )
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.rewards import LossKLConfig
 from proximo.distributed.world import current
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue

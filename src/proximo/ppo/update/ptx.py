@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import Tensor
 
 from proximo.config.ppo.losses import PTXConfig
-from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
 from proximo.data.order import rows_at
 from proximo.data.rows import Row
@@ -106,17 +105,18 @@ def make_text_loss(
     policy: LanguageModel,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    config: PPOConfig,
+    config: PTXConfig | None,
     seed: int,
+    token_budget: int,
 ) -> TextLoss | None:
-    """The loss of `config.ptx` on `texts`, or None. Plain texts are tokenised as a whole.
+    """The loss on `texts`, or None. Plain texts are tokenised as a whole.
 
     Raises ConfigError if only one of the two is given, DataError if there are no texts.
     """
-    if (texts is None) != (config.ptx is None):
+    if (texts is None) != (config is None):
         missing = "ptx (texts) was not" if texts is None else "config.ptx (their weight) was not"
         raise ConfigError(f"texts in the loss need both ptx and config.ptx, but {missing} given")
-    if texts is None or config.ptx is None:
+    if texts is None or config is None:
         return None
     if isinstance(texts, str) or not texts:
         raise DataError("ptx must be a list of texts or TextExample records, and not empty")
@@ -125,7 +125,7 @@ def make_text_loss(
     if plain:
         rows = [Row(source="ptx", number=number, values={"text": text}) for number, text in enumerate(plain, start=1)]
         examples += load_text_examples(rows, tokenizer, ExampleOptions(form="text"))[0]
-    return TextLoss(policy, examples, config.ptx, seed=seed, token_budget=config.tokens_per_microbatch)
+    return TextLoss(policy, examples, config, seed=seed, token_budget=token_budget)
 
 
 def _without_texts(parts: Sequence[Statistics | None]) -> list[Statistics]:
