@@ -189,7 +189,7 @@ class RowKernels:
         return False
 
     def linear(self, _rows: Tensor, _weight: Tensor, _bias: Tensor | None) -> None:
-        """None, likewise."""
+        """None: torch computes the product."""
 
 
 def row_kernels_for(like: Tensor) -> RowKernels | None:

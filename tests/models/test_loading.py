@@ -282,9 +282,12 @@ def test_a_model_that_reads_more_than_text_is_refused_before_its_weights(kind: s
         load(tmp_path)
 
 
-def test_models_of_text_are_taken_for_that():
+def test_models_of_text_are_taken_for_that_until_they_have_other_parts():
     for kind in ("llama", "gemma3_text", "qwen3", "gpt2", "mpt", "dbrx", "mixtral"):
-        refuse_other_inputs(CONFIG_MAPPING[kind]().to_dict(), kind)
+        config = CONFIG_MAPPING[kind]().to_dict()
+        refuse_other_inputs(config, kind)
+        with pytest.raises(ModelError, match="reads more than text"):
+            refuse_other_inputs(config | {"vision_config": {"hidden_size": 8}}, kind)
 
 
 def test_the_text_part_of_a_model_with_pictures_loads_once_it_is_saved_as_the_page_says(

@@ -92,10 +92,10 @@ class Arena:
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     """A lane is never used again."""
     times: PlayTimes = field(default_factory=PlayTimes)
-    """Of the rollouts since the last look."""
+    """Times of the rollouts since the last look."""
 
     def engine(self, inner: Engine) -> "EnvironmentEngine":
-        """See `EnvironmentSource.engine`."""
+        """An engine whose responses are trajectories of the model of `inner`."""
         return EnvironmentEngine(inner, self)
 
     def play(self, session: Session, options: SamplingOptions, on_finished: Callable[[Response], None]) -> "Play":
@@ -108,7 +108,7 @@ class Arena:
         return {}
 
     def close(self) -> None:
-        """See `EnvironmentSource.close`."""
+        """End all environments and their processes."""
         if self.environments is not None:
             self.environments.close()
 
@@ -135,12 +135,12 @@ class EnvironmentEngine:
 
     @property
     def max_logprob_error(self) -> float | None:
-        """See `Engine.max_logprob_error`."""
+        """The inner engine's: the largest difference of log-probs that rounding explains; None: not compared."""
         return self.inner.max_logprob_error
 
     @property
     def thread_safe(self) -> bool:
-        """See `ThreadSafeEngine`."""
+        """Whether threads may call it at the same time: if the inner engine says so."""
         return isinstance(self.inner, ThreadSafeEngine) and self.inner.thread_safe
 
     @property
@@ -153,11 +153,11 @@ class EnvironmentEngine:
         return isinstance(self.inner, SharingEngine) and self.inner.samples_from(model)
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `Engine.load_weights`."""
+        """Sample with these weights from now on. `tensors`: name -> trained tensor."""
         self.inner.load_weights(version, tensors)
 
     def holds(self) -> Holding | None:
-        """See `Engine.holds`."""
+        """The weights that the inner engine would sample with now; None before the first load."""
         return self.inner.holds()
 
     def stop(self) -> None:

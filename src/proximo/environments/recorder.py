@@ -68,7 +68,7 @@ class Recording:
     stream: int
     session: Session
     options: SamplingOptions
-    """Of the session."""
+    """Options of sampling that the session has."""
     limits: CallLimits
     trajectory: Trajectory | None = None
     """None before the first call was answered."""

@@ -114,7 +114,7 @@ class Passes:
 
     kind: Literal["train", "read", "rollout"]
     modules: tuple[nn.Module, ...]
-    """Those that run."""
+    """The modules that run in these passes."""
     microbatches: int
     """Micro-batches of each update or reading call; of a rollout, the decoding steps, one token of each row."""
 

@@ -97,11 +97,11 @@ class LocalSession(RowDecoding):
 
     @property
     def num_running(self) -> int:
-        """See `Session.num_running`."""
+        """Calls that were submitted and have not ended."""
         return self._num_running
 
     def submit(self, request: CallRequest) -> None:
-        """See `Session.submit`."""
+        """Add a call, from any thread. Raises UserError for one that does not fit, TrainingError after the end."""
         check_call(request, max_tokens=self._max_tokens, max_positions=self._model.position_limit)
         with self._changed:
             self._raise_failure()
@@ -112,7 +112,7 @@ class LocalSession(RowDecoding):
             self._changed.notify_all()
 
     def forget(self, lane: Hashable) -> None:
-        """See `Session.forget`."""
+        """Drop the cache of a lane, and its calls that have not ended, from any thread."""
         with self._changed:
             self._forgotten.add(lane)
             kept = [request for request in self._waiting if request.lane != lane]
@@ -120,7 +120,7 @@ class LocalSession(RowDecoding):
             self._waiting = kept
 
     def advance(self, wait_seconds: float) -> list[ModelCall]:
-        """See `Session.advance`."""
+        """Decode one block of tokens of all running calls; returns those that ended. Waits at most so long for one."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_running or self._failure is not None, wait_seconds)
             self._raise_failure()

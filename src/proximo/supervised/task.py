@@ -50,7 +50,7 @@ class TaskInputs(Generic[Model, Example, Config]):
     config: Config
     seed: int
     fingerprint: Mapping[str, Any]
-    """See `run/task.py::Task.inputs_fingerprint`."""
+    """Digests that must be unchanged on resume: data, tokenizer, and a model that checkpoints do not hold."""
     notes: Sequence[str] = ()
 
 

@@ -104,7 +104,7 @@ class DiscountedConfig(AdvantageConfig):
         return self.gamma
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
+        """The formula of the rewards of each token. There is no value model, so no returns."""
         return self.formula(step.rewards, step.mask, step.lengths, gamma=self.gamma), None
 
 
@@ -133,7 +133,7 @@ class GAEConfig(DiscountedConfig):
         return self.least_spread
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class. Raises ValueError without values."""
+        """Advantages and returns by the values of the critic. Raises ValueError without them."""
         lambdas = self.model_dump(include={"gamma", "gae_lambda", "length_adaptive", "value_gae_lambda"})
         return self.formula(step, **lambdas)
 
@@ -188,7 +188,7 @@ class GroupAdvantageConfig(AdvantageConfig):
         return {}
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
+        """One advantage for all tokens of a response, by its group. There are no returns."""
         given = step.whole_returns, step.group_ids, step.counted
         return step.to_tokens(self.formula(*given, **self.options(step))), None
 
@@ -242,7 +242,7 @@ class PassAtKConfig(GroupAdvantageConfig):
     """Never: it would penalise the responses that add nothing to the best of k, whose advantage is 0."""
 
     def problem(self, responses_per_prompt: int) -> str | None:
-        """See the base class."""
+        """Why the estimator does not work with so many responses: also if they are fewer than `k`."""
         if responses_per_prompt >= 2 and responses_per_prompt < self.k:
             return f"advantage.k ({self.k}) must be at most responses_per_prompt ({responses_per_prompt})"
         return super().problem(responses_per_prompt)
@@ -261,7 +261,7 @@ class GroupReturnToGoConfig(DiscountedConfig, GroupAdvantageConfig):
     """Each token counts only the rewards from it on."""
 
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
-        """See the base class."""
+        """Advantages of tokens by the rewards from each on, and by its group. There are no returns."""
         given = step.rewards, step.group_ids, step.counted, step.mask, step.lengths
         return self.formula(*given, gamma=self.gamma), None
 

@@ -196,7 +196,7 @@ class RewardKLConfig(TokenKLConfig):
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:
-        """See the base class."""
+        """`reward` if the KL over the whole vocabulary is subtracted from the rewards, else None."""
         return "reward" if self.estimator == "full" else None
 
 
@@ -213,7 +213,7 @@ class LossKLConfig(TokenKLConfig):
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:
-        """See the base class."""
+        """`loss` if the KL over the whole vocabulary is added to the loss, else None."""
         return "loss" if self.estimator == "full" else None
 
 

@@ -46,7 +46,7 @@ class _State:
     calls: deque[str] = field(default_factory=deque)
     """Names of the calls that it has not answered. It works on the first."""
     deadline: float = 0.0
-    """Of the first."""
+    """When the first call must be answered."""
 
 
 class EnvironmentPool:

@@ -76,7 +76,7 @@ class RowCache(Cache):
         self.lengths = [0] * num_rows
         self._capacity = min(initial_tokens, max_tokens)
         self.max_tokens = max_tokens
-        """Of a row."""
+        """Tokens that a row may have."""
         self._storage: dict[int, tuple[Tensor, Tensor]] = {}
         self._step: TokenLayout | None = None
         self._made: dict[Callable[..., Any], Any] = {}

@@ -140,11 +140,11 @@ class FusedRowLayout(RowLayout):
         self._sources: Tensor | None = None
 
     def read(self, storage: Tensor) -> Tensor:
-        """All of it."""
+        """The whole storage: the kernels find the rows in it."""
         return storage
 
     def write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
-        """See `TokenLayout.write`."""
+        """Write the new tokens' keys and values into storage [rows, H_kv, capacity, K], by the kernel."""
         if self._sources is None:
             self._sources = torch.arange(len(self.rows), device=keys.device)
         given = {"sources": self._sources, "rows": self.rows, "positions": self.positions}

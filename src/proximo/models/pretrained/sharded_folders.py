@@ -104,7 +104,7 @@ def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
 
 
 FAULTS = ("missing_keys", "unexpected_keys", "mismatched_keys")
-"""Of transformers' report."""
+"""Entries of transformers' report of a load that name faults."""
 
 
 def unread_model(

@@ -257,7 +257,7 @@ class Balancing:
     coefficient: float
     """Of the loss, above 0."""
     experts_per_token: int
-    """k."""
+    """k: the experts that read a token."""
 
 
 def balancing_of(config: "PreTrainedConfig", coefficient: float | None = None) -> Balancing | None:

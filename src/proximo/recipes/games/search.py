@@ -19,7 +19,7 @@ class Library(NamedTuple):
     shown: tuple[str, ...]
     """Names that the player has read."""
     turns: int
-    """Left."""
+    """Turns that are left."""
 
 
 class Search(Game):

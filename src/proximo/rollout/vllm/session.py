@@ -38,11 +38,11 @@ class VLLMSession:
 
     @property
     def num_running(self) -> int:
-        """See `Session.num_running`."""
+        """Calls that a server has and has not answered."""
         return len(self._running)
 
     def submit(self, request: CallRequest) -> None:
-        """See `Session.submit`."""
+        """Send a call to the server of its lane. Raises UserError for one that does not fit."""
         check_call(request, max_tokens=self._max_tokens, max_positions=self._max_positions)
         self._raise_failure()
         number = next(self._numbers)
