@@ -147,7 +147,6 @@ class ToyKind(TrainerKind[ToyRecipe]):
     short_title = "Toy"
     task = "training as a toy"
     card_settings = ("toy.num_epochs", "toy.weight")
-    card_limits = "It is a toy."
     schema = ToyRecipe
     metrics = TOY_METRICS
 

@@ -51,8 +51,6 @@ class TrainerKind(RecipeKind, Generic[RecipeType]):
     """The training as part of a sentence: `supervised fine-tuning`."""
     card_settings: ClassVar[tuple[str, ...]]
     """Keys of the recipe whose values are listed on model cards."""
-    card_limits: ClassVar[str]
-    """The limits of such a model, for model cards, unless `limits` says otherwise of a recipe."""
 
     @property
     @abstractmethod
@@ -75,11 +73,6 @@ class TrainerKind(RecipeKind, Generic[RecipeType]):
     @abstractmethod
     def plan(self, recipe: RecipeType, context: "StageContext") -> "StageCosts":
         """Memory and compute of a step. Called under fake tensors, which have shapes but no data."""
-
-    def limits(self, recipe: RecipeType) -> str:
-        """The limits of a model of this recipe, for model cards."""
-        del recipe
-        return self.card_limits
 
     def ineffective_keys(self, recipe: RecipeType, prefix: str) -> "Iterator[str]":
         """One sentence for each key that has no effect, except those of sections that several trainers share."""

@@ -156,37 +156,6 @@ def test_answers_to_the_same_prompt_stand_side_by_side_and_others_are_left_out(t
     ]
 
 
-def pair(index: int, margin: float, *, step: int = 9, **more: str) -> dict[str, Any]:
-    texts = {"prompt": f"p{index}", "chosen": f"good {index}", "rejected": f"bad {index}", **more}
-    return {"step": step, "kind": "pair", **texts, "score_chosen": margin, "score_rejected": 0.0}
-
-
-def test_held_out_pairs_stand_side_by_side_with_those_first_on_which_the_runs_disagree(tmp_path: Path) -> None:
-    judged = {
-        "a": [pair(0, 9, step=3), pair(0, 1), pair(1, -2), pair(2, 3), pair(3, 1), pair(3, -7)],
-        "b": [pair(2, 0.0), pair(1, -1), pair(0, 5), pair(3, 2), pair(4, 1)],
-        "c": [pair(3, 0.5), pair(0, 1, chosen="another answer")],
-    }
-    for name, pairs in judged.items():
-        write_lines(write_reward_run(tmp_path / name) / "samples.jsonl", pairs)
-    runs = named(*(tmp_path / name for name in judged))
-    found = compared(runs, key="k").pairs
-    assert [(each.pair.prompt, [(run.label, one.margin) for run, one in each.judgements]) for each in found.shown] == [
-        ("p2", [("a", 3), ("b", 0)]),
-        ("p0", [("a", 1), ("b", 5)]),
-        ("p1", [("a", -2), ("b", -1)]),
-        ("p3", [("a", 1), ("b", 2), ("c", 0.5)]),
-    ]
-    assert (found.num_pairs, found.num_disputed) == (4, 1)
-    assert [(run.label, right, count) for run, right, count in found.right] == [("a", 3, 4), ("b", 2, 4), ("c", 1, 1)]
-    text = Page(comparison_page([runs])).text
-    assert "a 3 of 4, b 2 of 4, c 1 of 1." in text
-    assert "First the 1 on which they disagree" in text
-    assert "another answer" not in text
-    alone = named(ppo_run(tmp_path / "d"), ppo_run(tmp_path / "e"))
-    assert "held-out pairs" not in Page(comparison_page([alone])).text
-
-
 def test_runs_of_different_trainers_are_compared_in_what_they_share(tmp_path: Path) -> None:
     ppo = ppo_run(tmp_path / "ppo", config={"run": {"seed": 1}, "ppo": {"num_steps": 5}})
     sft = write_sft_run(tmp_path / "sft", num_steps=20)

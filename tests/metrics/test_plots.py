@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 import matplotlib as mpl
 import pytest
 
-from proximo.metrics.calibration import calibration
 from proximo.metrics.definitions import Curve, Style, Trace
 from proximo.metrics.report import plots
-from proximo.metrics.report.plots import Plot, downsampled, draw_calibration, draw_curve, smoothed
+from proximo.metrics.report.plots import Plot, downsampled, draw_curve, smoothed
 from proximo.metrics.report.svg import figure_to_svg
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
@@ -136,12 +135,6 @@ def test_the_users_own_matplotlib_settings_neither_leak_in_nor_are_lost():
     with mpl.rc_context({"font.size": 30, "svg.fonttype": "path", "lines.dash_capstyle": "round", "axes.linewidth": 9}):
         assert draw_curve(CURVE, run, key="a") == plain
         assert mpl.rcParams["font.size"] == 30
-
-
-def test_calibration_is_drawn_with_its_figures_in_words():
-    plot = draw_calibration(calibration([0.2, 1.0, -0.4, 3.0]), key="c")
-    assert "at confidence" in plot.svg
-    assert "confidence</text>" in plot.svg
 
 
 def test_buckets_keep_the_mean_and_the_order():

@@ -194,23 +194,12 @@ def test_ids_are_unique_in_a_page_of_three_stages(tmp_path: Path):
     for words in (
         "Supervised fine-tuning",
         "Bits per character",
-        "Calibration",
+        "Calibration error",
         "Held-out pairs",
         "Wrong order",
         "PPO",
     ):
         assert words in page.text, words
-
-
-def test_calibration_is_drawn_from_the_pairs_of_the_last_evaluation_where_there_are_enough(tmp_path: Path):
-    run = write_reward_run(tmp_path / "run", num_steps=4)
-    assert "600 held-out pairs" in read_page(write_report(run)).text
-    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
-    newer = json.loads(lines[0]) | {"step": 9}
-    (run / "samples.jsonl").write_text("".join(lines) + json.dumps(newer) + "\n")
-    text = read_page(write_report(run)).text
-    assert "Held-out pairs" in text
-    assert "share right" not in text
 
 
 def test_labelled_answers_are_shown_with_their_label_and_not_as_written_by_the_policy(tmp_path: Path):

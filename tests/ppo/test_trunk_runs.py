@@ -1,6 +1,5 @@
 """Runs with a value head on the policy's trunk: what their checkpoints hold, and what others make of it."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,4 @@ def test_the_run_generates_and_evaluates(place: Path, capsys: pytest.CaptureFixt
 
 def test_a_dry_run_says_that_there_is_no_second_backbone(tmp_path: Path) -> None:
     recipe = changed(recipe_of("ppo", make_inputs(tmp_path)), TRUNK | {"ppo.value_loss": {"coefficient": 0.3}})
-    said = describe(PPORecipe.model_validate(recipe))
-    assert "a fresh head on the policy's own backbone, trained with it: value loss x 0.3" in said
-    recipe["value"]["path"] = str(tmp_path / "reward_model")
-    assert re.search("the head of .*reward_model.* on the policy's own", describe(PPORecipe.model_validate(recipe)))
+    assert "a head on the policy's own backbone" in describe(PPORecipe.model_validate(recipe))

@@ -6,8 +6,9 @@ from typing import Any
 
 from builders import CHARACTERS
 from proximo.config import data, devices, engine, environment, run, sinks
-from proximo.config.ppo import advantage, kl, losses, objectives, score
+from proximo.config.ppo import advantage, losses, objectives
 from proximo.config.ppo import options as ppo
+from proximo.config.ppo import rewards as shaping
 from proximo.config.rewards import sources as rewards
 from proximo.config.rewards import texts as rewards_texts
 from proximo.config.rewards import verifiers
@@ -379,16 +380,16 @@ KNOBS = [
     Knob(ppo.RolloutConfig, "max_num_seqs", "ppo", {"ppo.rollout.max_num_seqs": 2}),
     Knob(ppo.RolloutConfig, "staleness", "ppo", {"ppo.rollout.staleness": 2}),
     Knob(ppo.PPOConfig, "kl", "ppo", {"ppo.kl": "none"}),
-    Knob(kl.RewardKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
-    Knob(kl.RewardKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
-    Knob(kl.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
-    Knob(kl.KLConfig, "adaptive", "ppo", {"ppo.kl.adaptive": None}),
-    Knob(kl.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 1e-4}, {"ppo.num_steps": 3}),
-    Knob(kl.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
-    Knob(kl.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
-    Knob(kl.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),
-    Knob(kl.LossKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "weighted_k3"}, IN_LOSS),
-    Knob(kl.LossKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-6}, IN_LOSS),
+    Knob(shaping.RewardKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
+    Knob(shaping.RewardKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
+    Knob(shaping.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
+    Knob(shaping.KLConfig, "adaptive", "ppo", {"ppo.kl.adaptive": None}),
+    Knob(shaping.AdaptiveKLConfig, "target", "ppo", {"ppo.kl.adaptive.target": 1e-4}, {"ppo.num_steps": 3}),
+    Knob(shaping.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
+    Knob(shaping.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
+    Knob(shaping.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),
+    Knob(shaping.LossKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "weighted_k3"}, IN_LOSS),
+    Knob(shaping.LossKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-6}, IN_LOSS),
     Knob(ppo.PPOConfig, "average_decay", "ppo", {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "evaluate_average", "ppo", {"ppo.evaluate_average": True}, {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
@@ -471,7 +472,7 @@ KNOBS = [
     ),
     Knob(ppo.PPOConfig, "truncation", "ppo", {"ppo.truncation": "unscored"}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
-    Knob(score.ScoredTruncationConfig, "scale", "ppo", {"ppo.truncation.scale": 0.5}, CUT),
+    Knob(shaping.ScoredTruncationConfig, "scale", "ppo", {"ppo.truncation.scale": 0.5}, CUT),
     Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
     Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
     Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
@@ -593,7 +594,6 @@ PUSHES = {
     "name": "test_the_last_model_is_pushed_once_and_privately",
     "when": "test_the_best_is_pushed_and_no_worse_one",
     "private": "test_each_save_is_pushed_and_the_card_is_that_of_its_step",
-    "wait_minutes": "test_the_end_of_a_process_waits_no_longer_for_an_upload_than_it_is_told_to",
 }
 TEXTS = (
     rewards_texts.PatternRewardConfig,
@@ -888,10 +888,10 @@ SHOWN_ELSEWHERE = {
             "ppo/test_updates.py",
             "test_the_policy_gradient_does_not_depend_on_the_micro_batches",
         )
-        for section in (kl.LossKLConfig, kl.NoKLConfig)
+        for section in (shaping.LossKLConfig, shaping.NoKLConfig)
     },
-    (kl.RewardKLConfig, "kind"): ("ppo/test_experience.py", "test_each_measure_of_the_kl_enters_the_reward"),
-    (kl.MarginKLConfig, "kind"): (
+    (shaping.RewardKLConfig, "kind"): ("ppo/test_experience.py", "test_each_measure_of_the_kl_enters_the_reward"),
+    (shaping.MarginKLConfig, "kind"): (
         "ppo/test_online_dpo.py",
         "test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it",
     ),
@@ -900,13 +900,13 @@ SHOWN_ELSEWHERE = {
             "ppo/test_wires_of_scores.py",
             "test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings",
         )
-        for section in (score.ScoredTruncationConfig, score.UnscoredTruncationConfig)
+        for section in (shaping.ScoredTruncationConfig, shaping.UnscoredTruncationConfig)
     },
-    (score.BootstrapTruncationConfig, "kind"): (
+    (shaping.BootstrapTruncationConfig, "kind"): (
         "ppo/test_wires_of_advantages.py",
         "test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score",
     ),
-    (score.MaskTruncationConfig, "kind"): (
+    (shaping.MaskTruncationConfig, "kind"): (
         "ppo/test_experience.py",
         "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
     ),

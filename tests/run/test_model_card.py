@@ -56,14 +56,13 @@ def test_every_model_of_the_final_checkpoint_has_a_card_and_no_earlier_one(place
     assert "from step 5 of PPO" in policy
     assert "from transformers import AutoModelForSequenceClassification, AutoTokenizer\n" in value
     assert "trained with" in value
-    assert "trained to raise a score" in policy
     assert "- Reward: reward_model (`reward_model` (a folder of its author)), weight 1" in policy
     assert "(`tiny_runs:share_of_vowels`), weight 4" in policy
     assert not list((place / "run").glob("checkpoints/step-000004/*/README.md"))
     assert not [path for path in final.rglob(CARD) if path.parent.name not in ("policy", "value")]
 
 
-def test_the_card_of_a_distilled_model_names_the_teacher_and_no_score(place: Path) -> None:
+def test_the_card_of_a_distilled_model_names_the_teacher(place: Path) -> None:
     changes = {
         "reference": {"config": LLAMA | {"hidden_size": 32}},
         "reward": [],
@@ -72,8 +71,6 @@ def test_the_card_of_a_distilled_model_names_the_teacher_and_no_score(place: Pat
         "ppo.advantage": "return_to_go",
     }
     card = (trained(place, "ppo", changes) / "policy" / CARD).read_text()
-    assert "trained to write as its teacher does" in card
-    assert "raise a score" not in card
     assert "- Reference, which it was compared with: random weights (" in card
 
 
@@ -85,7 +82,6 @@ def test_the_settings_and_the_figures_are_those_of_the_run(place: Path, capsys: 
     shown = rows(card, "Margin")
     assert shown[1].endswith("(step 0)")
     assert shown[2] == f"{lines[-1]['evaluation/margin_mean']:.2f} (step 5)"
-    assert "both may have become less likely" in " ".join(card.split())
     assert main(["evaluate", "run"]) == 0
     (again,) = [line for line in capsys.readouterr().out.splitlines() if "evaluation/margin_mean" in line]
     assert shown[2].split()[0] in again

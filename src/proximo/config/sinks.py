@@ -58,9 +58,6 @@ class PushConfig(Section):
     docs/checkpoint.md."""
     private: bool = True
     """Whether a model that is created is visible to you alone; one that exists stays as it is. For who publishes."""
-    wait_minutes: float = Field(30.0, ge=0)
-    """How long the end of the run waits for the last upload, which is then given up. `--resume=auto` tries it again.
-    For large models on a slow line."""
 
     @field_validator("name")
     @classmethod

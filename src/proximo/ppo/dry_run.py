@@ -13,11 +13,8 @@ from proximo.config.engine import VLLMEngineConfig
 from proximo.config.environment import ROWS, EnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.rewards import NoKLConfig
-from proximo.config.rewards.kinds import RewardSourceConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, RemoteRewardConfig
-from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig, VerifierRewardConfig
-from proximo.config.run import OptimizerConfig
+from proximo.config.rewards.sources import FunctionRewardConfig
+from proximo.config.rewards.verifiers import CountdownRewardConfig, MathsRewardConfig
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, text_exchanges
 from proximo.data.formats.typed_columns import answer_cell
@@ -30,8 +27,6 @@ from proximo.rewards.function_binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import environment_inputs, reward_inputs
 from proximo_verifiers import errors as verifiers
-
-ON_BASE = ", on the policy's base, no second copy"
 
 
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
@@ -46,7 +41,6 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
         for name, text in data_lines(recipe, recipe.ptx_data, reader):
             yield "ptx" if name == "data" else name, text
         yield "", f"{count_of(recipe.ppo.ptx.examples_per_update, 'text')} in each update"
-    yield from _learning(recipe)
     yield from _steps(recipe)
     if num_rows:
         passes = recipe.ppo.num_steps * recipe.ppo.prompts_per_step / num_rows
@@ -103,21 +97,20 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
     if staleness := recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if recipe.environment is not None:
-        yield from _environment(recipe.environment, recipe.ppo)
+        yield from _environment(recipe.environment)
     if not recipe.is_rewarded:
         yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.kind}"
     for index, source in enumerate(recipe.reward):
-        yield "reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}"
+        first, *_ = reward_inputs(source, f"reward.{index}")
+        yield "reward", f"{source.name}: {first}, weight {source.weight:g}"
     if recipe.gold is not None:
-        yield "gold", f"{_source(recipe.gold, 'gold')}, watched only"
+        first, *_ = reward_inputs(recipe.gold, "gold")
+        yield "gold", f"{recipe.gold.name}: {first}, watched only"
 
 
-def _environment(environment: EnvironmentConfig, ppo: PPOConfig) -> Iterator[Line]:
+def _environment(environment: EnvironmentConfig) -> Iterator[Line]:
     named = next((each.name for each in environment_inputs(environment, "environment")), environment.kind)
-    yield "environment", f"{named}, {environment.workers} at once"
-    turns, tokens = count_of(environment.max_turns, "turn"), ppo.rollout.max_new_tokens
-    yield "", f"at most {turns} of {tokens:,} tokens, and {environment.max_tokens:,} in a conversation"
-    yield "", f"rewards each {'turn' if ppo.advantage.is_per_token else 'episode'}, weight 1"
+    yield "environment", f"{named}, {environment.workers} at once, at most {count_of(environment.max_turns, 'turn')}"
 
 
 def _engine(engine: VLLMEngineConfig) -> str:
@@ -126,72 +119,15 @@ def _engine(engine: VLLMEngineConfig) -> str:
     return f"vLLM, {engine.replicas} started by the run"
 
 
-def _source(source: RewardSourceConfig, key: str) -> str:
-    first, *_ = reward_inputs(source, key)
-    match source:
-        case FunctionRewardConfig():
-            return f"{source.name}: function {first.name}"
-        case VerifierRewardConfig():
-            count = "one for each core" if source.workers is None else f"{source.workers}"
-            limits = f"{source.answer_seconds:g} s for an answer, {source.step_seconds:g} s for a step"
-            return f"{source.name}: verifier {first.name} in worker processes ({count}), {limits}"
-        case RemoteRewardConfig():
-            size, limit = count_of(source.responses_per_request, "response"), source.step_seconds
-            return f"{source.name}: service at {first.name}, {size} in a request, {limit:g} s for a step"
-        case ModelRewardConfig():
-            return f"{source.name}: reward model {first}{ON_BASE if source.share_base else ''}"
-
-
 def _value(recipe: PPORecipe) -> str:
     if not recipe.ppo.uses_critic:
-        advantage = recipe.ppo.advantage
-        return f"none: advantage {advantage.kind} " + (
-            "compares responses instead" if advantage.needs_groups else "needs none"
-        )
-    if recipe.value.init_from == "trunk":
-        head = "a fresh head" if recipe.value.path is None else f"the head of {describe_model(recipe.value)}"
-        return f"{head} on the policy's own backbone, trained with it: value loss x {recipe.ppo.value_loss.weight:g}"
-    scorer = next((source for source in recipe.reward if isinstance(source, ModelRewardConfig)), None)
-    if recipe.value.init_from == "reward" and scorer is not None and scorer.share_base:
-        return f"adapter and head of the reward model{ON_BASE}, trained further"
+        return f"none: advantage {recipe.ppo.advantage.kind} has no critic"
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",
+        "trunk": "a head on the policy's own backbone",
     }
-    shared = ON_BASE if recipe.value.init_from == "policy" and recipe.value.lora and recipe.model.lora else ""
-    return (
-        f"{origins.get(recipe.value.init_from) or describe_model(recipe.value)}, {trained_part(recipe.value)}{shared}"
-    )
-
-
-def _learning(recipe: PPORecipe) -> Iterator[Line]:
-    """The advantage, the KL and the optimizers."""
-    ppo, advantage, kl = recipe.ppo, recipe.ppo.advantage, recipe.ppo.kl
-    meaning = (type(advantage).__doc__ or "an estimator of your own").partition("\n")[0].rstrip(".")
-    yield "advantage", f"{advantage.kind}: {meaning}"
-    given = advantage.model_dump()
-    numbers = [f"{name} {given[name]:g}" for name in ("gamma", "gae_lambda", "length_adaptive", "k") if given.get(name)]
-    over = {False: "not standardised", True: "standardised over the step"}
-    yield "", ", ".join([*numbers, over.get(advantage.standardise, "standardised over the responses to each prompt")])
-    if not isinstance(kl, NoKLConfig):
-        place = f"{getattr(kl, 'estimator', 'log-ratio')} in the {kl.kind}"
-        target = "" if kl.adaptive is None else f", adapted to a target of {kl.adaptive.target:g}"
-        yield "KL", f"{place}, coefficient {kl.coefficient:g}{target}"
-    updates = ppo.epochs_per_step * -(-ppo.responses_per_step // ppo.responses_per_update)
-    policy = ppo.optimizer_of_policy(has_adapter=recipe.model.lora is not None)
-    yield "rates", _rate("policy", policy, num_updates=(ppo.num_steps - ppo.critic_warmup_steps) * updates)
-    on_trunk = recipe.value.init_from == "trunk"
-    value_steps = ppo.critic_warmup_steps if on_trunk else ppo.num_steps
-    if ppo.uses_critic and value_steps:
-        yield "", _rate("head" if on_trunk else "value", ppo.value_optimizer, num_updates=value_steps * updates)
-
-
-def _rate(role: str, optimizer: OptimizerConfig, *, num_updates: int) -> str:
-    """The learning rate of a role, with a warning if the run ends within its warm-up."""
-    rate, warmup = f"{optimizer.learning_rate:.3g}".replace("e-0", "e-"), optimizer.warmup_updates
-    after = f" after {count_of(warmup, 'warm-up update')}" if warmup else ""
-    short = f"; never reached: the run has {count_of(num_updates, 'update')} of it" if warmup >= num_updates else ""
-    return f"{role}: {rate}, {optimizer.schedule}{after}{short}"
+    return origins.get(recipe.value.init_from) or f"{describe_model(recipe.value)}, {trained_part(recipe.value)}"
 
 
 def _steps(recipe: PPORecipe) -> Iterator[Line]:

@@ -42,15 +42,6 @@ class PPOKind(TrainerKind["PPORecipe"]):
         "ppo.rollout.max_new_tokens",
         "ppo.policy_optimizer.learning_rate",
     )
-    card_limits = (
-        "It was trained to raise a score. What the score does not see was not asked for, and a policy may raise a "
-        "score in ways that nobody meant: read what it writes before you trust the numbers."
-    )
-
-    taught_limits = (
-        "It was trained to write as its teacher does, on answers of its own, and without a reward: nothing measured "
-        "whether these are good. The mistakes and biases of the teacher are its own too."
-    )
 
     @property
     def schema(self) -> "type[PPORecipe]":
@@ -82,9 +73,6 @@ class PPOKind(TrainerKind["PPORecipe"]):
         from proximo.ppo.plan import plan_ppo
 
         return plan_ppo(recipe, context)
-
-    def limits(self, recipe: "PPORecipe") -> str:
-        return self.card_limits if recipe.is_rewarded else self.taught_limits
 
     def ineffective_keys(self, recipe: "PPORecipe", prefix: str) -> "Iterator[str]":
         from proximo.ppo.dry_run import ineffective_keys

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 from safetensors import safe_open
 
 from proximo.checkpoint import atomic
@@ -56,7 +56,7 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool, num_
         *_training(recipe, run),
         *_table(run),
         *_use(role, is_adapter, num_rows),
-        *_limits(run, recipe, role),
+        _limits(role),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -66,40 +66,13 @@ def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter:
     tags = ["proximo", *([trainer.name] if trainer else []), *(["lora"] if is_adapter else [])]
     base = _base(recipe, role) if recipe else None
     data = [each.name for each in _data_inputs(recipe) if each.kind == "Hub"] if recipe else []
-    results = _evaluation_results(run, recipe, role)
     return ModelCardData(
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag=_task(role),
         tags=[*tags, "reward-model"] if role == "reward" else tags,
         base_model=base.name if base is not None and base.kind == "Hub" else None,
         datasets=data or None,
-        model_name=run.name if results else None,
-        eval_results=results or None,
     )
-
-
-def _evaluation_results(run: Run, recipe: TrainerRecipe | None, role: str) -> list[EvalResult]:
-    """The metrics of the trained model at the run's last evaluation on held-out rows.
-
-    The Hub shows them as the model's results (`model-index` of its model card specification). Local files are named by
-    the last part of their path.
-    """
-    if role in ("value", "reference") or recipe is None:
-        return []
-    data = _data_inputs(recipe)
-    names = [each.name if each.kind == "Hub" else Path(each.name).name for each in data]
-    return [
-        EvalResult(
-            task_type=_task(role),
-            dataset_type=names[0] if data and data[0].kind == "Hub" else "held-out",
-            dataset_name=f"held-out rows of {', '.join(dict.fromkeys(names)) or 'the run'}",
-            metric_type=row.name.removeprefix("evaluation/"),
-            metric_name=f"{row.label} at step {row.last_step}",
-            metric_value=row.after,
-        )
-        for row in before_after(run)
-        if row.same_prompts
-    ]
 
 
 def _task(role: str) -> str:
@@ -209,16 +182,13 @@ def _use(role: str, is_adapter: bool, num_rows: int | None) -> Iterator[str]:
         )
 
 
-def _limits(run: Run, recipe: TrainerRecipe | None, role: str) -> Iterator[str]:
-    yield "## Limits"
-    lines = []
+def _limits(role: str) -> str:
+    lines = ["## Limits", ""]
     if role == "value":
         lines.append("- It has seen only answers of the policy that it was trained with.")
-    elif trainer := trainer_by_metrics(run.names):
-        lines.append(f"- {trainer.limits(recipe) if recipe else trainer.card_limits}")
     lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
     lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
-    yield "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -31,6 +31,8 @@ from proximo.models.pretrained.sharded_folders import holds_shards
 from proximo.run.model_card import CARD, write_card
 
 STATE = "state.json"
+WAIT_MINUTES = 30.0
+"""How long the end of a run waits for the last upload, which is then given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +105,12 @@ class Pushes:
 
     def finish(self, store: CheckpointStore) -> None:
         """Upload what is due at the end of the run, and wait for it."""
-        end = monotonic() + 60 * self._config.wait_minutes
+        end = monotonic() + 60 * WAIT_MINUTES
         self._wait(end)
         self.saved(store, ended=True)
         self._wait(end)
         if self._current is not None:
-            self._failed(self._current[0], f"it has not ended within {self._config.wait_minutes:g} minutes")
+            self._failed(self._current[0], f"it has not ended within {WAIT_MINUTES:g} minutes")
         self.close()
         if self._num_failures:
             self._warn(f"failed pushes to {self._config.name}: {self._num_failures}; --resume=auto tries again")

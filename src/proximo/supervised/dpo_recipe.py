@@ -31,12 +31,8 @@ class DPOConfig(UpdateSection):
 
     rows_key: ClassVar[str] = "pairs_per_step"
 
-    num_epochs: float = Field(1.0, gt=0)
-    """Epochs over the pairs; more than one often overfits."""
     pairs_per_step: int = Field(32, ge=1)
     """Pairs per update."""
-    tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """`sigmoid`: the loss of DPO, which increases the margin of a pair without limit. `ipo`: drives the difference of
     the log-ratios to 1 / (2 beta)."""
@@ -58,8 +54,8 @@ class DPORecipe(ReferenceRecipe):
     """What `proximo dpo` reads: the policy, the preference pairs, and how it trains on them."""
 
     section: ClassVar[str] = "dpo"
-    sequences_per_row: ClassVar[int] = 2
     memory_settings: ClassVar[str] = "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing"
+    sequences_per_row: ClassVar[int] = 2
 
     data: PreferenceDataConfig
     """Preference pairs."""

@@ -60,7 +60,6 @@ class SFTKind(SupervisedKind["SFTRecipe"]):
     short_title = "SFT"
     task = "supervised fine-tuning"
     card_settings = ("sft.num_epochs", "sft.examples_per_step", "sft.optimizer.learning_rate", "data.max_tokens")
-    card_limits = "It writes what the texts that it learned from are like, their mistakes and biases included."
 
     def dry_run(self, recipe: "SFTRecipe") -> "Iterator[tuple[str, str]]":
         from proximo.data.formats.row_formats import text_exchanges
@@ -95,10 +94,6 @@ class RewardKind(SupervisedKind["RewardRecipe"]):
         "reward.score_centring",
         "reward.optimizer.learning_rate",
         "data.max_tokens",
-    )
-    card_limits = (
-        "It compares answers like those that it was trained on. On others its score means little, and a policy that is "
-        "trained against it will find them. Only differences of scores mean anything."
     )
 
     def recognises(self, tree: "Mapping[str, Any]") -> bool:
@@ -137,11 +132,6 @@ class PRMKind(SupervisedKind["PRMRecipe"]):
         "data.train_on",
         "data.max_tokens",
     )
-    card_limits = (
-        "It judges steps like those that it was trained on, at the token that ends the separator behind a step. Its "
-        "head gives the log-odds that the step is right; at other tokens it means nothing. A policy that is trained "
-        "against it will find steps that look right and are not."
-    )
 
     def dry_run(self, recipe: "PRMRecipe") -> "Iterator[tuple[str, str]]":
         from proximo.data.formats.row_formats import labelled_solutions
@@ -178,10 +168,6 @@ class DPOKind(SupervisedKind["DPORecipe"]):
         "dpo.optimizer.learning_rate",
         "data.max_tokens",
     )
-    card_limits = (
-        "The loss sees only how much likelier the chosen answer is than the rejected one; both may have become less "
-        "likely, in favour of answers that are in no pair."
-    )
 
     def dry_run(self, recipe: "DPORecipe") -> "Iterator[tuple[str, str]]":
         from proximo.data.formats.row_formats import preference_exchanges
@@ -217,10 +203,6 @@ class KTOKind(SupervisedKind["KTORecipe"]):
         "kto.reference_point",
         "kto.optimizer.learning_rate",
         "data.max_tokens",
-    )
-    card_limits = (
-        "Each answer was judged by itself: that one answer to a prompt is better than another was never compared. "
-        "Answers that are in no row may have become likelier."
     )
 
     def dry_run(self, recipe: "KTORecipe") -> "Iterator[tuple[str, str]]":

@@ -32,12 +32,8 @@ class KTOConfig(UpdateSection):
 
     rows_key: ClassVar[str] = "examples_per_step"
 
-    num_epochs: float = Field(1.0, gt=0)
-    """Epochs over the answers."""
     examples_per_step: int = Field(32, ge=2)
     """Answers per update. The KL term is estimated over all of them."""
-    tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     beta: float = Field(0.1, gt=0)
     """Reward of one nat of log-ratio to the reference: the smaller it is, the further the policy may move."""
     desirable_weight: float = Field(1.0, gt=0)

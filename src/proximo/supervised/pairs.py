@@ -19,7 +19,7 @@ from proximo.data.preferences import PairOptions, PreferencePair, load_preferenc
 from proximo.data.templates.chat import Learned
 from proximo.learner.update import UpdateResult
 from proximo.message_text import count_of
-from proximo.metrics.calibration import calibration
+from proximo.metrics.calibration import pair_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.run.task import Record
 from proximo.supervised.building import Split, Start, load_split
@@ -157,7 +157,7 @@ class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Con
             self.batches(held_out), lambda batch: self.loss(batch, num_pairs=len(held_out))
         )
         total = reduce(add, parts)
-        error = calibration(total.scores.gaps).error
+        error = pair_error(total.scores.gaps)
         metrics = self.evaluation_metrics(total) | {
             "evaluation/pairs": Sum(len(held_out)),
             "evaluation/loss": Mean(loss * len(held_out), len(held_out)),

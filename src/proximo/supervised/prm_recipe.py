@@ -20,22 +20,16 @@ from proximo.supervised.metrics import (
     spike_rule,
     supervised_metrics,
 )
-from proximo.supervised.recipes import ScalarRecipe, UpdateSection
+from proximo.supervised.recipes import DropoutSection, ScalarRecipe
 
 
-class PRMConfig(UpdateSection):
+class PRMConfig(DropoutSection):
     """Training of a process reward model on solutions whose steps have labels."""
 
     rows_key: ClassVar[str] = "solutions_per_step"
 
-    num_epochs: float = Field(1.0, gt=0)
-    """Epochs over the solutions."""
     solutions_per_step: int = Field(32, ge=1)
     """Solutions per update."""
-    tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
-    dropout: bool = False
-    """Use the model's dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
     """Optimizer of the model."""
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import ClassVar, Protocol, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from proximo.config.data import LabelledDataConfig, PreferenceDataConfig, StepDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
@@ -31,10 +31,22 @@ class UpdateSection(Section):
     rows_key: ClassVar[str]
     """Its key with the number of rows of an update: examples, pairs or solutions."""
 
+    num_epochs: float = Field(1.0, gt=0)
+    """Epochs over the data; may be fractional. For pairs more than one often overfits."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+
     @property
     def rows_per_update(self) -> int:
         """Rows that each update learns from, over all micro-batches and ranks."""
         return getattr(self, self.rows_key)
+
+
+class DropoutSection(UpdateSection):
+    """The section of a trainer whose model may train with its own dropout."""
+
+    dropout: bool = False
+    """Use the model's dropout in training."""
 
 
 class SupervisedRecipe(TrainerRecipe):

@@ -23,27 +23,21 @@ from proximo.supervised.metrics import (
     spike_rule,
     supervised_metrics,
 )
-from proximo.supervised.recipes import ScalarRecipe, UpdateSection
+from proximo.supervised.recipes import DropoutSection, ScalarRecipe
 
 
-class RewardTrainingConfig(UpdateSection):
+class RewardTrainingConfig(DropoutSection):
     """Training of a reward model on preference pairs."""
 
     rows_key: ClassVar[str] = "pairs_per_step"
 
-    num_epochs: float = Field(1.0, gt=0)
-    """Epochs over the pairs; more than one often overfits."""
     pairs_per_step: int = Field(32, ge=1)
     """Pairs per update."""
-    tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     loss: Literal["bradley_terry", "divergence_window"] = "bradley_terry"
     """`bradley_terry` compares the scores of the last tokens; `divergence_window` compares the scores of all tokens
     from the first difference of the answers on (as DeepSpeed-Chat)."""
     score_centring: float = Field(0.0, ge=0)
     """Weight of the squared sum of both scores, which keeps scores near 0; for `bradley_terry`."""
-    dropout: bool = False
-    """Use the model's dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
     """Optimizer of the model."""
 
@@ -58,8 +52,8 @@ class RewardRecipe(ScalarRecipe):
     """What `proximo reward` reads: the model, the preference pairs, and how it trains on them."""
 
     section: ClassVar[str] = "reward"
-    sequences_per_row: ClassVar[int] = 2
     memory_settings: ClassVar[str] = "lower reward.tokens_per_microbatch, or set model.activation_checkpointing"
+    sequences_per_row: ClassVar[int] = 2
 
     data: PreferenceDataConfig
     """Preference pairs."""

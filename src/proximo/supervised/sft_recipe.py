@@ -12,22 +12,16 @@ from proximo.metrics.shared_declarations import HELD_OUT_LOSS
 from proximo.metrics.values import ExponentialMean, Mean, Sum
 from proximo.supervised import alarm_checks as checks
 from proximo.supervised.metrics import OVERFITTING_RULE, flat_loss_rule, spike_rule, supervised_metrics
-from proximo.supervised.recipes import SupervisedRecipe, UpdateSection
+from proximo.supervised.recipes import DropoutSection, SupervisedRecipe
 
 
-class SFTConfig(UpdateSection):
+class SFTConfig(DropoutSection):
     """How often and in which portions supervised fine-tuning goes through the examples."""
 
     rows_key: ClassVar[str] = "examples_per_step"
 
-    num_epochs: float = Field(1.0, gt=0)
-    """Epochs over the data; may be fractional."""
     examples_per_step: int = Field(32, ge=1)
     """Examples per update."""
-    tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
-    dropout: bool = False
-    """Use the model's dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="cosine")
     """Optimizer of the model."""
 

@@ -20,7 +20,7 @@ from proximo.metrics.report.views import (
     run_alarms,
     tile,
 )
-from proximo.metrics.run_files import Run, Sample, ScoredPair, setting
+from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -82,30 +82,6 @@ class SideBySide:
     answers: tuple[tuple[Compared, Sample], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedPair:
-    """One held-out pair with the scores of each run that has judged it."""
-
-    pair: ScoredPair
-    judgements: tuple[tuple[Compared, ScoredPair], ...]
-
-    @property
-    def is_disputed(self) -> bool:
-        """Whether some runs have it in the right order and others not."""
-        return len({judged.margin > 0 for _, judged in self.judgements}) > 1
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedPairs:
-    """The held-out pairs that several runs have judged, those first on which they disagree."""
-
-    shown: tuple[JudgedPair, ...]
-    num_pairs: int
-    num_disputed: int
-    right: tuple[tuple[Compared, int, int], ...]
-    """Of each run: how many of these pairs it has in the right order, and how many it has judged."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Runs that are compared with each other; of pipelines, one for each kind of stage."""
@@ -122,7 +98,6 @@ class Comparison:
     cards: Mapping[Section, tuple[Card, ...]]
     samples: tuple[SideBySide, ...]
     num_samples: int
-    pairs: JudgedPairs
 
 
 def comparison_page(groups: Sequence[Sequence[NamedRun]]) -> str:
@@ -160,7 +135,6 @@ def compared(runs: Sequence[NamedRun], *, key: str) -> Comparison:
         cards=_cards(runs, trainers, fewest=1 if same_kind else 2, key=key),
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
-        pairs=_judged_pairs(runs, heads),
     )
 
 
@@ -272,23 +246,3 @@ def _side_by_side(runs: Sequence[NamedRun], heads: Sequence[Compared]) -> tuple[
         for prompt in dict.fromkeys(prompt for each in answers for prompt in each)
     )
     return tuple(each for each in found if len(each.answers) > 1)
-
-
-def _judged_pairs(runs: Sequence[NamedRun], heads: Sequence[Compared]) -> JudgedPairs:
-    judged: list[dict[tuple[str, str, str], ScoredPair]] = []
-    for run in runs:
-        pairs = run.run.samples.pairs
-        judged.append({(each.prompt, each.chosen, each.rejected): each for each in reversed(pairs)})
-    keys = dict.fromkeys((each.prompt, each.chosen, each.rejected) for run in runs for each in run.run.samples.pairs)
-    several = []
-    for key in keys:
-        judgements = [(head, each[key]) for head, each in zip(heads, judged, strict=True) if key in each]
-        if len(judgements) > 1:
-            several.append(JudgedPair(judgements[0][1], tuple(judgements)))
-    found = [(head, [one for each in several for whose, one in each.judgements if whose is head]) for head in heads]
-    return JudgedPairs(
-        shown=tuple(sorted(several, key=lambda each: not each.is_disputed)[: SAMPLES_SHOWN + SAMPLES_FOLDED]),
-        num_pairs=len(several),
-        num_disputed=sum(each.is_disputed for each in several),
-        right=tuple((head, sum(one.margin > 0 for one in own), len(own)) for head, own in found if own),
-    )

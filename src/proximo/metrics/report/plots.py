@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from proximo.message_text import format_number
-from proximo.metrics.calibration import Calibration
 from proximo.metrics.definitions import Curve, Style, Trace
 from proximo.metrics.report.svg import (
     GRID,
@@ -122,29 +121,6 @@ def _drawing(curve: Curve, lines: tuple[tuple[int, Style, Series], ...]) -> _Dra
             axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         _set_left_margin(axes)
         return _Drawing(figure_to_svg(figure), area_of(figure, axes))
-
-
-def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
-    """A reliability diagram: accuracy against confidence, one dot per bin with area by pairs, and the diagonal."""
-    with _canvas() as (figure, axes):
-        axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        bins = calibration.bins
-        confidence, accuracy = [b.confidence for b in bins], [b.accuracy for b in bins]
-        max_pairs = max(b.num_pairs for b in bins)
-        areas = [8 + 72 * b.num_pairs / max_pairs for b in bins]
-        axes.plot(confidence, accuracy, color=SERIES[0], linewidth=1.2, zorder=2)
-        axes.scatter(confidence, accuracy, s=areas, color=SERIES[0], alpha=0.75, linewidths=0, zorder=3)
-        axes.set(xlim=(0.48, 1.02), ylim=(min([0.45, *accuracy]) - 0.03, 1.03), xlabel="confidence")
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        _set_left_margin(axes)
-        description = ", ".join(f"accuracy {b.accuracy:.2f} at confidence {b.confidence:.2f}" for b in bins)
-        svg, area = figure_to_svg(figure), area_of(figure, axes)
-    label = "accuracy of the pairs in a bin"
-    return Plot(
-        svg=embed_svg(svg, key=key, description=f"Calibration: {description}"),
-        legend=((1, label),),
-        readout=readout(area, [Reading(label=label, colour=1, x=confidence, y=accuracy)], along="confidence"),
-    )
 
 
 def expanded(traces: Sequence[Trace], names: Sequence[str]) -> list[Trace]:

@@ -113,14 +113,13 @@ def area_of(figure: Figure, axes: Axes) -> Area:
     return Area(box, (left, right), (low, high))
 
 
-def readout(area: Area, readings: Sequence[Reading], *, stacked: bool = False, along: str = "step") -> str:
-    """The JSON of a plot. `along`: the quantity of the x axis. `stacked`: no point is at the height of its value."""
+def readout(area: Area, readings: Sequence[Reading], *, stacked: bool = False) -> str:
+    """The JSON of a plot. `stacked`: no point is at the height of its value."""
     return json.dumps(
         {
             "box": [round(edge, 1) for edge in area.box],
             "x": [_short(limit) for limit in area.x],
             "y": [_short(limit) for limit in area.y],
-            "along": along,
             "stacked": stacked,
             "series": [
                 {

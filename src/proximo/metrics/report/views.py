@@ -10,7 +10,6 @@ from ruamel.yaml import YAML
 from proximo.errors import redacted
 from proximo.message_text import format_change, format_number
 from proximo.metrics.alarms import Alarm, find_alarms
-from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Curve, Section
 from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, facts, pair_samples
@@ -26,7 +25,6 @@ UNITS_NOT_SHOWN = ("score", "fraction", "bits", "perplexity")
 SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 54, 6
 LONG_ENOUGH_FOR_ALARMS = 5
 """Lines of metrics."""
-CALIBRATED_FROM_PAIRS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,8 +177,6 @@ def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
         plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
         if plot is not None:
             yield Card(title=curve.title, unit=curve.unit, healthy=curve.healthy, plot=plot)
-    if section is Section.MAIN and len(run.samples.pairs) >= CALIBRATED_FROM_PAIRS:
-        yield _calibration_card(calibration(pair.margin for pair in run.samples.pairs), f"{stage}-calibration")
 
 
 def _belongs(curve: Curve, run: Run, section: Section) -> bool:
@@ -190,18 +186,6 @@ def _belongs(curve: Curve, run: Run, section: Section) -> bool:
     """
     values = {value for trace in curve.traces for value in run.series(trace.name).values}
     return curve.section is section and (section is not Section.MORE or len(values) != 1 or len(run.lines) == 1)
-
-
-def _calibration_card(measured: Calibration, key: str) -> Card:
-    from proximo.metrics.report.plots import draw_calibration
-
-    return Card(
-        title="Calibration",
-        unit=f"accuracy, {measured.num_pairs:,} held-out pairs",
-        healthy="On the dotted line the model is calibrated: where its confidence is 80%, 80% of the pairs are "
-        "ranked correctly. Below the line it is overconfident. Larger dots represent more pairs.",
-        plot=draw_calibration(measured, key=key),
-    )
 
 
 def _extreme_pairs(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:

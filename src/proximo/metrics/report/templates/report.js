@@ -31,7 +31,7 @@
 
   const read = (plot, wanted, clientX, clientY) => {
     leave();
-    const { box: area, x: steps, y: values, along, stacked, series } = JSON.parse(plot.dataset.readout);
+    const { box: area, x: steps, y: values, stacked, series } = JSON.parse(plot.dataset.readout);
     const [left, top, right, bottom] = area;
     const across = (x) => left + ((x - steps[0]) / (steps[1] - steps[0])) * (right - left);
     const down = (y) => bottom - ((y - values[0]) / (values[1] - values[0])) * (bottom - top);
@@ -45,13 +45,13 @@
     made("line", marks, { x1: across(at), x2: across(at), y1: top, y2: bottom });
     box.replaceChildren();
     const mean = Math.max(...series.map((each) => each.mean_of));
-    made("p", box, {}, `${along} ${said(at)}${mean > 1 ? `, means of up to ${mean}` : ""}`);
+    made("p", box, {}, `step ${said(at)}${mean > 1 ? `, means of up to ${mean}` : ""}`);
     series.forEach((each, number) => {
       const index = found[number];
       const row = made("p", box);
       made("i", row, { class: `c${each.colour}` });
       made("b", row, {}, said(each.y[index]));
-      made("span", row, {}, each.x[index] === at ? each.label : `${each.label}, ${along} ${said(each.x[index])}`);
+      made("span", row, {}, each.x[index] === at ? each.label : `${each.label}, step ${said(each.x[index])}`);
       const height = down(each.y[index]);
       if (!stacked && height >= top - 1 && height <= bottom + 1)
         made("circle", marks, { cx: across(each.x[index]), cy: height, r: 4, style: `fill: var(--c${each.colour})` });
