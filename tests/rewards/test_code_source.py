@@ -4,8 +4,7 @@ import pytest
 
 from graded_programs import open_sandbox
 from proximo.config.rewards import verifiers as section_of_code
-from proximo.config.rewards.texts import ThinkAnswerRewardConfig
-from proximo.config.rewards.verifiers import WORKER_MEMORY_MIB, AnswerScores, CodeRewardConfig
+from proximo.config.rewards.verifiers import WORKER_MEMORY_MIB, AnswerScores, CodeRewardConfig, ThinkAnswerRewardConfig
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo_verifiers.code.verifier import LEAST_WALL_PER_CPU, RUN_FRACTION, CodeOptions
 from proximo_verifiers.verifier import ScoreState

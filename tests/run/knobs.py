@@ -10,7 +10,6 @@ from proximo.config.ppo import advantage, losses, objectives
 from proximo.config.ppo import options as ppo
 from proximo.config.ppo import rewards as shaping
 from proximo.config.rewards import sources as rewards
-from proximo.config.rewards import texts as rewards_texts
 from proximo.config.rewards import verifiers
 from proximo.config.rewards.verifiers import CodeRewardConfig
 from proximo.config.schema.base import Section
@@ -596,8 +595,8 @@ PUSHES = {
     "private": "test_each_save_is_pushed_and_the_card_is_that_of_its_step",
 }
 TEXTS = (
-    rewards_texts.PatternRewardConfig,
-    rewards_texts.ThinkAnswerRewardConfig,
+    verifiers.PatternRewardConfig,
+    verifiers.ThinkAnswerRewardConfig,
 )
 GRADED = {
     "weight": (

@@ -20,6 +20,7 @@ GIB = 2**30
 SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")
 DEVELOPMENT = ("docs", "test")
 """Extras that no user needs."""
+SANDBOX = "python -m proximo_verifiers.sandbox.doctor"
 LEAST_FREE_BYTES = 20 * GIB
 """With less free space, the doctor shows how much a run writes."""
 
@@ -158,9 +159,7 @@ def _sandbox() -> Finding:
     held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees hold"
     if not lacking:
         return Finding(held)
-    return Finding(
-        f"{held}, not {', '.join(lacking)}", "`proximo doctor sandbox` shows why; only rewards of kind code need it"
-    )
+    return Finding(f"{held}, not {', '.join(lacking)}", f"`{SANDBOX}` shows why; only rewards of kind code need it")
 
 
 def _vllm() -> Finding:
@@ -213,7 +212,6 @@ def doctor(
     \b
     proximo doctor
     proximo doctor --folder /scratch/runs     the disk of another folder
-    proximo doctor sandbox                    every guarantee of the sandbox, tried
     proximo doctor kernels                    the kernels in C, compiled if needed
     """
     if context.invoked_subcommand is not None:
@@ -236,24 +234,3 @@ def kernels() -> int:
     reason = kernels_of("cpu").why_missing()
     print(f"kernels in C: {kernels_of('cpu').description()}" if reason is None else reason)
     return int(reason is not None)
-
-
-@app.command()
-def sandbox(
-    *,
-    waive: Annotated[list[str] | None, typer.Option(help="A guarantee to run without; may be repeated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per guarantee.")] = False,
-) -> int:
-    """Try every guarantee of the sandbox for programs that a model writes. Exit status 1 if one does not hold.
-
-    \b
-    proximo doctor sandbox
-    proximo doctor sandbox --waive names      as with `sandbox_waived: [names]` in a recipe
-
-    docs/sandbox.md explains each guarantee, and what none of them defends against.
-    """
-    from proximo.errors import as_own_errors
-    from proximo_verifiers.sandbox.doctor import report
-
-    with as_own_errors():
-        return report(waived=waive or (), as_json=as_json)

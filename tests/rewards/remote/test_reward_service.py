@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from reward_services import Service, make_folder, real_service
 
-from proximo.config.rewards.texts import PatternRewardConfig
+from proximo.config.rewards.verifiers import PatternRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward

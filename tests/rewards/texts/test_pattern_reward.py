@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proximo.config.rewards.texts import PatternRewardConfig
+from proximo.config.rewards.verifiers import PatternRewardConfig
 from proximo.errors import ConfigError
 from proximo.rewards import text_verifiers
 from proximo.rewards.text_verifiers import PatternVerifier

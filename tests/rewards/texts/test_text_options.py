@@ -8,8 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
-from proximo.config.rewards.texts import PatternRewardConfig, ThinkAnswerRewardConfig
-from proximo.config.rewards.verifiers import VerifierRewardConfig
+from proximo.config.rewards.verifiers import PatternRewardConfig, ThinkAnswerRewardConfig, VerifierRewardConfig
 from proximo_verifiers.verifier import Answer, Grade
 
 GOOD = "<think>a</think><answer>41</answer>"

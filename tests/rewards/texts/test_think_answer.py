@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proximo.config.rewards.texts import ThinkAnswerRewardConfig
+from proximo.config.rewards.verifiers import ThinkAnswerRewardConfig
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.text_verifiers import ThinkAnswerVerifier, form_problem
 from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier

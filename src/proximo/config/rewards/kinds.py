@@ -6,12 +6,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, PRMRewardConfig, RemoteRewardConfig
-from proximo.config.rewards.texts import PatternRewardConfig, ThinkAnswerRewardConfig
 from proximo.config.rewards.verifiers import (
     CodeRewardConfig,
     CountdownRewardConfig,
     CustomVerifierRewardConfig,
     MathsRewardConfig,
+    PatternRewardConfig,
+    ThinkAnswerRewardConfig,
 )
 from proximo.config.schema.base import Section
 

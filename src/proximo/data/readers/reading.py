@@ -7,12 +7,11 @@ from pathlib import Path
 
 from proximo.data.large_lists import collected
 from proximo.data.order import DataPhase, phase_indices, shuffled
-from proximo.data.readers.csv_rows import csv_rows
 from proximo.data.readers.function_rows import function_rows
 from proximo.data.readers.json_rows import json_array_rows, json_line_rows
 from proximo.data.readers.problems import as_problem
 from proximo.data.readers.source import DataSource, Format, with_columns
-from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
+from proximo.data.readers.table_rows import csv_rows, disk_rows, hub_rows, parquet_rows
 from proximo.data.readers.text_files import (
     begins_with,
     document_rows,
