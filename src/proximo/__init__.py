@@ -1,10 +1,5 @@
 """Proximo trains language models with PPO. Importing it loads nothing heavy; its public names load when first used."""
 
-from proximo.early_interrupt import end_silently, is_command  # isort: skip
-
-if is_command():
-    end_silently()
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any

@@ -448,89 +448,6 @@ def test_a_model_for_which_memory_does_not_suffice_is_not_called_unreadable(monk
             assert capsys.readouterr().err.splitlines()[1].startswith("error: out of memory (MemoryError)")
 
 
-INTERRUPTED_AT = """
-import os, signal, sys
-
-class Interrupting:
-    def find_spec(self, name, path, target=None):
-        if name == sys.argv[1]:
-            os.kill(os.getpid(), signal.SIGINT)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
-sys.meta_path.insert(0, Interrupting())
-from proximo.cli import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "status"),
-    [("typer", -2), ("proximo.run.options", -2), ("pydantic.json_schema", 130), ("no.such", 0)],
-)
-def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
-    """It comes where that module is about to be imported: before, and within, a command."""
-    command = [sys.executable, "-c", INTERRUPTED_AT, module, "config", "schema", "sft"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("command", [("ppo", "ppo", "--dry-run"), ("plan", "ppo")])
-def test_ctrl_c_while_the_schemas_are_made_is_left_to_no_library(command, tmp_path):
-    """Pydantic turns a KeyboardInterrupt while it makes a class into an error of the schema."""
-    given = [sys.executable, "-c", INTERRUPTED_AT, "proximo.config.rewards.kinds", *command]
-    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == -2, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-INTERRUPTED_FROM_THE_START = """
-import os, signal, sys
-
-class Interrupting:
-    def find_spec(self, name, path, target=None):
-        if name == os.environ["INTERRUPTED_AT"]:
-            os.kill(os.getpid(), signal.SIGINT)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.meta_path.insert(0, Interrupting())
-"""
-
-
-@pytest.mark.parametrize(
-    ("start", "module"),
-    [
-        ("the command", "proximo.commands"),
-        ("the module", "proximo.trainer_kinds"),
-        ("the module", "proximo.cli"),
-        ("the command", "proximo.cli.program"),
-    ],
-)
-def test_ctrl_c_is_no_traceback_while_the_package_itself_is_imported(start, module, tmp_path):
-    """As the console script and `python -m` import it, before any of its code can catch an interrupt."""
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_FROM_THE_START)
-    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    script = Path(sys.executable).with_name("proximo")
-    command = [str(script)] if start == "the command" else [sys.executable, "-m", "proximo"]
-    environment = {**os.environ, "PYTHONPATH": search, "INTERRUPTED_AT": module}
-    done = subprocess.run(
-        [*command, "--version"], env=environment, capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == -2, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_program_that_imports_the_package_keeps_its_interrupts():
-    program = (
-        "import signal, proximo, proximo.cli\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    )
-    prefix = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", prefix + program], capture_output=True, text=True, check=True, timeout=600
-    )
-    assert done.stdout == "True\n"
-
-
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -601,6 +518,15 @@ def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):
     for name in ("config.resolved.json", "mine"):
         assert main(["config", "show", name]) == 0
         assert capsys.readouterr().out == shown
+
+
+def test_ctrl_c_within_a_command_is_no_traceback(monkeypatch, capsys):
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proximo.cli.program.typer.main.get_command", lambda app: Refusing(interrupted))
+    assert main(["report", "x"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_another_error_of_the_system_keeps_its_traceback(monkeypatch):

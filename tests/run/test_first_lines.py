@@ -1,7 +1,6 @@
 """What is printed before what may take long: what a command loads, and what a run is doing, in plain lines."""
 
 import io
-import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import yaml
 
 from proximo.cli import main
-from proximo.cli.arguments import loading
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
@@ -81,10 +79,3 @@ def test_every_command_that_loads_a_model_says_so_first(
         assert main([command, *(str(names.get(each, each)) for each in arguments)]) == 0, command
         said = capsys.readouterr().err.splitlines()
         assert said[0] == ("loading matplotlib" if command == "report" else LOADING), command
-
-
-def test_ctrl_c_while_a_library_is_loaded_ends_the_process() -> None:
-    """It is not left to the library, which may turn a KeyboardInterrupt into an error of its own."""
-    with loading(quiet=True):
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -6,19 +6,11 @@ The commands do their work in `commands/`. Importing this folder imports neither
 import sys
 from collections.abc import Sequence
 
-from proximo.early_interrupt import end_silently, raise_again
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status, as `program.main` does.
+    """Run one command line and return its exit status, as `program.main` does."""
+    from proximo.cli import program
 
-    While the modules are imported, Ctrl-C ends the process without a traceback: no run has begun yet.
-    """
-    end_silently()
-    try:
-        from proximo.cli import program
-    finally:
-        raise_again()
     return program.main(sys.argv[1:] if argv is None else argv)
 
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from proximo.early_interrupt import EndsSilently
 from proximo.errors import RunFolderError, UserError
 from proximo.hub import is_local, not_there
 
@@ -55,14 +54,10 @@ EngineName = Annotated[
 
 @contextmanager
 def loading(what: str = "torch and transformers", *, quiet: bool = False) -> Generator[None]:
-    """Print on stderr what is imported inside: on a busy machine it takes a minute without any other output.
-
-    Ctrl-C inside ends the process at once.
-    """
+    """Print on stderr what is imported inside: on a busy machine it takes a minute without any other output."""
     if not quiet:
         print(f"loading {what}", file=sys.stderr, flush=True)
-    with EndsSilently():
-        yield
+    yield
 
 
 def lines_of_stdin() -> Iterator[str]:

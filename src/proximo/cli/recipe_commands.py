@@ -8,7 +8,6 @@ import typer
 
 from proximo.cli.arguments import Overrides, RecipeName, loading
 from proximo.cli.recipes import KindOption, kind_of
-from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 from proximo.user_code import functions_of_the_working_directory
 
@@ -53,10 +52,9 @@ def plan(
     It reads only config.json and tokenizer of a model. docs/plan.md says what is counted, and how accurate it is.
     """
     given = None if memory is None else parse_bytes(memory)
-    with EndsSilently():
-        from proximo.config.loader import load_recipe
+    from proximo.config.loader import load_recipe
 
-        loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     num_ranks = _num_ranks(loaded.recipe, devices)
     with loading():
         from proximo.plan.machine import device_kind, memory_bytes, process_bytes, product_rate

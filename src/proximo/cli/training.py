@@ -13,7 +13,6 @@ from proximo.cli.arguments import Overrides, RecipeName, loading
 from proximo.cli.ranks import check_ranks, note_idle_tasks, num_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.rank_environment import LAUNCHED, find_place
-from proximo.early_interrupt import EndsSilently
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
@@ -80,8 +79,7 @@ def _command(kind: str) -> Callable[..., int]:
         place = find_place()
 
         def prepare() -> tuple["Recipe", RunOptions]:
-            with EndsSilently():
-                loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
+            loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
             options = RunOptions(
                 resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
