@@ -47,7 +47,7 @@ def test_the_recipe_says_what_it_would_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["ppo" if recipe in HUB else "pipeline", recipe, "--dry-run"]) == 0
-    assert "in worker processes" in capsys.readouterr().out
+    assert "(verifier), weight 1" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
