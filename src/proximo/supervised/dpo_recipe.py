@@ -36,7 +36,8 @@ class DPOConfig(UpdateSection):
     pairs_per_step: int = Field(32, ge=1)
     """Pairs per update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient. On CUDA a recipe
+    that leaves it out gets what fits the memory of the device, from 2048 to 32768."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """`sigmoid`: the loss of DPO, which increases the margin of a pair without limit. `ipo`: drives the difference of
     the log-ratios to 1 / (2 beta)."""

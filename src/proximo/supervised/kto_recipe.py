@@ -37,7 +37,8 @@ class KTOConfig(UpdateSection):
     examples_per_step: int = Field(32, ge=2)
     """Answers per update. The KL term is estimated over all of them."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient. On CUDA a recipe
+    that leaves it out gets what fits the memory of the device, from 2048 to 32768."""
     beta: float = Field(0.1, gt=0)
     """Reward of one nat of log-ratio to the reference: the smaller it is, the further the policy may move."""
     desirable_weight: float = Field(1.0, gt=0)

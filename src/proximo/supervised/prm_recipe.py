@@ -33,7 +33,8 @@ class PRMConfig(UpdateSection):
     solutions_per_step: int = Field(32, ge=1)
     """Solutions per update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient. On CUDA a recipe
+    that leaves it out gets what fits the memory of the device, from 2048 to 32768."""
     dropout: bool = False
     """Use the model's dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")

@@ -36,7 +36,8 @@ class RewardTrainingConfig(UpdateSection):
     pairs_per_step: int = Field(32, ge=1)
     """Pairs per update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient. On CUDA a recipe
+    that leaves it out gets what fits the memory of the device, from 2048 to 32768."""
     loss: Literal["bradley_terry", "divergence_window"] = "bradley_terry"
     """`bradley_terry` compares the scores of the last tokens; `divergence_window` compares the scores of all tokens
     from the first difference of the answers on (as DeepSpeed-Chat)."""
