@@ -13,6 +13,7 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.precision.placement import Precision
 
 PROMPTS = [(5, 6, 7), (8, 9)]
 RESPONSES = [(10, 11), (12, 13, 14, 2)]
@@ -20,12 +21,13 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def language_model(case: str) -> LanguageModel:
-    kind = "gpt2" if case == "tied embeddings" else "llama"
+    kind = "gpt2" if "tied embeddings" in case else "llama"
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, **NO_DROPOUT} if kind == "gpt2" else {}
-    model = LanguageModel(tiny_language_model(kind, **sizes))
+    precision = Precision.BF16 if case.startswith("bf16") else Precision.FLOAT32
+    model = LanguageModel(tiny_language_model(kind, **sizes), precision=precision)
     if case == "adapter":
         model = model.with_adapter(LoRAOptions(rank=2, alpha=4))
-    if case == "activation checkpointing":
+    if "activation checkpointing" in case:
         model.use_activation_checkpointing()
     return model
 
@@ -47,13 +49,16 @@ def weights(made: Learner) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in made.parameters.items()}
 
 
-@pytest.mark.parametrize("case", ["plain", "tied embeddings", "adapter", "activation checkpointing"])
+BF16 = ["bf16", "bf16, tied embeddings", "bf16, activation checkpointing"]
+
+
+@pytest.mark.parametrize("case", ["plain", "tied embeddings", "adapter", "activation checkpointing", *BF16])
 def test_the_weights_are_those_of_the_ordinary_way_bit_for_bit(case: str) -> None:
     ordinary, early = learner(language_model(case)), learner(language_model(case), in_backward=True)
     start = weights(ordinary)
     results = []
     for made in (ordinary, early):
-        model = LanguageModel(made.module)
+        model = LanguageModel(made.module, precision=Precision.BF16 if case in BF16 else Precision.FLOAT32)
         results.append([made.update([batch()], negative_log_likelihood(model)) for _ in range(4)])
     for name, tensor in weights(ordinary).items():
         assert torch.equal(tensor, weights(early)[name]), name

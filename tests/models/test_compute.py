@@ -1,6 +1,7 @@
 """bf16: which types reach attention and the cache, what is cast and how often, and whose gradient it is."""
 
 import copy
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -195,18 +196,51 @@ def test_layers_that_run_again_have_the_same_bits_and_cast_no_weight_again(adapt
     assert not weights.intersection(trace.cast_twice)
 
 
-def test_weights_that_step_in_the_backward_pass_move_as_they_would_after_it() -> None:
-    after, within = half(), half()
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["stored", "recomputed"])
+def test_weights_that_step_in_the_backward_pass_move_as_they_would_after_it(name: str, checkpointed: bool) -> None:
+    after, within = half(name), half(name)
     for model in (after, within):
         optimizer = torch.optim.SGD(model.model.parameters(), lr=0.1)
+        model.model.train()
+        torch.manual_seed(0)  # GPT-2 has dropout
+        if checkpointed:
+            model.use_activation_checkpointing()
         if model is after:
             gradients(model, batch())
             optimizer.step()
             continue
-        with casting(), stepping_in_backward(optimizer, dict(model.model.named_parameters()), World()):
+        early = stepping_in_backward(optimizer, dict(model.model.named_parameters()), World())
+        with casting(frees=True), early:
             model.response_logprobs(batch()).logprobs.square().sum().backward()
     pairs = zip(after.model.parameters(), within.model.parameters(), strict=True)
     assert all(a.equal(b) for a, b in pairs)
+
+
+def copies(model: LanguageModel) -> list[Tensor]:
+    """The bf16 tensors of this process that are as large as a matrix of the model."""
+    shapes = {frozenset(each.shape) for each in model.model.parameters() if each.dim() == 2}
+    tensors = [each for each in gc.get_objects() if type(each) is Tensor]
+    return [each for each in tensors if each.dtype is torch.bfloat16 and frozenset(each.shape) in shapes]
+
+
+@pytest.mark.parametrize("frees", [False, True], ids=["kept", "freed"])
+def test_between_forward_and_backward_pass_there_is_no_copy_of_a_weight(frees: bool) -> None:
+    model = half()
+    with casting(frees=frees):
+        total = model.response_logprobs(batch()).logprobs.sum()
+        assert bool(copies(model)) is not frees
+        total.backward()
+
+
+def test_a_weight_that_changes_before_its_backward_pass_is_an_error() -> None:
+    model = half()
+    with casting(frees=True):
+        total = model.response_logprobs(batch()).logprobs.sum()
+        with torch.no_grad():
+            next(iter(model.base.model.layers)).mlp.up_proj.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="a weight stepped too early"):
+            total.backward()
 
 
 def test_nothing_stays_with_the_model() -> None:

@@ -131,7 +131,7 @@ class Learner:
             )
         if self.balance is None:
             return self._take(microbatches, loss, guard, seed)
-        with self.training(), casting():
+        with self.training(), casting(frees=self.options.in_backward):
             balanced = self.balance.added_to(loss, microbatches, beginning=partial(_draw_from, seed))
             result = self._take(microbatches, balanced, lambda parts: guard([part.statistics for part in parts]), seed)
         return replace(
@@ -234,7 +234,7 @@ class Learner:
     ) -> tuple[float, list[Statistics], float, str | None]:
         """Loss, statistics, gradient norm and reason to skip. All checks run before the backward pass, which steps."""
         world = current()
-        with self.training(), casting():
+        with self.training(), casting(frees=True):
             _draw_from(seed, 0)
             if self.sharding is not None:
                 self.sharding.begin_microbatch(is_last=True)

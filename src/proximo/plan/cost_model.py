@@ -193,9 +193,10 @@ def training_cost(
     `in_backward`: the optimizer steps inside the backward pass, so each gradient is freed as soon as it is computed.
     `reduced`: what becomes of gradients of sharded models; None for models that are whole.
     """
-    learner, flops = nn.ModuleList(modules), 0
+    learner, profiler, flops = nn.ModuleList(modules), PassProfiler(modules), 0
     learner.train()
-    with PassProfiler(modules) as profiler, casting(), _gradients(profiler, learner, reduced, in_backward=in_backward):
+    gradients = _gradients(profiler, learner, reduced, in_backward=in_backward)
+    with profiler, casting(frees=in_backward), gradients:
         for training_pass in passes:
             batches, flops_before = training_pass.batches, profiler.flops
             # The peak is in the second micro-batch, if there is one: it starts with all accumulated gradients in
@@ -348,8 +349,7 @@ def rollout_cost(
             policy.head.logits(hidden)
         prefill_flops, profiler.flops = profiler.flops, 0
         with profiler.attribute_to(CACHE):
-            for row in range(num_rows):
-                cache.place(prompts, row % num_prefilled, [row])
+            cache.place(prompts, 0, [0])  # allocates all rows; copies into the others take no more
         del hidden, prompts
         for length in range(lengths.prompt, lengths.total - 1, _GROWTH_TOKENS):
             cache.lengths = [length] * num_rows

@@ -25,11 +25,12 @@ ALLOCATOR_SHARE = 0.5
 """Fragmentation of the glibc heap on a CPU, as a share of activations, gradients and temporaries in it. Measured."""
 
 
-def make_plans(recipe: Recipe, *, device: str = "cpu", num_ranks: int = 1) -> list[Plan]:
+def make_plans(recipe: Recipe, *, device: str = "cpu", num_ranks: int = 1, updates_only: bool = False) -> list[Plan]:
     """One plan for each stage. `device` is the device type that the recipe resolves to: cpu, cuda or mps.
 
-    With several ranks the plan is that of one of them. Raises ModelError if a model's configuration cannot be read or
-    its passes cannot be profiled, and ConfigError if the recipe has an option that cannot be planned.
+    With several ranks the plan is that of one of them. `updates_only`: leave out the phases that train no model. Raises
+    ModelError if a model's configuration cannot be read or its passes cannot be profiled, and ConfigError if the recipe
+    has an option that cannot be planned.
     """
     stages = dict(recipe.given_stages())
     for stage in stages.values():
@@ -42,7 +43,10 @@ def make_plans(recipe: Recipe, *, device: str = "cpu", num_ranks: int = 1) -> li
             precision = resolve_precision(
                 stage.run.precision, device=device, float32_head=stage.run.head_precision == "float32"
             )
-            costs = _costs(stage, StageContext(configs=configs, precision=precision, device=device, ranks=ranks))
+            context = StageContext(
+                configs=configs, precision=precision, device=device, ranks=ranks, updates_only=updates_only
+            )
+            costs = _costs(stage, context)
             plans.append(_plan(stage, costs, precision, device))
             _keep_result(stage, costs.models, configs, f"@{prefix.removesuffix('.')}")
     return plans

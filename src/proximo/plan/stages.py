@@ -19,6 +19,8 @@ class StageContext:
     precision: Precision
     device: str
     ranks: Ranks = ONE_RANK
+    updates_only: bool = False
+    """Whether phases that train no model are left out."""
 
     def lay_out(self, models: Mapping[str, Model], role_of: Callable[[str], str]) -> Layout:
         """How the models, which have fake tensors by now, lie on the ranks. Call it before any pass is profiled."""

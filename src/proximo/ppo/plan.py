@@ -74,7 +74,7 @@ def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
     return StageCosts(
         models=models,
         optimized=optimized,
-        costs=ppo_costs(recipe, models, optimized, lengths, texts, layout=layout),
+        costs=ppo_costs(recipe, models, optimized, lengths, texts, layout=layout, updates_only=context.updates_only),
         update=update,
         token_budget=ppo.tokens_per_microbatch,
         layout=layout,
@@ -186,6 +186,7 @@ def ppo_costs(
     texts: Lengths | None,
     *,
     layout: Layout,
+    updates_only: bool = False,
 ) -> dict[str, StepCost]:
     """Name of a call -> its cost in one step, in the order of the step. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
@@ -193,12 +194,14 @@ def ppo_costs(
     exact = exact and recipe.environment is None
     serve = exact and not config.rollout.reshapes_distribution
     calls = trace_step(config, reuses_sampled_logprobs=serve, shares_trunk=_shares_trunk(models))
-    possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(
-        recipe, models, optimized, lengths, texts, layout=layout
-    )
+    possible = _training_calls(recipe, models, optimized, lengths, texts, layout=layout)
+    if not updates_only:
+        possible |= _inference_calls(recipe, models, lengths, layout.ranks)
     elsewhere = () if recipe.engine.kind == "local" else ("generate", "generate_greedy")
     step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible.keys() - elsewhere}
-    if SAMPLER in models:  # the other calls take place while it samples, and its memory adds to theirs
+    if (
+        SAMPLER in models and not updates_only
+    ):  # the other calls take place while it samples, and its memory adds to theirs
         sampling = {"generate": step_costs["generate"]}
         step_costs = sampling | {
             name: concurrent_costs({**sampling, name: cost})[name]

@@ -87,7 +87,7 @@ class LocalSession(RowDecoding):
         self._reading: set[int] = set()
         """Those of their rows that lack more than their last id."""
         self._num_kept = 0
-        self._casts: Casts = {}
+        self._casts = Casts()
         self._changed = threading.Condition()
         """Guards what follows: other threads submit and forget."""
         self._waiting: list[CallRequest] = []
@@ -162,7 +162,7 @@ class LocalSession(RowDecoding):
     def _compute_anew(self) -> None:
         """Forget all keys and values, which other weights made. Passes compute those of running calls again."""
         self._renew()
-        self._casts = {}
+        self._casts = Casts()
         for row, each in enumerate(self._rows):
             if each.is_kept:
                 self._empty(row)

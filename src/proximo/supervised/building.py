@@ -173,6 +173,7 @@ def plan_update(
     )
     (trained, learner), *others = models.items()
     readings = dict.fromkeys((role for role, _ in others), 1) if readings is None else readings
+    readings = {} if context.updates_only else readings
     tokens = sequences_per_row * context.ranks.share(count) * lengths.total
     training_pass = TrainingPass(loss=loss, batches=update, tokens=tokens)
     reduced = layout.reduced([learner.model], rounds=len(update.groups), in_backward=optimizer.in_backward)

@@ -34,7 +34,8 @@ class UpdateSection(Section):
     num_epochs: float = Field(1.0, gt=0)
     """Epochs over the data; may be fractional. For pairs more than one often overfits."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient. On CUDA a recipe
+    that leaves it out gets what fits the memory of the device, from 2048 to 32768."""
 
     @property
     def rows_per_update(self) -> int:

@@ -17,6 +17,7 @@ from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
+from proximo.plan.machine import device_kind
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.checkpointing import stage_result
 from proximo.run.loop import run_trainer
@@ -30,7 +31,16 @@ Stage = TypeVar("Stage", bound=TrainerRecipe)
 
 def run_recipe(recipe: Recipe, options: RunOptions) -> int:
     """Run a recipe: a single trainer, or the stages of a pipeline."""
-    return run_trainer(recipe, options) if isinstance(recipe, TrainerRecipe) else run_pipeline(recipe, options)
+    return _run(recipe, options, given=recipe) if isinstance(recipe, TrainerRecipe) else run_pipeline(recipe, options)
+
+
+def _run(recipe: TrainerRecipe, options: RunOptions, *, given: TrainerRecipe) -> int:
+    """Run a trainer. `given`: its recipe as it was written."""
+    if device_kind(recipe.run) == "cuda":
+        from proximo.plan.fitting import fitted, is_left_out  # what plans is not needed elsewhere
+
+        recipe = fitted(recipe, options) if is_left_out(given) else recipe
+    return run_trainer(recipe, options)
 
 
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
@@ -50,7 +60,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     for stage in stages:
         try:
             resolved = world.once(partial(resolve_references, stage, folder), what="the models of earlier stages")
-            status = run_trainer(resolved, replace(of_stage, more_follows=stage is not stages[-1]))
+            status = _run(resolved, replace(of_stage, more_follows=stage is not stages[-1]), given=stage)
         except Exception as error:
             world.publish(world.explain(error))
             if world.leads:

@@ -110,7 +110,8 @@ class PPOConfig(Section):
     takes: they share its computation, but an update then sees fewer prompts. For long prompts. docs/ppo.md, "Shared
     prompts"."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient. On CUDA a recipe
+    that leaves it out gets what fits the memory of the device, from 2048 to 32768."""
     release_cache: bool = False
     """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step. For
     a device whose memory hardly suffices."""

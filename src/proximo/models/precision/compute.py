@@ -5,37 +5,107 @@ update, a rollout, a call that reads) casts each weight once. Activations are ca
 several products read them. A gradient returns through the same cast, so it is summed in the weight's own dtype.
 """
 
+import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers.pytorch_utils import Conv1D
 
-Casts = dict[tuple[int, Hashable], tuple[Tensor, Tensor]]
-"""(id of a weight, dtype or other name) -> the weight, kept so that its id stays unique, and its converted copy."""
+Make = Callable[[Tensor], Tensor]
+
+
+class Casts:
+    """Converted copies of weights, each made once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, Hashable], tuple[Tensor, Tensor]] = {}
+        """(id of a weight, dtype or other name) -> the weight, kept so that its id stays unique, and its copy."""
+
+    def of(self, weight: Tensor, what: Hashable, make: Make) -> Tensor:
+        """The copy of a weight under the name `what`, by `make`."""
+        key = id(weight), what
+        if key not in self._kept:
+            self._kept[key] = weight, make(weight)
+        return self._kept[key][1]
+
+    def put(self, weight: Tensor, what: Hashable, copy: Tensor) -> None:
+        """Keep a copy that was made elsewhere."""
+        self._kept[id(weight), what] = weight, copy
+
+
+class FreedCasts(Casts):
+    """Copies that live only while they are used: made again for each use, also in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[weakref.ref[Any], Tensor, Make]] = {}
+        """Storage of a copy -> the weight, and how the copy is made again."""
+
+    def of(self, weight: Tensor, what: Hashable, make: Make) -> Tensor:  # noqa: ARG002
+        """A new copy of the weight."""
+        copy = make(weight)
+        storage = copy.untyped_storage()
+        key = storage._cdata
+        self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key, None)), weight, make
+        return copy
+
+    def not_saved(self) -> AbstractContextManager[None]:
+        """Inside, autograd saves the weight in place of its copy."""
+        return cast("AbstractContextManager[None]", saved_tensors_hooks(self._pack, self._unpack))
+
+    def _pack(self, tensor: Tensor) -> "_Saved":
+        found = self._alive.get(tensor.untyped_storage()._cdata)
+        if found is None:
+            return _Saved(tensor, tensor._version, None)
+        _, weight, make = found
+        return _Saved(weight, weight._version, (make, tensor.size(), tensor.stride(), int(tensor.storage_offset())))
+
+    @staticmethod
+    def _unpack(saved: "_Saved") -> Tensor:
+        if saved.tensor._version != saved.version:
+            raise RuntimeError("a tensor that the backward pass needs was changed in place: a weight stepped too early")
+        if saved.again is None:
+            return saved.tensor
+        make, size, stride, offset = saved.again
+        return make(saved.tensor).as_strided(size, stride, offset)
+
+
+class _Saved(NamedTuple):
+    """A tensor that autograd saved: itself, or the weight whose copy it is."""
+
+    tensor: Tensor
+    version: int
+    again: tuple[Make, torch.Size, tuple[int, ...], int] | None
+    """How the copy is made again, and the size, stride and offset of the view of it."""
+
 
 _CASTS: ContextVar[Casts | None] = ContextVar("casts", default=None)
 
 
 @contextmanager
-def casting(kept: Casts | None = None) -> Generator[None]:
+def casting(kept: Casts | None = None, *, frees: bool = False) -> Generator[None]:
     """Inside, in this thread, each weight is cast only once. Weights must not change inside.
 
     A nested `casting` shares the casts of the outer one. `kept`: casts of the same weights from an earlier `casting`,
-    to which those of this one are added.
+    to which those of this one are added. `frees`: each cast is freed after its use and made again in the backward pass,
+    after which a weight may change.
     """
     if _CASTS.get() is not None:
         yield
         return
-    token = _CASTS.set({} if kept is None else kept)
+    freed = FreedCasts() if frees else None
+    token = _CASTS.set(freed or kept or Casts())
     try:
-        yield
+        with nullcontext() if freed is None else freed.not_saved():
+            yield
     finally:
         _CASTS.reset(token)
 
@@ -65,8 +135,7 @@ def using_casts(casts: Casts | None) -> Generator[None]:
 
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A float32 weight in another dtype. The copy is cached inside `casting`."""
-    casts = _CASTS.get()
-    return _kept_cast(weight, dtype, {} if casts is None else casts)
+    return _kept_cast(weight, dtype, _CASTS.get() or Casts())
 
 
 def joined_cast(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -76,29 +145,21 @@ def joined_cast(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """
     casts = _CASTS.get()
     assert casts is not None, "without casting, a weight would be kept twice"
-    joined = torch.cat([_kept_cast(weight.detach(), dtype, {}) for weight in weights])
+    joined = torch.cat([_kept_cast(weight.detach(), dtype, Casts()) for weight in weights])
     for weight, part in zip(weights, joined.split([len(weight) for weight in weights]), strict=True):
-        casts[id(weight), dtype] = weight, part
+        casts.put(weight, dtype, part)
     return joined
 
 
-def remembered(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor]) -> Tensor:
+def remembered(weight: Tensor, what: Hashable, make: Make) -> Tensor:
     """The result of `make(weight)`, cached inside `casting` under the name `what`."""
-    casts = _CASTS.get()
-    return make(weight) if casts is None else _kept(weight, what, make, casts)
-
-
-def _kept(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor], casts: Casts) -> Tensor:
-    key = id(weight), what
-    if key not in casts:
-        casts[key] = weight, make(weight)
-    return casts[key][1]
+    return (_CASTS.get() or Casts()).of(weight, what, make)
 
 
 def _kept_cast(weight: Tensor, dtype: torch.dtype, casts: Casts) -> Tensor:
     if weight.dtype is not torch.float32:
         return weight
-    copy = _kept(weight, dtype, lambda whole: whole.detach().to(dtype), casts)
+    copy = casts.of(weight, dtype, lambda whole: whole.detach().to(dtype))
     return _CopyOfWeight.apply(weight, copy) if weight.requires_grad and torch.is_grad_enabled() else copy
 
 
@@ -127,7 +188,7 @@ class Compute:
         self.dtype = dtype
         self.products = products
         self.is_compiled = is_compiled
-        self.casts: Casts = {} if (kept := _CASTS.get()) is None else kept
+        self.casts = _CASTS.get() or Casts()
         self._last: tuple[Tensor, Tensor] | None = None
 
     def narrow(self, tensor: Tensor) -> Tensor:
