@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.advantages import gae, returns_to_go
-from proximo.algorithms.group_baselines import group_centred, group_standardised, leave_one_out
+from proximo.algorithms.group_baselines import group_centred, group_standardised, leave_one_out, pass_at_k
 from proximo.algorithms.kl import k1, k2, weighted_k3
 from proximo.algorithms.losses import (
     clipped_value_loss,
@@ -201,9 +201,9 @@ def test_pairs_add_up_to_the_whole_batch_of_pairs(size):
     torch.testing.assert_close(torch.cat([gradient for _, gradient in parts]), whole[1], rtol=1e-12, atol=0)
 
 
-def of_groups(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def of_groups(function: Callable[..., Tensor], **options: float) -> Callable[..., Tensor]:
     return lambda x, values, scores, mask, lengths: function(
-        scores, torch.zeros(len(lengths), dtype=torch.long), torch.ones(len(lengths), dtype=torch.bool)
+        scores, torch.zeros(len(lengths), dtype=torch.long), torch.ones(len(lengths), dtype=torch.bool), **options
     )
 
 
@@ -227,6 +227,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "group_centred": of_groups(group_centred),
     "group_standardised": of_groups(group_standardised),
     "leave_one_out": of_groups(leave_one_out),
+    "pass_at_k": of_groups(pass_at_k, k=2),
 }
 
 

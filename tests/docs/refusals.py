@@ -64,6 +64,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Advantages and values", "ppo.advantage=return_to_go ppo.critic_warmup_steps=2"),
     ("ppo", "Advantages and values", "ppo.critic_warmup_steps=10"),
     ("ppo", "Advantages and values", "ppo.truncation=bootstrap ppo.advantage=return_to_go"),
+    ("ppo", "Advantages and values", "ppo.advantage={kind: pass_at_k, k: 4} ppo.responses_per_prompt=2"),
     ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.rollout.greedy=true"),
     ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.score.minus_reference_answer=true"),
     ("ppo", "Advantages and values", "value.init_from=reward reward=[{kind: function, function: 'm:f'}]"),

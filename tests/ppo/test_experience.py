@@ -76,8 +76,9 @@ def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
 def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
     good = [replace(scored(score), answer_score=0.5) for score in (1.0, 3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
+    standardise = advantage != "pass_at_k"
     options = {
-        "advantage": {"kind": advantage, "standardise": True},
+        "advantage": {"kind": advantage, "standardise": standardise},
         "responses_per_prompt": 2,
     }
     values = [0.1] * 8 if advantage == "gae" else None

@@ -7,6 +7,7 @@ left out, give other numbers. The formulas are written again with Python's float
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -118,6 +119,15 @@ def by_response(judge: Callable[[Row, Rows, Rows], float]) -> Callable[[Rows], A
     return answers
 
 
+def best_of_three(row: Row, group: Rows, others: Rows) -> float:
+    added = [max(row.total - max(one.total, two.total), 0) for one, two in combinations(others, 2)]
+    return 3 * fmean(added)
+
+
+def weighted(row: Row, group: Rows, others: Rows) -> float:
+    return row.total - sum(len(r.nats) * r.total for r in group) / sum(len(r.nats) for r in group)
+
+
 def standardised(answers: Answers, spread: Callable[..., float]) -> Answers:
     tokens = [x for each in answers for x in each]
     return [[(x - fmean(tokens)) / spread(tokens) for x in each] for each in answers]
@@ -161,6 +171,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
             )
         ),
     ),
+    "length_weighted": ({"kind": "length_weighted"}, by_response(weighted)),
+    "pass_at_k": ({"kind": "pass_at_k", "k": 3}, by_response(best_of_three)),
     "standardised by default": (
         {"kind": "return_to_go", "gamma": GAMMA},
         lambda rows: standardised(of_returns(rows), pstdev),

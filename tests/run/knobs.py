@@ -142,6 +142,7 @@ EXPERTS = {
     "model.config.moe_intermediate_size": 8,
     "model.config.shared_expert_intermediate_size": 8,
 }
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"kind": "pass_at_k"}, "value": {"init_from": "policy"}}
 FAR = {"ppo.value_loss.error.kind": "huber", "ppo.value_loss.error.delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise.kind": "exponential"}
 EQUAL = {
@@ -407,6 +408,7 @@ KNOBS = [
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
     Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
     Knob(ppo.PPOConfig, "advantage", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
+    Knob(advantage.PassAtKConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
     Knob(advantage.GAEConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
     Knob(advantage.DiscountedConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
     Knob(advantage.GAEConfig, "gae_lambda", "ppo", {"ppo.advantage.gae_lambda": 0.5}),

@@ -1,9 +1,10 @@
 """Advantages without a value model, from the comparison of the responses to one prompt."""
 
 from collections.abc import Sequence
+from math import comb
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from proximo.algorithms.advantages import discounted_returns, returns_to_go
@@ -87,6 +88,56 @@ def leave_one_out(
     """
     counts = _group_sums(valid.to(scores.dtype), group_ids)
     return group_centred(scores, group_ids, valid) * counts / (counts - 1).clamp(min=1)
+
+
+@torch.no_grad()
+def length_weighted(
+    scores: Float[Tensor, "responses"],
+    group_ids: Int[Tensor, "responses"],
+    valid: Bool[Tensor, "responses"],
+    num_tokens: Shaped[Tensor, "responses"],
+) -> Float[Tensor, "responses"]:
+    """score - b, b = sum(tokens * score) / sum(tokens) over its group (OPO, arXiv:2505.23585): [R] from [R].
+
+    The baseline of least variance where the squared gradient of a response's log-prob grows with its `num_tokens` [R].
+    Other arguments as in `group_centred`, which it is where all are of one length. Exactly 0 where all valid scores of
+    a group are equal.
+    """
+    offsets = group_centred(scores, group_ids, valid)
+    weights = torch.where(valid, num_tokens, 0).to(scores.dtype)
+    total = _group_sums(weights, group_ids).clamp(min=1)
+    return torch.where(valid, offsets - _group_sums(weights * offsets, group_ids) / total, 0)
+
+
+@torch.no_grad()
+def pass_at_k(
+    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"], *, k: int
+) -> Float[Tensor, "responses"]:
+    """k times the gain of a response over the best of k - 1 others: k E[max(score - max of others, 0)], [R] from [R].
+
+    The mean runs over all sets of k - 1 other valid responses of the group, by their ranks. The mean over a group of
+    advantage times gradient of the log-prob is then unbiased for the gradient of E[best score of k samples] (PKPO with
+    the baseline that leaves one out, arXiv:2505.15201); of pass@k, where scores are 0 and 1. Never
+    negative. 0 in a group of fewer than k valid responses. Arguments as in `group_centred`; `k` is at least 2.
+    """
+    result = torch.zeros_like(scores)
+    for group in torch.unique(group_ids[valid]):
+        members = (valid & (group_ids == group)).nonzero().flatten()
+        result[members] = _added_to_the_best(scores[members], k)
+    return result
+
+
+def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
+    """[n] from the scores of one group; rank j of n, ascending, is the best of k - 1 others in C(j, k - 2) sets."""
+    n = len(scores)
+    if n < k:
+        return torch.zeros_like(scores)
+    ascending, order = scores.double().sort(stable=True)
+    # A response above rank j is in no set whose best is rank j, so all C(j, k - 2) such sets consist of others.
+    sets = torch.tensor([comb(j, k - 2) for j in range(n)], dtype=torch.float64, device=scores.device)
+    gaps = (ascending[:, None] - ascending[None, :]).clamp(min=0)
+    added = k * (gaps * sets).sum(1) / comb(n - 1, k - 1)
+    return torch.empty_like(scores).scatter(0, order, added.to(scores.dtype))
 
 
 @torch.no_grad()

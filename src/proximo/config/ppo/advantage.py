@@ -182,9 +182,15 @@ class GroupAdvantageConfig(AdvantageConfig):
         """`resample_rounds`, if groups are resampled."""
         return self.resample_rounds if self.zero_variance_groups == "resample" else 1
 
+    def options(self, step: "StepRewards") -> dict[str, Any]:
+        """Further arguments of the formula."""
+        del step
+        return {}
+
     def estimate(self, step: "StepRewards") -> "tuple[Tensor, Tensor | None]":
         """One advantage for all tokens of a response, by its group. There are no returns."""
-        return step.to_tokens(self.formula(step.whole_returns, step.group_ids, step.counted)), None
+        given = step.whole_returns, step.group_ids, step.counted
+        return step.to_tokens(self.formula(*given, **self.options(step))), None
 
 
 class GroupCentredConfig(GroupAdvantageConfig):
@@ -212,6 +218,41 @@ class LeaveOneOutConfig(GroupAdvantageConfig):
     """The baseline is unbiased."""
 
 
+class LengthWeightedConfig(GroupAdvantageConfig):
+    """The return minus the mean over the tokens of its group (OPO, arXiv:2505.23585)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:length_weighted"
+    kind: Literal["length_weighted"] = "length_weighted"
+    """Long responses count for more in the baseline."""
+
+    def options(self, step: "StepRewards") -> dict[str, Any]:
+        """Tokens of each response."""
+        return {"num_tokens": step.num_tokens}
+
+
+class PassAtKConfig(GroupAdvantageConfig):
+    """What a response adds to the best of k (PKPO, arXiv:2505.15201)."""
+
+    formula_path: ClassVar[str] = "proximo.algorithms.group_baselines:pass_at_k"
+    kind: Literal["pass_at_k"] = "pass_at_k"
+    """Maximises the expected best score of `k` responses."""
+    k: int = Field(2, ge=2)
+    """The k of pass@k."""
+    standardise: Literal[False] = False
+    """Never: it would penalise the responses that add nothing to the best of k, whose advantage is 0."""
+
+    def problem(self, responses_per_prompt: int) -> str | None:
+        """Why the estimator does not work with so many responses: also if they are fewer than `k`."""
+        if responses_per_prompt >= 2 and responses_per_prompt < self.k:
+            return f"advantage.k ({self.k}) must be at most responses_per_prompt ({responses_per_prompt})"
+        return super().problem(responses_per_prompt)
+
+    def options(self, step: "StepRewards") -> dict[str, Any]:
+        """The number of samples `k`."""
+        del step
+        return {"k": self.k}
+
+
 class GroupReturnToGoConfig(DiscountedConfig, GroupAdvantageConfig):
     """The return to go minus the mean return of its group (REINFORCE++ with a baseline, arXiv:2501.03262)."""
 
@@ -236,6 +277,8 @@ Advantage = SerializeAsAny[
         | GroupCentredConfig
         | GroupStandardisedConfig
         | LeaveOneOutConfig
+        | LengthWeightedConfig
+        | PassAtKConfig
         | GroupReturnToGoConfig
         | ReturnToGoConfig
         | GreedyBaselineConfig,
