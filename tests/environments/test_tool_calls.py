@@ -1,11 +1,14 @@
 """Calls of tools in the styles of families; what is malformed is told to the policy."""
 
+from contextlib import closing
 from typing import Any, get_args
 
 import pytest
 from transformers import Qwen2Tokenizer
 
 from chat_families import FAMILIES, Family
+from example_environments import Counter
+from proximo.config.environment import ToolsEnvironmentConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.environments.tool_calls import (
     ToolCall,
@@ -19,6 +22,7 @@ from proximo.environments.tool_calls import (
 )
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError
+from proximo.run.make.environments import PythonEnvironment, make_environments
 from real_data import real_data
 from tool_templates import TOOL_FAMILIES
 from turn_templates import TURN_FAMILIES
@@ -80,6 +84,14 @@ def test_a_template_whose_calls_are_not_read_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"writes calls of tools in a style that is not known: .*set tool_style"):
         TurnRenderer(foreign).check_tools()
     TurnRenderer(foreign, tool_style="hermes").check_tools()
+    with pytest.raises(ConfigError, match="writes calls of tools"):
+        PythonEnvironment(make=Counter, tools=True).arena(foreign)
+    given = {"kind": "tools", "path": "example_environments:Counter", "workers": 1}
+    with pytest.raises(ConfigError, match="writes calls of tools"):
+        make_environments(ToolsEnvironmentConfig.model_validate(given), foreign, on_every_rank=True)
+    own = ToolsEnvironmentConfig.model_validate(given | {"tool_style": "glm"})
+    with closing(make_environments(own, foreign, on_every_rank=True)) as arena:
+        assert arena.renderer.tool_style == "glm"
 
 
 def test_the_style_of_a_template_without_calls_is_that_of_hermes() -> None:

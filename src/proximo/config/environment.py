@@ -94,7 +94,7 @@ class ToolsEnvironmentConfig(OwnEnvironmentConfig):
     """How the policy writes calls; null for the style of its chat template."""
 
     def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:
-        options = {"path": self.path, "style": self.tool_style or tool_style, "kwargs": self.kwargs}
+        options = {"path": self.path, "style": tool_style, "kwargs": self.kwargs}
         return f"{ADAPTERS}.tools:tools", options
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from proximo.config.environment import (
     EnvironmentConfig,
     ProgramEnvironmentConfig,
+    ToolsEnvironmentConfig,
     VerifiersEnvironmentConfig,
     WorkerEnvironmentConfig,
 )
@@ -64,6 +65,8 @@ class PythonEnvironment:
         renderer = TurnRenderer(
             tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
         )
+        if self.tools:
+            renderer.check_tools()
         make = tools_of(self.make, renderer.tool_style, {}) if self.tools else self.make
         name = getattr(self.make, "__name__", type(self.make).__name__)
         options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
@@ -143,12 +146,18 @@ def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> Environ
 def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizerBase", *, on_every_rank: bool) -> Arena:
     """What the engines of a recipe play in. Environments start now, in worker processes, on the ranks that play.
 
-    Raises ConfigError for an environment that cannot be imported or made.
+    Raises ConfigError for an environment that cannot be imported or made, and for tools whose calls in the style of the
+    chat template would not be read.
     """
     limits = Limits(max_turns=config.max_turns, max_tokens=config.max_tokens, max_seconds=config.max_seconds)
     renderer = TurnRenderer(
-        tokenizer, variables=config.template_variables, max_observation_tokens=config.max_observation_tokens
+        tokenizer,
+        variables=config.template_variables,
+        tool_style=config.tool_style if isinstance(config, ToolsEnvironmentConfig) else None,
+        max_observation_tokens=config.max_observation_tokens,
     )
+    if isinstance(config, ToolsEnvironmentConfig):
+        renderer.check_tools()
     plays = on_every_rank or current().leads
     if isinstance(config, ProgramEnvironmentConfig) and plays:
         return _agents(config, tokenizer, limits)
