@@ -54,7 +54,7 @@ def is_json(text: str) -> bool:
     """Whether the text is a JSON object with the key `ANSWER` alone."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and list(found) == ["ANSWER"]
 

@@ -86,6 +86,8 @@ def test_a_template_whose_calls_are_not_read_is_refused() -> None:
     TurnRenderer(foreign, tool_style="hermes").check_tools()
     with pytest.raises(ConfigError, match="writes calls of tools"):
         PythonEnvironment(make=Counter, tools=True).arena(foreign)
+    with closing(PythonEnvironment(make=Counter, tools=True, tool_style="glm").arena(foreign)) as arena:
+        assert arena.renderer.tool_style == "glm"
     given = {"kind": "tools", "path": "example_environments:Counter", "workers": 1}
     with pytest.raises(ConfigError, match="writes calls of tools"):
         make_environments(ToolsEnvironmentConfig.model_validate(given), foreign, on_every_rank=True)

@@ -9,7 +9,7 @@ from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
 from proximo.commands.pipeline.run import run_recipe
 from proximo.config.recipe import TrainerRecipe
-from proximo.errors import ModelError
+from proximo.errors import RunFolderError
 from proximo.plan import fitting
 from proximo.plan.fitting import CHOICES, SHARE, fitting_tokens, is_left_out
 from proximo.plan.profiling import make_plans
@@ -35,34 +35,37 @@ def recipe(kind: Any, place: Path, tokens: int | None = None, **changes: Any) ->
     return made
 
 
-@pytest.mark.parametrize("kind", ["ppo", "dpo"])
-def test_the_plan_with_the_choice_fits_and_that_with_twice_as_many_does_not(
-    kind: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choices = (512, 256, 128)
+SAMPLED_AHEAD = {"ppo__rollout": {"max_new_tokens": 4, "max_num_seqs": 4, "staleness": 1}}
+
+
+@pytest.mark.parametrize("kind", ["ppo", "ppo that samples ahead", "dpo"])
+def test_the_most_tokens_whose_plan_fits(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = (128, 256, 512)
     monkeypatch.setattr(fitting, "CHOICES", choices)
-    ppo = {"ppo__prompts_per_step": 64, "ppo__minibatch_responses": 64, "ppo__kl": {}}
-    rows = ppo if kind == "ppo" else {"dpo__pairs_per_step": 32}
-    peaks = [
-        make_plans(recipe(kind, place, tokens, **rows), device="cuda", updates_only=True)[0].peak for tokens in choices
-    ]
-    left_out = recipe(kind, place, **rows)
-    for tokens, peak, larger in zip(choices[1:], peaks[1:], peaks, strict=False):
-        assert fitting_tokens(left_out, memory=round((peak + larger) / 2 / SHARE)) == tokens
-    assert fitting_tokens(left_out, memory=2**40) == choices[0]
-    assert fitting_tokens(left_out, memory=1) == choices[-1]
+    name, _, ahead = kind.partition(" ")
+    rows: dict[str, Any] = {"dpo__pairs_per_step": 32}
+    if name == "ppo":
+        rows = {"ppo__prompts_per_step": 64, "ppo__minibatch_responses": 64, "ppo__kl": {}}
+    if ahead:
+        rows |= SAMPLED_AHEAD
+    left_out = recipe(name, place, **rows)
 
+    def whole_peak(tokens: int) -> int:
+        """Of all phases that train."""
+        (plan,) = make_plans(recipe(name, place, tokens, **rows), device="cuda")
+        return max(phase.peak for phase in plan.phases if phase.name.startswith("train"))
 
-def test_an_update_smaller_than_a_micro_batch_needs_no_more_memory_for_a_larger_one(place: Path) -> None:
-    few = make_plans(recipe("sft", place, 2048), device="cuda", updates_only=True)[0]
-    assert fitting_tokens(recipe("sft", place), memory=round(1.01 * few.peak / SHARE)) == CHOICES[0]
+    peaks = [whole_peak(tokens) for tokens in choices]
+    assert fitting_tokens(left_out, memory=round(peaks[0] / SHARE) - 2) == (128, False)
+    for tokens, peak in zip(choices, peaks, strict=True):
+        assert fitting_tokens(left_out, memory=round(peak / SHARE) + 2) == (tokens, True)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, True),
-        ({"tokens": 8192}, False),
+        ({"tokens": 4096}, False),
         ({"engine": {"kind": "vllm"}}, False),
         ({"ppo__policy_optimizer": EARLY, "ppo__guards": {}}, False),
     ],
@@ -72,12 +75,9 @@ def test_the_device_decides_where_the_recipe_does_not(changes: dict[str, Any], e
     assert is_left_out(recipe("ppo", place, **changes)) is expected
 
 
-def test_a_model_without_a_plan_has_the_default(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ModelError("no plan")
-
-    monkeypatch.setattr(fitting, "make_plans", refuse)
-    assert fitting_tokens(recipe("sft", place), memory=2**40) is None
+def test_a_trainer_without_such_a_setting_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "KEY", "unknown")
+    assert not is_left_out(recipe("sft", place))
 
 
 @pytest.fixture
@@ -91,16 +91,41 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     return of
 
 
+def test_a_model_without_a_plan_has_the_default(
+    place: Path, tmp_path: Path, device: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("odd")
+
+    device(2**40)
+    monkeypatch.setattr(fitting, "make_plans", fail)
+    assert run_recipe(recipe("sft", place, run__folder=str(tmp_path / "run")), RunOptions()) == 0
+    assert (
+        "sft.tokens_per_microbatch is 8,192, the default: there is no plan of it: KeyError" in capsys.readouterr().err
+    )
+
+
 def test_a_run_takes_what_fits_and_keeps_it_when_it_is_resumed(
     place: Path, tmp_path: Path, device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = recipe("sft", place, run__folder=str(tmp_path / "run"))
     device(2**40)
     assert run_recipe(made, RunOptions()) == 0
-    assert "sft: sft.tokens_per_microbatch is 32,768, by the memory of the device" in capsys.readouterr().err
+    assert "sft: sft.tokens_per_microbatch is 32,768, which fits the memory of the device" in capsys.readouterr().err
     device(1)  # a smaller one: another choice would be another run, which is refused
     assert run_recipe(made, RunOptions(resume="auto")) == 0
     saved = CheckpointStore(tmp_path / "run" / CHECKPOINTS).latest()
     assert saved is not None
-    assert saved.state["fingerprints"]["config"]["sft"]["tokens_per_microbatch"] == CHOICES[0]
-    assert made.model_dump()["sft"]["tokens_per_microbatch"] not in CHOICES[:2]
+    assert saved.state["fingerprints"]["config"]["sft"]["tokens_per_microbatch"] == CHOICES[-1]
+    other = recipe("sft", place, 8192, run__folder=str(tmp_path / "run"))
+    with pytest.raises(RunFolderError, match=r"tokens_per_microbatch: 32768 -> 8192\n.*--allow-different-environment"):
+        run_recipe(other, RunOptions(resume="auto"))
+    assert run_recipe(other, RunOptions(resume="auto", allow_different_environment=True)) == 0
+
+
+def test_another_trainers_folder_is_refused_as_such(place: Path, tmp_path: Path, device: Any) -> None:
+    folder = str(tmp_path / "run")
+    device(2**40)
+    assert run_recipe(recipe("sft", place, run__folder=folder), RunOptions(quiet=True)) == 0
+    with pytest.raises(RunFolderError, match=r"sft \(saved as .*there is no such setting"):
+        run_recipe(recipe("dpo", place, run__folder=folder), RunOptions(resume="must", quiet=True))

@@ -1,6 +1,7 @@
 """Chooses the tokens of a micro-batch by the memory of a GPU, for a recipe that leaves them out."""
 
 import sys
+from bisect import bisect_left
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,19 +9,17 @@ from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.world import current
-from proximo.errors import ConfigError, ModelError
 from proximo.models.precision.placement import resolve_device
-from proximo.plan.fake_tensor_profiler import ACTIVATIONS, WORKING
 from proximo.plan.machine import memory_bytes
 from proximo.plan.profiling import make_plans
-from proximo.plan.record import Plan
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import trainer_of
+from proximo.user_code import error_text
 
 Fitted = TypeVar("Fitted", bound=TrainerRecipe)
 KEY = "tokens_per_microbatch"
-CHOICES = (32_768, 16_384, 8192, 4096, 2048)
-"""More tokens than the first keep a GPU no busier."""
+CHOICES = (2048, 4096, 8192, 16_384, 32_768)
+"""More tokens than the last keep a GPU no busier."""
 SHARE = 0.85
 """Of the memory. The rest is for the libraries of CUDA and for fragments."""
 
@@ -30,10 +29,11 @@ def is_left_out(recipe: TrainerRecipe) -> bool:
 
     Not beside a vLLM server, which may have most of the device, nor where an update is one micro-batch in any case.
     """
-    section, engine = getattr(recipe, trainer_of(recipe).name), getattr(recipe, "engine", None)
-    is_one = any(optimizer.in_backward for optimizer in recipe.optimizers().values())
+    section, engine = getattr(recipe, trainer_of(recipe).name, None), getattr(recipe, "engine", None)
+    if section is None or KEY not in type(section).model_fields or KEY in section.model_fields_set:
+        return False
     is_alone = engine is None or engine.kind == "local"
-    return KEY not in section.model_fields_set and is_alone and not is_one
+    return is_alone and not any(optimizer.in_backward for optimizer in recipe.optimizers().values())
 
 
 def fitted(recipe: Fitted, options: RunOptions) -> Fitted:
@@ -41,44 +41,47 @@ def fitted(recipe: Fitted, options: RunOptions) -> Fitted:
 
     Every rank must call it.
     """
-    resolve_device(recipe.run.device)  # raises for one that is not there
+    device = resolve_device(recipe.run.device)  # raises for one that is not there
     name, num_ranks = trainer_of(recipe).name, current().size
     section = getattr(recipe, name)
 
-    def choose() -> int:
-        saved = None if options.resume == "never" else CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS).latest()
-        if saved is not None:
-            return int(saved.state["fingerprints"]["config"][name][KEY])
-        memory = memory_bytes("cuda")
-        assert memory is not None, "the device was found"
-        tokens = fitting_tokens(recipe, memory=memory, num_ranks=num_ranks) or getattr(section, KEY)
+    def say(text: str) -> None:
         if not options.quiet:
-            print(f"{name}: {name}.{KEY} is {tokens:,}, by the memory of the device", file=sys.stderr, flush=True)
+            print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+    def choose() -> int:
+        default = getattr(section, KEY)
+        if options.resume != "never" and (saved := CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS).latest()):
+            return saved.state["fingerprints"]["config"].get(name, {}).get(KEY, default)
+        say(f"choosing {name}.{KEY}, which the recipe leaves out")
+        memory = memory_bytes(str(device))
+        assert memory is not None, "the device was found"
+        try:
+            tokens, fits = fitting_tokens(recipe, memory=memory, num_ranks=num_ranks)
+        except Exception as error:  # of any kind: a user's model and trainer are planned
+            say(f"{name}.{KEY} is {default:,}, the default: there is no plan of it: {error_text(error)}")
+            return default
+        end = "fits the memory of the device" if fits else "is the least, and by the plan it does not fit the device"
+        say(f"{name}.{KEY} is {tokens:,}, which {end}")
         return tokens
 
     tokens = current().once(choose, what="the choice of the micro-batch")
     return recipe.model_copy(update={name: section.model_copy(update={KEY: tokens})})
 
 
-def fitting_tokens(recipe: TrainerRecipe, *, memory: int, num_ranks: int = 1) -> int | None:
-    """The most tokens in a micro-batch with which the updates fit a CUDA device; None where no plan can be made.
+def fitting_tokens(recipe: TrainerRecipe, *, memory: int, num_ranks: int = 1) -> tuple[int, bool]:
+    """The most tokens in a micro-batch with which the updates fit a CUDA device, and whether they do.
 
-    `memory`: bytes of the device. The plan is that of updates alone: what reads without gradients takes less.
+    `memory`: bytes of the device. Two or three plans, of updates alone: what reads without gradients takes less. Raises
+    what `make_plans` raises.
     """
-    try:
-        (plan,) = make_plans(recipe, device="cuda", num_ranks=num_ranks, updates_only=True)
-    except (ConfigError, ModelError):  # of weights that cannot be profiled, say
-        return None
-    return next((tokens for tokens in CHOICES if _peak(plan, tokens) <= SHARE * memory), CHOICES[-1])
+    name = trainer_of(recipe).name
+    section = getattr(recipe, name)
 
+    def fits(tokens: int) -> bool:
+        given = recipe.model_copy(update={name: section.model_copy(update={KEY: tokens})})
+        (plan,) = make_plans(given, device="cuda", num_ranks=num_ranks, updates_only=True)
+        return plan.peak <= SHARE * memory
 
-def _peak(plan: Plan, tokens: int) -> float:
-    """Bytes at the peak with micro-batches of so many tokens, which hold at least one sequence."""
-    longest = plan.sequence.prompt + plan.sequence.response
-    growth = max(tokens, longest) / plan.microbatch_tokens
-    if plan.microbatch_tokens + longest <= plan.token_budget:  # an update has no more
-        growth = min(growth, 1)
-    return max(
-        sum(size * (growth if part in (*ACTIVATIONS, WORKING) else 1) for part, size in phase.parts.items())
-        for phase in plan.phases
-    )
+    number = bisect_left(CHOICES, True, key=lambda tokens: not fits(tokens))
+    return CHOICES[max(number - 1, 0)], number > 0

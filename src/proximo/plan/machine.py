@@ -23,8 +23,8 @@ def device_kind(run: RunConfig) -> str:
 
 def memory_bytes(device: str) -> int | None:
     """Bytes of device memory that this process may use; None if this machine lacks the accelerator."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory if torch.cuda.is_available() else None
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _CONTROL_GROUP.read_text(encoding="ascii").strip() if _CONTROL_GROUP.is_file() else "max"
     return physical if limit == "max" else min(physical, int(limit))

@@ -194,14 +194,15 @@ def ppo_costs(
     exact = exact and recipe.environment is None
     serve = exact and not config.rollout.reshapes_distribution
     calls = trace_step(config, reuses_sampled_logprobs=serve, shares_trunk=_shares_trunk(models))
-    possible = _training_calls(recipe, models, optimized, lengths, texts, layout=layout)
-    if not updates_only:
-        possible |= _inference_calls(recipe, models, lengths, layout.ranks)
-    elsewhere = () if recipe.engine.kind == "local" else ("generate", "generate_greedy")
-    step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible.keys() - elsewhere}
-    if (
-        SAMPLER in models and not updates_only
-    ):  # the other calls take place while it samples, and its memory adds to theirs
+    possible = _inference_calls(recipe, models, lengths, layout.ranks) | _training_calls(
+        recipe, models, optimized, lengths, texts, layout=layout
+    )
+    left_out = set() if recipe.engine.kind == "local" else {"generate", "generate_greedy"}
+    if updates_only:  # and what takes place beside them
+        beside = {"generate"} if SAMPLER in models else set()
+        left_out |= {name for name in possible.keys() - beside if not name.startswith("train")}
+    step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible.keys() - left_out}
+    if SAMPLER in models:  # the other calls take place while it samples, and its memory adds to theirs
         sampling = {"generate": step_costs["generate"]}
         step_costs = sampling | {
             name: concurrent_costs({**sampling, name: cost})[name]

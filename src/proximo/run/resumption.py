@@ -23,6 +23,7 @@ from proximo.distributed.world import current
 from proximo.run.make.data import SplitRows
 from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of
+from proximo.trainer_kinds import trainer_of
 
 MAY_CHANGE = (
     "run.folder",
@@ -40,7 +41,8 @@ MAY_CHANGE = (
 (`config/recipe.py::TrainerRecipe.may_change`).
 """
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices", "engine")
-"""Settings that may change on resume with `--allow-different-environment`, apart from the devices of single models."""
+"""Settings that may change on resume with `--allow-different-environment`, apart from the devices of single models and
+the tokens of a micro-batch, which are for a device."""
 
 
 def check_settings(
@@ -82,7 +84,11 @@ def _compare(
 ) -> Sequence[str]:
     permission = Permission(
         settings=(*MAY_CHANGE, *recipe.may_change),
-        environment_settings=(*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in recipe.sections())),
+        environment_settings=(
+            *ENVIRONMENT_SETTINGS,
+            f"{trainer_of(recipe).name}.tokens_per_microbatch",
+            *(f"{key}.device" for key in recipe.sections()),
+        ),
         reward_settings=recipe.reward_settings,
         allow_different_environment=options.allow_different_environment,
         allow_changed_rewards=options.allow_changed_rewards,

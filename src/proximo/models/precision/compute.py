@@ -54,8 +54,13 @@ class FreedCasts(Casts):
         copy = make(weight)
         storage = copy.untyped_storage()
         key = storage._cdata
+        if key == weight.untyped_storage()._cdata:  # it has that type already
+            return copy
         self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key, None)), weight, make
         return copy
+
+    def put(self, weight: Tensor, what: Hashable, copy: Tensor) -> None:
+        """Keeps nothing."""
 
     def not_saved(self) -> AbstractContextManager[None]:
         """Inside, autograd saves the weight in place of its copy."""

@@ -17,6 +17,7 @@ from proximo.distributed.world import current
 from proximo.environments.adapters.tools import tools_of
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
 from proximo.environments.players.pool import EnvironmentPool
+from proximo.environments.tool_calls import ToolStyle
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.errors import ConfigError
@@ -49,6 +50,8 @@ class PythonEnvironment:
     """What the chat template reads besides messages and tools."""
     tools: bool = False
     """`make` is a class in TRL's form, whose public methods are tools, as kind `tools` of a recipe."""
+    tool_style: ToolStyle | None = None
+    """How the policy writes calls; None for the style of its chat template."""
     workers: int = 64
     """Episodes that are played at once."""
     timeout_seconds: float = 60.0
@@ -63,7 +66,10 @@ class PythonEnvironment:
         from proximo.environments.players.threads import ThreadPlayers
 
         renderer = TurnRenderer(
-            tokenizer, variables=self.template_variables, max_observation_tokens=self.max_observation_tokens
+            tokenizer,
+            variables=self.template_variables,
+            tool_style=self.tool_style,
+            max_observation_tokens=self.max_observation_tokens,
         )
         if self.tools:
             renderer.check_tools()
