@@ -54,7 +54,9 @@ def answers_of(model: str, texts: Sequence[str], *, samples: int) -> tuple[PreTr
     rows = [DataRow(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(texts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=True, system=SYSTEM))
     options, key = SamplingOptions(max_new_tokens=TOKENS), RandomKey(seed=0, purpose="generate")
-    return language.base, engine.generate(asked, num_samples=samples, options=options, key=key)
+    answers = engine.generate(asked, num_samples=samples, options=options, key=key)
+    language.base.set_attn_implementation("sdpa")  # From here on whole sequences are given to it directly.
+    return language.base, answers
 
 
 def make(teacher: str, folder: str) -> None:
