@@ -110,7 +110,7 @@ def program(name: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(PLACE / f"{name}.py")))
 
 
-@pytest.mark.parametrize("recipe", ["sums-critic", "instructions"])
+@pytest.mark.parametrize("recipe", ["sums-critic", "countdown-groups", "instructions"])
 def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = [*SMALL, f"run.folder={tmp_path / 'run'}"]
     if recipe == "instructions":
@@ -126,7 +126,8 @@ def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypa
     assert main(["ppo", str(PLACE / f"{recipe}.yaml"), *overrides, "--quiet"]) == 0
     start, step = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert start["evaluation/unscored"] == step["response/unscored"] == 0
-    names = [f"{rule}.kept" for rule in instructions.RULES] if recipe == "instructions" else ["maths"]
+    rules = [f"{rule}.kept" for rule in instructions.RULES]
+    names = {"instructions": rules, "countdown-groups": ["countdown"]}.get(recipe, ["maths"])
     assert {f"evaluation/score/{name}" for name in names} <= {*start}
 
 

@@ -20,7 +20,7 @@ def shares(rows: Sequence[Row]) -> dict[str, Row]:
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row["components"].items():
-            if name.endswith(".kept") or name == "maths":
+            if name.endswith(".kept") or name in ("maths", "countdown"):
                 found[name.removesuffix(".kept")].append(value)
     return {
         name: {
