@@ -37,7 +37,5 @@ def countdown(num_rows: int, seed: int, split: str = "train") -> Iterator[dict[s
     """`prompt`, `nums` and `target`: two or three numbers up to 20, to be combined with plus and minus."""
     for row in problems.rows(num_rows, seed, split=split, signs="+-"):
         numbers = ", ".join(map(str, row["nums"]))
-        asked = (
-            f"Make {row['target']} of the numbers {numbers} with + and -, each once. Answer with the sum only."
-        )
+        asked = f"Make {row['target']} of the numbers {numbers} with + and -, each once. Answer with the sum only."
         yield {"prompt": asked, "nums": row["nums"], "target": row["target"]}

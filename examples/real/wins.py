@@ -25,6 +25,7 @@ DATA = Path("data")
 SAMPLES, TOKENS = 4, 48
 RESAMPLES = 2000
 SHOWN = 10
+HIDDEN = {"samples", "curve", "evaluations"}
 STORIES = 10
 Groups = list[list[float]]
 """By prompt, the scores of its answers."""
@@ -51,6 +52,7 @@ def main(judge: str, reward: str, *policies: str) -> None:
             "tokens": round(mean(len(answer.token_ids) for answer in answers), 1),
             "ended": round(mean(len(answer.token_ids) < TOKENS for answer in answers), 3),
             "story_loss": story_loss(path, stories),
+            **training(Path(policy)),
         }
         shown = [{"prompt": prompts[n], "answer": answers[n * SAMPLES].text} for n in range(SHOWN)]
         if not base:
@@ -58,9 +60,26 @@ def main(judge: str, reward: str, *policies: str) -> None:
             best = {name: best_by(groups["reward"], groups[name]) for name in groups}
             found.append({"policy": f"{policy}, best of {SAMPLES}", **compared(base, best)})
         found.append({"policy": policy, **compared(base, groups), **described, "samples": shown})
-        print(json.dumps({key: value for key, value in found[-1].items() if key != "samples"}), flush=True)
+        print(json.dumps({key: value for key, value in found[-1].items() if key not in HIDDEN}), flush=True)
     print(json.dumps(found[0]))
     Path("runs/wins.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def training(run: Path) -> Row:
+    """Seconds and memory of a run, the start and end of its evaluations, and the curve of one that samples."""
+    if not (run / "metrics.jsonl").exists():
+        return {}
+    metrics = rows_of(run / "metrics.jsonl")
+    steps = [row for row in metrics if "time/step_seconds" in row]
+    ends = [{key: value for key, value in row.items() if key.startswith("evaluation/")} for row in metrics]
+    ends = [end for end in ends if end]
+    named = {"step": "step", "score": "score/mean", "kl": "kl/sequence", "tokens": "response/tokens_mean"}
+    return {
+        "seconds": round(sum(row["time/step_seconds"] for row in steps)),
+        "peak_mib": round(max(row.get("memory/peak_mib", 0) for row in steps)),
+        "evaluations": [ends[0], ends[-1]] if ends else [],
+        "curve": [{key: row[name] for key, name in named.items()} for row in steps if "score/mean" in row],
+    }
 
 
 def best_by(reward: Groups, scores: Groups) -> Groups:
