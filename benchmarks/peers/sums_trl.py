@@ -29,7 +29,7 @@ STEPS, PROMPTS, RESPONSES, MICRO_BATCH = 6, 16, 16, 32
 
 
 class Steps(TrainerCallback):
-    """Seconds, mean score and length of each step."""
+    """Seconds, mean score and length of each step, and the peak so far."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, float]] = []
@@ -43,8 +43,8 @@ class Steps(TrainerCallback):
         """Once, at the end of a step, and at the end of all."""
         del args, state, control
         if "reward" in logs:
-            seconds = round(time.perf_counter() - self._start, 1)
-            self.found.append({"seconds": seconds, "score": logs["reward"], "tokens": logs["completions/mean_length"]})
+            measured = {"seconds": round(time.perf_counter() - self._start, 1), "peak_mib": round(status_mib("VmHWM"))}
+            self.found.append({**measured, "score": logs["reward"], "tokens": logs["completions/mean_length"]})
             print(self.found[-1], flush=True)
 
 
@@ -89,7 +89,7 @@ def main(model: str, out: str) -> None:
             peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
             callbacks=[steps],
         ).train()
-    found = {"steps": steps.found, "peak_mib": round(status_mib("VmHWM")), "trl": version("trl")}
+    found = {"steps": steps.found, "trl": version("trl")}
     Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
