@@ -104,6 +104,15 @@ def test_a_student_has_layers_of_its_teacher_and_a_teacher_no_distance_from_itse
     assert min(other["kl from the teacher"], other["kl from the student"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("what", "label"), [("sentiment", "seed 3"), ("sums", "sums-groups-0"), ("preferences", "online")]
+)
+def test_the_curves_are_drawn_from_the_results(what: str, label: str, tmp_path: Path) -> None:
+    curves = SimpleNamespace(**runpy.run_path(str(PLACE / "curves.py")))
+    curves.main(what, str(tmp_path / "curves.svg"))
+    assert label in (tmp_path / "curves.svg").read_text()
+
+
 def program(name: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A program of the runs, which imports others beside it."""
     monkeypatch.syspath_prepend(PLACE)

@@ -11,6 +11,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results"
+SENTIMENT = {
+    **{"final-0": "seed 0", "longer-1": "seed 1", "longer-2": "seed 2", "sentiment-ppo-3": "seed 3"},
+    **{"sentiment-ppo-0": "20 steps", "free-lines-0": "several lines, 0", "free-lines-1": "several lines, 1"},
+}
+"""How the runs of the results are called in the picture."""
 Lines = dict[str, tuple[list[float], list[float]]]
 """By label, where a line goes across and up."""
 
@@ -22,7 +27,10 @@ def read(name: str) -> Any:
 
 def sentiment() -> dict[str, Lines]:
     """Score and KL of the runs that have a curve."""
-    runs = {run["run"]: run["curve"] for run in read("sentiment")["written"] if "curve" in run}
+    written = [run for path in sorted(RESULTS.glob("sentiment*.json")) for run in read(path.stem)["written"]]
+    found = sorted((run for run in written if run.get("run") in SENTIMENT), key=lambda run: len(run["curve"]))
+    longest = {run["run"]: run["curve"] for run in found}
+    runs = {label: longest[name] for name, label in SENTIMENT.items()}
     return {"score of the reward model, by step": by_step(runs, "score"), "KL of a response, nats": by_step(runs, "kl")}
 
 
