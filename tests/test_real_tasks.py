@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
@@ -62,7 +64,62 @@ def test_what_leads_to_a_rule_scores_something() -> None:
     assert [row["score"] for row in instructions.keeps(['{"ANSWER": 1', "{}", "none"], "json")] == [0.5, 0.25, 0]
 
 
-@pytest.mark.parametrize("recipe", ["sums-critic", "instructions"])
+def test_answers_meet_those_of_the_base_to_the_same_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    wins = program("wins", monkeypatch)
+    base = {"judge": [[0.0, 1.0], [0.0, 1.0]]}
+    row = wins.compared(base, {"judge": [[2.0, 1.0], [0.0, -1.0]]})
+    assert (row["wins by judge"], row["score of judge"]) == ((1 + 0.75 + 0.25 + 0) / 4, 0.5)
+    assert row["interval by judge"] == [0.125, 0.875], "of two prompts, either one is drawn twice, or both"
+    best = wins.best_by([[1.0, 3.0], [5.0, 2.0]], base["judge"])
+    assert best == [[1.0], [0.0]], "the judge's scores of the answers that the reward model likes best"
+
+
+def test_a_student_has_layers_of_its_teacher_and_a_teacher_no_distance_from_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = program("half", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    teacher = tiny_language_model(num_hidden_layers=16)
+    with torch.no_grad():
+        teacher.model.layers[8].mlp.down_proj.weight *= 1000  # The layer that the student does not have.
+    teacher.save_pretrained("teacher")
+    tiny_tokenizer().save_pretrained("teacher")
+    tasks = [{"instruction": f"Say {number} words."} for number in range(8)]
+    half.write_rows(Path("data/instruct/self_instruct_seed_tasks.jsonl"), tasks)
+    half.write_rows(Path("data/preferences/prompts_train.jsonl"), [{"prompt": "word " * 41}, {"prompt": "Why?"}])
+    half.make("teacher", "student")
+    assert [row["prompt"] for row in half.read_rows(Path("data/half/prompts.jsonl"))] == [
+        *[f"Say {number} words." for number in (1, 2, 3, 4, 6, 7)],
+        "Why?",
+    ]
+    student = AutoModelForCausalLM.from_pretrained("student").model.layers
+    kept = [*teacher.model.layers[:8], *teacher.model.layers[9:]]
+    weights = [[layer.mlp.up_proj.weight for layer in layers] for layers in (student, kept)]
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    Path("runs").mkdir()
+    half.compare("teacher", "teacher", "student")
+    same, other, alone = json.loads(Path("runs/half.json").read_text())
+    assert same["kl from the teacher"] == same["kl from the student"] == 0
+    assert same["loss"] == alone["teacher's own loss"] != other["loss"]
+    assert min(other["kl from the teacher"], other["kl from the student"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("what", "label"), [("sentiment", "seed 3"), ("sums", "sums-groups-0"), ("preferences", "online")]
+)
+def test_the_curves_are_drawn_from_the_results(what: str, label: str, tmp_path: Path) -> None:
+    curves = SimpleNamespace(**runpy.run_path(str(PLACE / "curves.py")))
+    curves.main(what, str(tmp_path / "curves.svg"))
+    assert label in (tmp_path / "curves.svg").read_text()
+
+
+def program(name: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A program of the runs, which imports others beside it."""
+    monkeypatch.syspath_prepend(PLACE)
+    return SimpleNamespace(**runpy.run_path(str(PLACE / f"{name}.py")))
+
+
+@pytest.mark.parametrize("recipe", ["sums-critic", "countdown-groups", "instructions"])
 def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = [*SMALL, f"run.folder={tmp_path / 'run'}"]
     if recipe == "instructions":
@@ -78,7 +135,8 @@ def test_the_recipe_runs_with_a_tiny_model(recipe: str, tmp_path: Path, monkeypa
     assert main(["ppo", str(PLACE / f"{recipe}.yaml"), *overrides, "--quiet"]) == 0
     start, step = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert start["evaluation/unscored"] == step["response/unscored"] == 0
-    names = [f"{rule}.kept" for rule in instructions.RULES] if recipe == "instructions" else ["maths"]
+    rules = [f"{rule}.kept" for rule in instructions.RULES]
+    names = {"instructions": rules, "countdown-groups": ["countdown"]}.get(recipe, ["maths"])
     assert {f"evaluation/score/{name}" for name in names} <= {*start}
 
 

@@ -20,7 +20,7 @@ def shares(rows: Sequence[Row]) -> dict[str, Row]:
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row["components"].items():
-            if name.endswith(".kept") or name == "maths":
+            if name.endswith(".kept") or name in ("maths", "countdown"):
                 found[name.removesuffix(".kept")].append(value)
     return {
         name: {
@@ -48,6 +48,9 @@ def of_run(run: Path, *, stories: Sequence[Row], loss_before: float) -> Row:
         "curve": [round(row["score/mean"], 3) for row in steps],
         "tokens": [round(row["response/tokens_mean"], 1) for row in steps],
         "entropy": [round(row["policy/entropy"], 2) for row in steps],
+        "explained_variance": [
+            round(row["value/explained_variance"], 2) for row in steps if "value/explained_variance" in row
+        ],
         "step_seconds": [round(row["time/step_seconds"]) for row in steps],
         "evaluation_seconds": [
             round(row["time/evaluate_seconds"]) for row in metrics if "time/evaluate_seconds" in row

@@ -1,25 +1,77 @@
-"""Draws the curves of the sentiment runs: `python examples/real/curves.py results/sentiment.json sentiment.svg`."""
+"""Draws the curves of docs/results.md from `examples/real/results`: `curves.py sentiment|sums|preferences FILE.svg`."""
 
 import json
 import sys
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-PANELS = {"score of the reward model": "score", "KL of a response, nats": "kl"}
+RESULTS = Path(__file__).parent / "results"
+SENTIMENT = {
+    **{"sentiment-ppo-0": "seed 0", "longer-1": "seed 1", "longer-2": "seed 2", "sentiment-ppo-3": "seed 3"},
+    **{"free-lines-0": "several lines, 0", "free-lines-1": "several lines, 1"},
+}
+"""How the runs of the results are called in the picture."""
+Lines = dict[str, tuple[list[float], list[float]]]
+"""By label, where a line goes across and up."""
 
 
-def main(results: str, picture: str) -> None:
-    """One line for each run, in a panel for each measure."""
-    runs = [run for run in json.loads(Path(results).read_text(encoding="utf-8"))["written"] if "curve" in run]
-    mpl.rcParams |= {"svg.hashsalt": "sentiment", "svg.fonttype": "none", "font.size": 9}
+def read(name: str) -> Any:
+    """A file of the results."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def sentiment() -> dict[str, Lines]:
+    """Score and KL of the runs that have a curve."""
+    written = [run for path in sorted(RESULTS.glob("sentiment*.json")) for run in read(path.stem)["written"]]
+    found = sorted((run for run in written if run.get("run") in SENTIMENT), key=lambda run: len(run["curve"]))
+    longest = {run["run"]: run["curve"] for run in found}
+    runs = {label: longest[name] for name, label in SENTIMENT.items()}
+    return {"score of the reward model, by step": by_step(runs, "score"), "KL of a response, nats": by_step(runs, "kl")}
+
+
+def sums() -> dict[str, Lines]:
+    """The share of right answers by samples and by seconds of training, TRL beside it."""
+    samples, seconds = {}, {}
+    for path in sorted(RESULTS.glob("sums-*.json")):
+        run = read(path.stem)
+        steps = run.get("steps", [])
+        scores = [step["score"] for step in steps] or run["curve"]
+        times = [step["seconds"] for step in steps] or run["step_seconds"]
+        samples[path.stem] = [256.0 * number for number in range(1, len(scores) + 1)], scores
+        seconds[path.stem] = [*accumulate(times)], scores
+    return {"share right, by samples": samples, "share right, by seconds": seconds}
+
+
+def preferences() -> dict[str, Lines]:
+    """What the two runs that sample write: by the reward model, and how long."""
+    runs = {row["policy"]: row["curve"] for row in read("preferences") if row.get("curve")}
+    return {
+        "score of the reward model, by step": by_step(runs, "score"),
+        "KL of a response, nats": by_step(runs, "kl"),
+        "tokens, of at most 48": by_step(runs, "tokens"),
+    }
+
+
+def by_step(runs: dict[str, list[dict[str, float]]], measure: str) -> Lines:
+    """A line for each run."""
+    return {name: ([row["step"] for row in rows], [row[measure] for row in rows]) for name, rows in runs.items()}
+
+
+def main(what: str, picture: str) -> None:
+    """A panel for each title."""
+    panels: Callable[[], dict[str, Lines]] = {"sentiment": sentiment, "sums": sums, "preferences": preferences}[what]
+    mpl.rcParams |= {"svg.hashsalt": what, "svg.fonttype": "none", "font.size": 9}
     figure = Figure(figsize=(8, 2.6), layout="constrained")
-    for axes, (title, measure) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
-        for run in runs:
-            axes.plot([row["step"] for row in run["curve"]], [row[measure] for row in run["curve"]], label=run["run"])
+    drawn = panels()
+    for axes, (title, lines) in zip(figure.subplots(1, len(drawn)), drawn.items(), strict=True):
+        for label, (across, up) in lines.items():
+            axes.plot(across, up, label=label)
         axes.set_title(title)
-        axes.set_xlabel("step")
     axes.legend(frameon=False)
     figure.savefig(picture, metadata={"Date": None})
 

@@ -1,4 +1,4 @@
-"""Sums of two numbers from 10 to 49, as questions to a chat model; 500 of them are held out.
+"""Sums of two numbers from 10 to 49, as questions to a chat model; 500 of them are held out. Countdown as questions.
 
 Both orders of a pair are in the same split, so that 17 + 25 cannot give away 25 + 17.
 """
@@ -6,8 +6,10 @@ Both orders of a pair are in the same split, so that 17 + 25 cannot give away 25
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
 from random import Random
+from typing import Any
 
 from proximo.errors import ConfigError
+from proximo.recipes import countdown as problems
 
 SMALLEST, LARGEST = 10, 49
 HELD_OUT_PAIRS = 250
@@ -29,3 +31,11 @@ def rows(split: str = "train") -> Iterator[dict[str, str]]:
             for first, second in {(a, b): None, (b, a): None}:
                 question = f"What is {first} + {second}? Answer with the number only."
                 yield {"prompt": question, "answer": str(first + second)}
+
+
+def countdown(num_rows: int, seed: int, split: str = "train") -> Iterator[dict[str, Any]]:
+    """`prompt`, `nums` and `target`: two or three numbers up to 20, to be combined with plus and minus."""
+    for row in problems.rows(num_rows, seed, split=split, signs="+-"):
+        numbers = ", ".join(map(str, row["nums"]))
+        asked = f"Make {row['target']} of the numbers {numbers} with + and -, each once. Answer with the sum only."
+        yield {"prompt": asked, "nums": row["nums"], "target": row["target"]}

@@ -303,6 +303,7 @@ USELESS_CRITIC = {"value__explained_variance": lambda part: 0.0, "score__mean": 
         (USELESS_CRITIC | {"value__loss": lambda part: 96 * math.exp(-9 * part)}, "lower ppo.value_optimizer"),
         ({"response__finished_fraction": lambda part: 0.0}, "eos_token"),
         ({"response__finished_fraction": lambda part: 1 - part}, "no longer ends"),
+        ({"response__finished_fraction": lambda part: 0.4 * (1 - part)}, "no longer ends"),
     ],
 )
 def test_advice_looks_at_what_else_the_run_says(curves, words):

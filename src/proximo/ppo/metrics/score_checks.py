@@ -142,7 +142,7 @@ def all_cut_off(run: Run) -> Finding | None:
     means = fifths(run.series("response/finished_fraction"))
     if means is None or means[-1] >= 0.1:
         return None
-    if means[0] >= 0.5:
+    if means[0] >= 0.25:
         return Finding(
             f"{means[-1]:.0%} of answers end with a stop token; it was {means[0]:.0%} in the first fifth.",
             "The policy no longer ends its answers: use ppo.score.missing_eos_penalty to make cut answers worth "
