@@ -133,7 +133,8 @@ def found_of(folder: Path, game: str) -> dict[str, Any]:
 
 
 def curve(run: Path, normalised: Callable[[float], float]) -> dict[str, Any]:
-    """The held-out scores of a run, and what it cost."""
+    """The held-out scores of a run, how far it went from random play and how it was held there, and what it cost."""
+    kl = json.loads((run / "ppo" / "config.resolved.json").read_text())["ppo"]["kl"]
     lines = map(json.loads, (run / "ppo" / "metrics.jsonl").read_text().splitlines())
     seen = [line for line in lines if "evaluation/score" in line]
     return {
@@ -141,23 +142,26 @@ def curve(run: Path, normalised: Callable[[float], float]) -> dict[str, Any]:
         "step": [line["step"] for line in seen],
         "score": [round(line["evaluation/score"], 4) for line in seen],
         "normalised": [round(normalised(line["evaluation/score"]), 3) for line in seen],
+        "kl": [round(line["evaluation/kl"], 2) for line in seen],
+        "kl_settings": {name: kl[name] for name in ("kind", "coefficient", "adaptive")},
         "seconds": json.loads(run.with_suffix(".seconds.json").read_text()),
     }
 
 
 def print_table(found: dict[str, dict[str, Any]]) -> None:
     """A row for each game and method: what was reached by each seed."""
-    print("| game | random, optimum | method | (score - random) / (optimum - random), by seed | steps | seconds |")
-    print("|---|---|---|---|---|---|")
+    print("| game | random, optimum | method | (score - random) / (optimum - random), by seed | steps | KL | seconds |")
+    print("|---|---|---|---|---|---|---|")
     for game, each in found.items():
         for method, curves in each["runs"].items():
             if curves:
                 ends = ", ".join(f"{one['normalised'][-1]:.2f}" for one in curves)
                 missed = "" if all(one["normalised"][-1] >= ENOUGH for one in curves) else f" (below {ENOUGH})"
+                kls = ", ".join(f"{one['kl'][-1]:.1f}" for one in curves)
                 seconds = ", ".join(f"{one['seconds']['processor']:.0f}" for one in curves)
                 print(
                     f"| {game.partition(':')[2]} | {each['random']:.3f}, {each['optimum']:.3f} | {method} | "
-                    f"{ends}{missed} | {curves[0]['step'][-1]} | {seconds} |"
+                    f"{ends}{missed} | {curves[0]['step'][-1]} | {kls} | {seconds} |"
                 )
 
 
