@@ -47,7 +47,7 @@ def of_run(run: Path, *, stories: Sequence[Row], loss_before: float) -> Row:
         "after": shares(last),
         "curve": [round(row["score/mean"], 3) for row in steps],
         "tokens": [round(row["response/tokens_mean"], 1) for row in steps],
-        "entropy": [round(row["policy/entropy"], 2) for row in steps],
+        "entropy": [round(row["policy/entropy"], 2) for row in steps if "policy/entropy" in row],
         "explained_variance": [
             round(row["value/explained_variance"], 2) for row in steps if "value/explained_variance" in row
         ],

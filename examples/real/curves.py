@@ -51,7 +51,7 @@ def preferences() -> dict[str, Lines]:
     """What the two runs that sample write: by the reward model, and how long."""
     runs = {row["policy"]: row["curve"] for row in read("preferences") if row.get("curve")}
     return {
-        "score of the reward model, by step": by_step(runs, "score"),
+        "score, by step": by_step(runs, "score"),
         "KL of a response, nats": by_step(runs, "kl"),
         "tokens, of at most 48": by_step(runs, "tokens"),
     }
@@ -66,13 +66,13 @@ def main(what: str, picture: str) -> None:
     """A panel for each title."""
     panels: Callable[[], dict[str, Lines]] = {"sentiment": sentiment, "sums": sums, "preferences": preferences}[what]
     mpl.rcParams |= {"svg.hashsalt": what, "svg.fonttype": "none", "font.size": 9}
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
     drawn = panels()
     for axes, (title, lines) in zip(figure.subplots(1, len(drawn)), drawn.items(), strict=True):
         for label, (across, up) in lines.items():
             axes.plot(across, up, label=label)
         axes.set_title(title)
-    axes.legend(frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     figure.savefig(picture, metadata={"Date": None})
 
 
