@@ -409,7 +409,7 @@ def test_on_step_may_sample_from_whole_models_and_is_told_that_it_cannot_from_sh
 def task_of(folder: str) -> dict[str, Any]:
     """Two steps of a recipe with rewards of three kinds, a gold reward and an evaluation."""
     recipe = recipe_of("ppo", Path(folder))
-    recipe["reward"].append({"kind": "repetition", "name": "repeats", "ngram": 1, "workers": 1})
+    recipe["reward"].append({"kind": "pattern", "name": "vowel", "pattern": "[aeiou]", "workers": 1})
     recipe["run"]["folder"] = str(Path(folder) / "run")
     task = build_task(PPORecipe.model_validate(recipe))
     try:

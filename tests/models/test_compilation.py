@@ -106,7 +106,7 @@ def test_in_bf16_other_lengths_compile_nothing_and_weights_are_cast_once_for_an_
     if not checkpointing:  # under which torch compiles what is around the layers alone
         assert types == {torch.bfloat16}, "a weight that is not cast yet is cast by what was compiled, in each pass"
     assert casts is not None
-    assert {key[0] for key in casts if key[1] is torch.bfloat16} == set(map(id, model.backbone.matrices))
+    assert {key[0] for key in casts._kept if key[1] is torch.bfloat16} == set(map(id, model.backbone.matrices))
     for ours, plain in zip(found, expected, strict=True):
         assert ours.keys() == plain.keys()
         for name, gradient in ours.items():
