@@ -3,7 +3,8 @@
     python benchmarks/environments.py --folder runs/environments --seeds 0 1 2
 
 For each game and seed a small model is fine-tuned on random play, and all runs start from it; its seconds are part of
-the run with a critic. One thread; a finished run is not repeated. The curves are kept in results/environments.json.
+the run with a critic. One thread; a finished run is not repeated. The curves are kept in results/environments.json,
+those of games without a run in the folder as they were.
 
 The method `unmasked` is an experiment, not an option of the product: the tokens of the environment are trained on as if
 the policy had written them.
@@ -61,7 +62,9 @@ def main() -> None:
         for game in options.games:
             for method in options.methods:
                 run(options.folder.resolve(), game, method, seed)
+    kept = json.loads(RESULTS.read_text())["games"]
     found = {game: found_of(options.folder.resolve(), game) for game in GAMES}
+    found = {game: each if any(each["runs"].values()) else kept.get(game, each) for game, each in found.items()}
     known = {"processor": processor(), "torch": torch.__version__, "games": found}
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
     print_table(found)

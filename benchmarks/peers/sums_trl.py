@@ -1,5 +1,6 @@
 """TRL's `GRPOTrainer` on the sums of docs/results.md, with the settings of `examples/real/sums-groups.yaml`.
 
+    python benchmarks/peers/environments.py --environments runs/peers --peer trl-1.16
     PYTHONPATH=src:. runs/peers/trl-1.16/bin/python benchmarks/peers/sums_trl.py models/smollm2 runs/sums-trl.json
 
 The same model, sums, verifier, number of samples, LoRA and optimizer, in float32 on one core. What Proximo has and this
@@ -29,9 +30,10 @@ STEPS, PROMPTS, RESPONSES, MICRO_BATCH = 6, 16, 16, 32
 
 
 class Steps(TrainerCallback):
-    """Seconds, mean score and length of each step, and the peak so far."""
+    """Seconds, mean score and length of each step, and the peak so far; written after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path) -> None:
+        self._out = out
         self.found: list[dict[str, float]] = []
         self._start = 0.0
 
@@ -46,6 +48,8 @@ class Steps(TrainerCallback):
             measured = {"seconds": round(time.perf_counter() - self._start, 1), "peak_mib": round(status_mib("VmHWM"))}
             self.found.append({**measured, "score": logs["reward"], "tokens": logs["completions/mean_length"]})
             print(self.found[-1], flush=True)
+            written = {"steps": self.found, "trl": version("trl")}
+            self._out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 def config_of(folder: str) -> GRPOConfig:
@@ -78,7 +82,7 @@ def main(model: str, out: str) -> None:
     """Train, and write what each step took and reached."""
     torch.set_num_threads(1)
     questions = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in rows()]
-    steps = Steps()
+    steps = Steps(Path(out))
     grades = Grader(MathsVerifier, {"answer_from": ["number"]}, num_workers=1)
     with grades as grader, tempfile.TemporaryDirectory() as folder:
         GRPOTrainer(
@@ -89,8 +93,6 @@ def main(model: str, out: str) -> None:
             peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
             callbacks=[steps],
         ).train()
-    found = {"steps": steps.found, "trl": version("trl")}
-    Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

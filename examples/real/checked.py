@@ -1,4 +1,4 @@
-"""Writes what runs with checked answers did: `python examples/real/checked.py runs/sums-groups-0 --out results/x.json`.
+"""Writes what runs with checked answers did: `python examples/real/checked.py runs/sums-groups-0 --out results`.
 
 Held-out shares with their intervals before and after, the curve, ten samples, seconds, memory, and the loss on stories,
 which have nothing to do with the task.
