@@ -60,7 +60,7 @@ class FreedCasts(Casts):
         return copy
 
     def put(self, weight: Tensor, what: Hashable, copy: Tensor) -> None:
-        """Keeps nothing."""
+        """Does not keep the copy: `of` makes one for each use."""
 
     def not_saved(self) -> AbstractContextManager[None]:
         """Inside, autograd saves the weight in place of its copy."""
