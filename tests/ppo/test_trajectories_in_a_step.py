@@ -10,8 +10,9 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.environments.reward import EnvironmentReward
 from proximo.errors import ConfigError, GuardError
 from proximo.ppo.episodes import episode_fields, episode_metrics, evaluation_metrics
-from proximo.ppo.experience import make_experience
 from proximo.ppo.selection import check_scored_fraction
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import cut_minibatch
 from proximo.records import Episode, Experience, Finish, Fork, Passes, Response, Scored, Turn
 from records_made import prompt, response
@@ -38,7 +39,9 @@ def experience(batch: list[Scored], *, values: list[float] | None = VALUES, **op
         old_logprobs=torch.zeros(5 * len(batch)),
         values=None if values is None else torch.tensor(values * len(batch)),
     )
-    return make_experience(batch, passes, config=PPOConfig(**(plain | options)), kl_coefficient=0.0).experience
+    return experience_of(
+        batch, passes, TrainState(kl_coefficient=0.0), config=PPOConfig(**(plain | options))
+    ).experience
 
 
 def returns_of(finish: Finish, **options: Any) -> list[float]:
