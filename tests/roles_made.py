@@ -13,9 +13,8 @@ from proximo.models.sharing import is_on_trunk
 from proximo.ppo import step
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
-from proximo.ppo.roles.reward import RewardWorker
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import ReferenceWorker
+from proximo.ppo.roles.worker import ReferenceWorker, RewardWorker
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
 from proximo.records import Experience, Passes, Scored

@@ -131,14 +131,13 @@ def test_metrics_show_turns_faults_and_numbers_of_the_environment() -> None:
     }
     held_out = {name: value.value for name, value in evaluation_metrics(batch).items()}
     assert (held_out["evaluation/turns"], held_out["evaluation/info/won"]) == (1.5, 0.5)
-    assert episode_metrics([Scored(response=response(), score=1.0)]) == {}
 
 
 def test_samples_show_every_turn() -> None:
     turns = (replace(TURNS[0], observation="higher", num_tool_calls=1), replace(TURNS[1], observation="right"))
-    fields = episode_fields(replace(played(Finish.TERMINATED), episode=Episode(turns=turns)))
+    fields = episode_fields(Episode(turns=turns), num_forks=1)
     assert fields["response"] == (
         "[turn 1, 1 tool call] a\n[environment, reward 1] higher\n[turn 2] b\n[environment, reward 2] right"
     )
     assert [turn["reward"] for turn in fields["turns"]] == [1.0, 2.0]
-    assert episode_fields(response()) == {}
+    assert fields["forks"] == 1

@@ -21,7 +21,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.token_rewards import scored_by_prefix, scored_by_token
+from proximo.rewards.source import scored_by_prefix, scored_by_token
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response, scored
 
