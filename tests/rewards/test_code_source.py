@@ -3,9 +3,10 @@
 import pytest
 
 from graded_programs import open_sandbox
+from proximo.config.rewards import verifiers as section_of_code
 from proximo.config.rewards.verifiers import WORKER_MEMORY_MIB, AnswerScores, CodeRewardConfig, ThinkAnswerRewardConfig
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo_verifiers.code.verifier import RUN_FRACTION, CodeOptions
+from proximo_verifiers.code.verifier import LEAST_WALL_PER_CPU, RUN_FRACTION, CodeOptions
 from proximo_verifiers.verifier import ScoreState
 from records_made import prompt, response
 
@@ -50,8 +51,9 @@ def test_the_defaults_of_verifier_and_section_are_the_same() -> None:
 
 
 def test_two_runs_fit_into_the_time_of_an_answer() -> None:
+    assert section_of_code.LEAST_WALL_PER_CPU == LEAST_WALL_PER_CPU
     config = CodeRewardConfig(kind="code", form="asserts")
-    assert config.answer_seconds > 2 * (2.0 * config.cpu_seconds + config.idle_seconds)
+    assert config.answer_seconds > 2 * (LEAST_WALL_PER_CPU * config.cpu_seconds + config.idle_seconds)
     assert 2 * RUN_FRACTION < 1
     for longer in ({"cpu_seconds": 28.0}, {"idle_seconds": 52.0}):
         with pytest.raises(ValueError, match=r"answer_seconds \(120\) must be above 1\d\d"):

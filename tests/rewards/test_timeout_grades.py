@@ -12,6 +12,7 @@ from proximo_verifiers.workers.services import verifier_service
 
 COUNTDOWN = {
     "answer_from": ["tags", "last_line"],
+    "number_usage": "exactly_once",
     "operators": ["+", "-"],
     "correct_score": 1.0,
     "incorrect_score": -1.0,
@@ -19,6 +20,7 @@ COUNTDOWN = {
 }
 MATHS = {
     "answer_from": ["boxed"],
+    "multiple_answers": "last",
     "pattern": None,
     "relative_tolerance": None,
     "symbolic": "never",

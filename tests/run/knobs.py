@@ -621,7 +621,7 @@ CODE = {
 }
 CODE_GRADES = {
     "test_an_answer_without_a_program_has_a_score_of_its_own": ("allow_unfenced",),
-    "test_a_limit_of_processor_time_is_that_of_all_tests": ("cpu_seconds",),
+    "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_per_test"),
     "test_memory_is_limited_as_asked": ("memory_mib",),
     "test_a_tolerance_is_for_outputs_and_returned_values": ("float_tolerance",),
     "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial",),

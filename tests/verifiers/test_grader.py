@@ -74,7 +74,7 @@ def test_a_class_that_a_worker_cannot_import_is_refused() -> None:
     ("verifier", "options", "message"),
     [
         (MathsVerifier, {"answer_from": ["bxed"]}, "answer_from has no 'bxed'; did you mean 'boxed'?"),
-        (MathsVerifier, {"symbolic": "some"}, "symbolic cannot be 'some'; there are: auto, always, never"),
+        (MathsVerifier, {"multiple_answers": "all"}, "multiple_answers cannot be 'all'; there are: last, first, agree"),
         (MathsVerifier, {"symbolic": "allways"}, "symbolic cannot be 'allways'; did you mean 'always'?"),
         (MathsVerifier, {"tolerance": 0.1}, "got an unexpected keyword argument 'tolerance'"),
         ("proximo_verifiers:CountdownVerifier", {"operators": ["**"]}, "operators cannot have '**'"),

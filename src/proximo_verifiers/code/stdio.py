@@ -24,16 +24,18 @@ def run_inputs(
     problem: InputsOutputs,
     *,
     limits: Limits,
+    cpu_seconds_each: float | None,
     tolerance: float | None,
 ) -> Findings:
     """Runs the program once for each input; it must exit with status 0.
 
-    `limits` hold for all inputs together. A program that exceeds a limit is not run on the remaining inputs.
+    `limits` hold for all inputs together, `cpu_seconds_each` for each. A program that exceeds a limit is not run on the
+    remaining inputs.
     """
     findings = Findings(num_tests=len(problem.pairs))
     cpu_left, wall_left, idle_left = limits.cpu_seconds, limits.wall_seconds, limits.idle_seconds
     for number, (stdin, expected) in enumerate(problem.pairs):
-        cpu = max(cpu_left, SHORTEST_SECONDS)
+        cpu = max(cpu_left, SHORTEST_SECONDS) if cpu_seconds_each is None else cpu_seconds_each
         idle = None if idle_left is None else max(idle_left, SHORTEST_SECONDS)
         wall = max(wall_left, SHORTEST_SECONDS)
         allowed = replace(limits, cpu_seconds=cpu, wall_seconds=wall, idle_seconds=idle)
@@ -42,7 +44,7 @@ def run_inputs(
         wall_left -= outcome.wall_seconds
         idle_left = None if idle_left is None else idle_left - outcome.idle_seconds
         title = f"test {number + 1} of {findings.num_tests}"
-        stopped = ended_at(outcome, limits)
+        stopped = ended_at(outcome, replace(limits, cpu_seconds=cpu_seconds_each or limits.cpu_seconds))
         if stopped is None and same_output(outcome.stdout.decode("utf-8", "replace"), expected, tolerance=tolerance):
             findings = replace(findings, num_passed=findings.num_passed + 1)
             continue

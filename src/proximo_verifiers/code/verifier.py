@@ -27,6 +27,8 @@ from proximo_verifiers.sandbox.runner import Sandbox
 from proximo_verifiers.verifier import Answer, Grade, PostponedError, ScoreState
 
 MAX_PROGRAM_CHARACTERS = 100_000
+LEAST_WALL_PER_CPU = 2.0
+"""Wall-clock seconds allowed per CPU second, since a busy machine may keep a program waiting as long again."""
 RUN_FRACTION = 0.45
 """Fraction of `answer_seconds` for one run, since a program that was kept waiting is run twice."""
 FIRST_IDLE_SECONDS = 0.5
@@ -50,9 +52,10 @@ class CodeOptions:
     allow_unfenced: bool = False
     """Take an answer without a fenced block as a program."""
     cpu_seconds: float = 4.0
-    """CPU seconds of a program for all tests."""
+    """CPU seconds of a program for all tests, or with `limit_per_test` for each."""
     idle_seconds: float = 5.0
     """Seconds in which a program may neither compute nor wait for a processor, for all tests."""
+    limit_per_test: bool = False
     memory_mib: int = 512
     """Memory of a program in MiB, including the interpreter's."""
     float_tolerance: float | None = None
@@ -120,6 +123,14 @@ class CodeVerifier:
         suite = problem if isinstance(problem, TestSuite) and problem.comparisons is None else None
         if (suite or before) and (problem_of_tests := rehearsed(self._runner, suite, before=before)) is not None:
             raise DataError(problem_of_tests)
+        shortest = 2 * (LEAST_WALL_PER_CPU * self._cpu_seconds(problem) + self._options.idle_seconds)
+        if self._options.limit_per_test and self._options.answer_seconds <= shortest:
+            raise DataError(
+                f"the row has {_num_tests(problem)} tests of cpu_seconds ({self._options.cpu_seconds:g}) each, so that "
+                f"answer_seconds ({self._options.answer_seconds:g}) must be above {shortest:g}, four times their sum "
+                f"plus twice idle_seconds ({self._options.idle_seconds:g}): "
+                "raise it, lower cpu_seconds, or set limit_per_test to false"
+            )
 
     def timeout_grade(self) -> Grade:
         """The grade of an answer that took too long, in spite of the limits of its programs."""
@@ -133,19 +144,24 @@ class CodeVerifier:
         options = self._options
         runner, tolerance = self._runner, options.float_tolerance
         limits = Limits(
-            cpu_seconds=options.cpu_seconds,
+            cpu_seconds=self._cpu_seconds(problem),
             wall_seconds=options.answer_seconds * RUN_FRACTION,
             idle_seconds=idle_seconds,
             memory_bytes=options.memory_mib * MIB,
         )
         if isinstance(problem, InputsOutputs):
             source = f"{before}\n{program}" if before else program
-            return run_inputs(runner, source, problem, limits=limits, tolerance=tolerance)
+            per_input = options.cpu_seconds if options.limit_per_test else None
+            return run_inputs(runner, source, problem, limits=limits, cpu_seconds_each=per_input, tolerance=tolerance)
         if isinstance(problem, Calls):
             return run_calls(runner, program, problem, before=before, limits=limits, tolerance=tolerance)
         if problem.comparisons is not None:
             return run_comparisons(runner, program, problem.comparisons, before=before, limits=limits)
         return run_suite(runner, program, problem, before=before, limits=limits)
+
+    def _cpu_seconds(self, problem: Problem) -> float:
+        """CPU limit of a run with all tests."""
+        return self._options.cpu_seconds * (_num_tests(problem) if self._options.limit_per_test else 1)
 
     def _grade(self, findings: Findings) -> Grade:
         if findings.fault is Fault.TESTS:
@@ -185,3 +201,12 @@ def _open_sandbox(options: CodeOptions) -> Sandbox:
 def _nothing(score: float, reason: str) -> Grade:
     nothing = dict.fromkeys(COMPONENTS, 0.0)
     return Grade(score=score, state=ScoreState.MODEL_FAULT, reason=reason, components=nothing)
+
+
+def _num_tests(problem: Problem) -> int:
+    match problem:
+        case Calls():
+            return len(problem.expected)
+        case InputsOutputs():
+            return len(problem.pairs)
+    return len(problem.tests)

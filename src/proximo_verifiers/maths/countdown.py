@@ -201,19 +201,22 @@ class CountdownVerifier:
         self,
         *,
         answer_from: Sequence[str] = ("tags", "boxed", "last_line"),
+        number_usage: str = "exactly_once",
         operators: Sequence[str] = ("+", "-", "*", "/"),
         correct_score: float = 1.0,
         incorrect_score: float = 0.0,
         no_answer_score: float = 0.0,
     ) -> None:
         """`answer_from`: places to look for the expression, in order: `tags` (<answer>...</answer>), `boxed`,
-        `last_line`, `response`. Each number must be used exactly once.
+        `last_line`, `response`. `number_usage`: each number is used `exactly_once` or `at_most_once`.
 
-        Raises ConfigError for an unknown place or operator.
+        Raises ConfigError for an unknown place, usage or operator.
         """
         check_choices("answer_from has no", answer_from, ("tags", "boxed", "last_line", "response"))
+        check_choices("number_usage cannot be", [number_usage], ("exactly_once", "at_most_once"))
         check_choices("operators cannot have", operators, ("+", "-", "*", "/"))
         self._answer_from = tuple(answer_from)
+        self._exactly = number_usage == "exactly_once"
         self._operators = frozenset(operators)
         self._scores = {"correct": correct_score, "incorrect": incorrect_score, "no_answer": no_answer_score}
 
@@ -228,7 +231,7 @@ class CountdownVerifier:
             sides = read_equation(text)
         except MalformedError as error:
             return self._fault(f"not an expression: {error}")
-        usable = [side for side in sides if side.numbers and Counter(side.numbers) == Counter(numbers)]
+        usable = [side for side in sides if side.numbers and self._numbers_correct(side, numbers)]
         holds = len({side.value for side in sides}) == 1
         correct = holds and any(side.operators <= self._operators and side.value == target for side in usable)
         return Grade(
@@ -273,6 +276,10 @@ class CountdownVerifier:
             if equation is not None:
                 return equation.strip().removeprefix("**").removesuffix("**")
         return None
+
+    def _numbers_correct(self, expression: Expression, numbers: Sequence[int]) -> bool:
+        used, available = Counter(expression.numbers), Counter(numbers)
+        return used == available if self._exactly else used <= available
 
     def _fault(self, reason: str) -> Grade:
         return Grade(

@@ -14,6 +14,8 @@ from proximo_verifiers.verifier import Answer, Grade, ScoreState
 
 ANSWERS = "answers"
 """Column with a list of further reference answers; an answer that equals any reference is correct."""
+MAX_BOXES = 20
+"""Largest number of different answers that are compared with each other; more count as differing."""
 MAX_REFERENCES = 100
 """Largest number of reference answers of a row."""
 
@@ -25,6 +27,7 @@ class MathsVerifier:
         self,
         *,
         answer_from: Sequence[str] = ("boxed", "tags", "hash", "phrase"),
+        multiple_answers: str = "last",
         pattern: str | None = None,
         relative_tolerance: float | None = None,
         symbolic: str = "auto",
@@ -35,8 +38,8 @@ class MathsVerifier:
     ) -> None:
         """`answer_from`: places to look for the answer, in order: `boxed` (\\boxed{}), `tags` (<answer>...</answer>),
         `hash` (after ####), `phrase` (after "the answer is"), `label` (a line `A: ...`), `number` (the last number),
-        `pattern` (a match of `pattern`, a regular expression), `response` (all of it). Of
-        several answers in one place the last counts. `relative_tolerance`: of real numbers;
+        `pattern` (a match of `pattern`, a regular expression), `response` (all of it). `multiple_answers`: of several
+        answers in one place the `last`, the `first`, or all, which must `agree`. `relative_tolerance`: of real numbers;
         None demands the exact value. `symbolic`: whether math-verify compares what the grammar cannot parse, `auto` (if
         it is installed), `always` or `never`, for at most `symbolic_cpu_seconds` per answer. A row may have further
         references in the column `answers`.
@@ -45,8 +48,10 @@ class MathsVerifier:
         math-verify.
         """
         check_choices("answer_from has no", answer_from, PLACES)
+        check_choices("multiple_answers cannot be", [multiple_answers], ("last", "first", "agree"))
         check_choices("symbolic cannot be", [symbolic], ("auto", "always", "never"))
         self._answer_from = tuple(answer_from)
+        self._multiple_answers = multiple_answers
         self._pattern = None if pattern is None else re.compile(pattern)
         self._tolerance = relative_tolerance
         use_symbols = symbolic == "always" or (symbolic == "auto" and is_installed())
@@ -63,7 +68,10 @@ class MathsVerifier:
         if not answers:
             return self._fault("no answer found", parsed=0.0)
         try:
-            same, by_symbols = self._same(references, answers[-1])
+            if self._multiple_answers == "agree" and not self._agree(answers):
+                return self._fault("several answers that differ", parsed=1.0)
+            chosen = answers[0] if self._multiple_answers == "first" else answers[-1]
+            same, by_symbols = self._same(references, chosen)
         except NotEvaluatedError as error:
             return self._fault(f"{error}", parsed=1.0, score="incorrect")
         except OutOfTimeError:
@@ -108,6 +116,10 @@ class MathsVerifier:
         if not own and not listed:
             raise DataError("a maths reward needs a reference answer, but the row has none (column `answer`)")
         return list(dict.fromkeys(own + listed))
+
+    def _agree(self, answers: Sequence[str]) -> bool:
+        different = sorted(set(answers))
+        return len(different) <= MAX_BOXES and all(self._same(different[:1], other)[0] for other in different[1:])
 
     def _same(self, references: Sequence[str], answer: str) -> tuple[bool | None, bool]:
         """(whether the answer equals a reference, None if unknown; whether math-verify decided).

@@ -78,8 +78,8 @@ def test_an_answer_that_is_too_long_is_refused_whole_and_says_so() -> None:
 
 
 def test_a_value_that_is_only_stated_is_no_solution() -> None:
-    assert graded("x = 40.0").score == 0.0
-    assert graded("0.0 = 40 - 40", {"nums": [40], "target": 0}).score == 0.0
+    assert graded("x = 40.0", number_usage="at_most_once").score == 0.0
+    assert graded("0.0 = 40 - 40", {"nums": [40], "target": 0}, number_usage="at_most_once").score == 0.0
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -105,6 +105,7 @@ def test_fractions_are_exact_and_a_division_by_zero_is_a_wrong_answer() -> None:
 
 OPTIONS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     ("answer_from", ["response"], "68 - (34 + 21)\n+ 27", PROBLEM),
+    ("number_usage", "at_most_once", "1 + 2", {"nums": [1, 2, 5], "target": 3}),
     ("operators", ["+"], "3 - 2", {"nums": [3, 2], "target": 1}),
     ("correct_score", 2.0, SOLUTION, PROBLEM),
     ("incorrect_score", 0.1, "68 + 34", PROBLEM),

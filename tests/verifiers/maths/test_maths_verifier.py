@@ -40,6 +40,8 @@ def test_an_answer_that_nobody_can_compare_is_wrong_and_counted() -> None:
 
 OPTIONS: tuple[tuple[str, Any, dict[str, Any], str, str], ...] = (
     ("answer_from", ["label"], {}, "\\boxed{6}\nA: 5", "5"),
+    ("multiple_answers", "first", {}, "\\boxed{5} \\boxed{6}", "5"),
+    ("multiple_answers", "agree", {}, "\\boxed{6} \\boxed{5}", "5"),
     ("pattern", "=(.)", {"answer_from": ["pattern"], "pattern": ":(.)"}, "=5 :6", "5"),
     ("relative_tolerance", 0.01, {}, "\\boxed{3.14}", "\\pi"),
     ("correct_score", 2.0, {}, "\\boxed{5}", "5"),
@@ -62,6 +64,14 @@ def test_an_option_of_the_maths_verifier_changes_a_grade(
 
 def test_every_option_of_the_maths_verifier_is_shown() -> None:
     assert set(signature(MathsVerifier).parameters) == {name for name, *_ in OPTIONS} | set(ELSEWHERE)
+
+
+def test_several_boxes_that_agree_may_be_written_differently() -> None:
+    assert graded("\\boxed{1/2} or \\boxed{0.5}", "\\frac12", multiple_answers="agree").score == 1.0
+    differing = graded("\\boxed{1/2} or \\boxed{0.6}", "\\frac12", multiple_answers="agree")
+    assert (differing.state, differing.reason) == (ScoreState.MODEL_FAULT, "several answers that differ")
+    many = "".join(f"\\boxed{{{n}/{n}}}" for n in range(1, 40))
+    assert graded(many, "1", multiple_answers="agree").state is ScoreState.MODEL_FAULT
 
 
 SEVERAL = {"answers": ["4", "-4", "\\sin x"]}

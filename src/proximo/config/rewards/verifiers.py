@@ -17,7 +17,7 @@ WORKER_MEMORY_MIB = 4096
 AnswerPlace = Literal["boxed", "tags", "hash", "phrase", "label", "number", "pattern", "response"]
 Operator = Literal["+", "-", "*", "/"]
 LEAST_WALL_PER_CPU = 2.0
-"""Wall-clock seconds allowed per CPU second, since a busy machine may keep a program waiting as long again."""
+"""Wall-clock seconds allowed for each CPU second; the same constant as that of the verifier."""
 
 
 class VerifierRewardConfig(Section):
@@ -127,9 +127,12 @@ class MathsRewardConfig(AnswerRewardConfig):
     name: str = Field("maths", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     answer_from: tuple[AnswerPlace, ...] = Field(("boxed", "tags", "hash", "phrase"), min_length=1)
-    """Places to look for the answer, in order; the last one in the first place that has any is used. `boxed`:
-    \\boxed{}; `tags`: <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line
-    `A: ...`; `number`: the last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
+    """Places to look for the answer, in order; the first place that has one is used. `boxed`: \\boxed{}; `tags`:
+    <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A: ...`; `number`: the
+    last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
+    multiple_answers: Literal["last", "first", "agree"] = "last"
+    """Which of several answers in one place is used. `first`: for a base model that goes on to further questions.
+    `agree`: all must be equal, else the response has no answer."""
     pattern: str | None = None
     """Regular expression for `answer_from: [pattern]`, for answers in a form of your own; the answer is its first
     group, or the whole match without groups. A match that takes longer than `answer_seconds` is incorrect."""
@@ -174,6 +177,8 @@ class CountdownRewardConfig(AnswerRewardConfig):
     )
     """Places to look for the expression, in order; the last expression in the first place that has one is used. `tags`:
     <answer>...</answer>; `boxed`: \\boxed{}; `last_line`: the last line; `response`: the whole response."""
+    number_usage: Literal["exactly_once", "at_most_once"] = "exactly_once"
+    """How often each given number must be used; `at_most_once` in the rules of the television game."""
     operators: tuple[Operator, ...] = Field(("+", "-", "*", "/"), min_length=1)
     """Allowed operators."""
 
@@ -190,7 +195,8 @@ class CodeRewardConfig(AnswerRewardConfig):
     answer_seconds: float = Field(120.0, gt=0)
     """Wall-clock limit of one answer with all its tests, counted from when its grading begins; the time in the queue is
     limited by `step_seconds` alone. A program gets 0.45 of it, so that a program which the machine kept waiting can be
-    run a second time. Must exceed 4 times `cpu_seconds` plus 2 times `idle_seconds`."""
+    run a second time. Must exceed 4 times `cpu_seconds` plus 2 times `idle_seconds`. With `limit_per_test`,
+    `cpu_seconds` count once per test, and a row with too many tests stops the run before it starts."""
     form: Literal["asserts", "check", "stdio", "input_output"]
     """What tests a row has. `asserts`: statements that call a function (MBPP). `check`: a function `check(candidate)`
     (HumanEval). `stdio`: inputs and outputs in two columns. `input_output`: both in one column of JSON, with `fn_name`
@@ -205,6 +211,9 @@ class CodeRewardConfig(AnswerRewardConfig):
     idle_seconds: float = Field(5.0, gt=0)
     """Seconds that a program may be idle for all tests of a row together. A program is idle while it neither computes
     nor waits for a processor, for example in a sleep."""
+    limit_per_test: bool = False
+    """`cpu_seconds` count per test, as the limits of programming contests do: as an exact limit where the program runs
+    once per input, else as one limit multiplied by the number of tests."""
     memory_mib: int = Field(512, ge=160)
     """Memory of a program in MiB, including the interpreter's; programs with packages such as numpy may need more."""
     float_tolerance: float | None = Field(None, gt=0)
