@@ -8,48 +8,19 @@ trainer has not stays away: groups of equal scores are in the mean of its loss, 
 in micro-batches of 32, of which each step has eight; checkpointing of activations, on by default, would cost time.
 """
 
-import json
 import sys
 import tempfile
-import time
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import Dataset
 from examples.real.sums import rows
 from peft import LoraConfig
-from stopwatch import status_mib
-from transformers import TrainerCallback
+from step_log import StepLog
 from trl import GRPOConfig, GRPOTrainer
 
 from proximo_verifiers import Grader, MathsVerifier, trl_reward
 
 STEPS, PROMPTS, RESPONSES, MICRO_BATCH = 6, 16, 16, 32
-
-
-class Steps(TrainerCallback):
-    """Seconds, mean score and length of each step, and the peak so far; written after each."""
-
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self.found: list[dict[str, float]] = []
-        self._start = 0.0
-
-    def on_step_begin(self, *_, **__) -> None:
-        """Sampling is the first thing in a step."""
-        self._start = time.perf_counter()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_) -> None:
-        """Once, at the end of a step, and at the end of all."""
-        del args, state, control
-        if "reward" in logs:
-            measured = {"seconds": round(time.perf_counter() - self._start, 1), "peak_mib": round(status_mib("VmHWM"))}
-            self.found.append({**measured, "score": logs["reward"], "tokens": logs["completions/mean_length"]})
-            print(self.found[-1], flush=True)
-            written = {"steps": self.found, "trl": version("trl")}
-            self._out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 def config_of(folder: str) -> GRPOConfig:
@@ -82,7 +53,7 @@ def main(model: str, out: str) -> None:
     """Train, and write what each step took and reached."""
     torch.set_num_threads(1)
     questions = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in rows()]
-    steps = Steps(Path(out))
+    steps = StepLog(out, score="reward", tokens="completions/mean_length")
     grades = Grader(MathsVerifier, {"answer_from": ["number"]}, num_workers=1)
     with grades as grader, tempfile.TemporaryDirectory() as folder:
         GRPOTrainer(

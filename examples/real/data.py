@@ -112,6 +112,13 @@ SOURCES = (
         sha256="a6e287c9acca993c0ba88661b25a144a77a5a6621ec70dcf368fe6de083c58e3",
     ),
 )
+JUDGED_BY = {
+    "oasst_conversational_dev.jsonl": "d220095c94b47f3df9af8e3de6202892a143c598512f15a0947203f4ddab536e",
+    "sharegpt_dpo_dev.json": "0ed10c7d4a386e3bb241d717a460c75bbf7ab07ab2e96c285e50ae5c36875e9b",
+    "llmbar_dev.jsonl": "4db4a4e72917910313c47a20323b4697f7723b7f7720c63ece28c9bf64bffd17",
+}
+"""Files below `preferences` that the judge of the win rates learns from, and their SHA-256. They are choices of rows of
+LAION-AI/Open-Assistant, hiyouga/LLaMA-Factory and princeton-nlp/LLMBar, and are not downloaded."""
 HELD_OUT_REVIEWS = 200
 """The first rows; as many are positive as negative. No other run and no judge sees them."""
 
@@ -127,8 +134,22 @@ def main() -> None:
             print(f"{path}: kept as it is")
             continue
         write_rows(path, verified_rows(source))
+    copy_judged_by(folder / "preferences")
     split_reviews(folder / "sentiment")
     split_pairs(folder / "preferences")
+
+
+def copy_judged_by(folder: Path) -> None:
+    """What the judge learns from, if it is at hand. No other run reads it."""
+    at_hand = os.environ.get("PROXIMO_TEST_DATA")
+    for name, sha256 in JUDGED_BY.items():
+        copy = Path(at_hand, "preferences", name) if at_hand else None
+        if copy is None or not copy.exists():
+            print(f"{folder / name}: left out, it is not at hand; only preferences-judge.yaml reads it")
+        elif hashlib.sha256(content := copy.read_bytes()).hexdigest() != sha256:
+            sys.exit(f"{copy}: its SHA-256 should be {sha256}")
+        else:
+            (folder / name).write_bytes(content)
 
 
 def split_reviews(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 All are runs or folders of models. Each policy answers the held-out prompts of `data/preferences`, four times each, and
 every answer meets every answer of the base to the same prompt; a tie counts half. The intervals (95%) are bootstraps
-over prompts. Beside the judge stands REWARD, the model that the policies may have learned from, and best of four by it.
+over prompts. Beside the judge stands REWARD, the model that the policies may have learned from, and best of four by it,
+of four further answers of the base.
 Results with ten samples, by position, and the loss on stories go to `runs/wins.json`.
 """
 
@@ -35,29 +36,31 @@ def main(judge: str, reward: str, *policies: str) -> None:
     """Print a line for each policy, and write all."""
     prompts = [row["prompt"] for row in rows_of(DATA / "preferences/prompts_held_out.jsonl")]
     stories = rows_of(DATA / "lm_corpus/stories.jsonl")[:STORIES]
-    options = GenerateOptions(sampling=SamplingOptions(max_new_tokens=TOKENS), num_samples=SAMPLES, chat=True)
+    sampling = SamplingOptions(max_new_tokens=TOKENS)
     base: dict[str, Groups] = {}
     found: list[Row] = []
     for policy in policies:
         path = language_model_path(policy)
-        answers = generate(policy, prompts, options)
+        number = SAMPLES if base else 2 * SAMPLES
+        answers = generate(policy, prompts, GenerateOptions(sampling=sampling, num_samples=number, chat=True))
         spec = DeviceSpec(device=resolve_device("cpu"), precision=Precision.FLOAT32, seed=0)
         groups: dict[str, Groups] = {}
         for name, model in (("judge", judge), ("reward", reward)):
             config = reward_model_config(reward_model_path(model))
             source = build_reward_source(config, load_tokenizer(path), device_spec=spec, tokens_per_microbatch=8192)
             scores = [each.score for each in source.score(answers)]
-            groups[name] = [scores[start : start + SAMPLES] for start in range(0, len(scores), SAMPLES)]
+            groups[name] = [scores[start : start + number] for start in range(0, len(scores), number)]
         described = {
             "tokens": round(mean(len(answer.token_ids) for answer in answers), 1),
             "ended": round(mean(len(answer.token_ids) < TOKENS for answer in answers), 3),
             "story_loss": story_loss(path, stories),
             **training(Path(policy)),
         }
-        shown = [{"prompt": prompts[n], "answer": answers[n * SAMPLES].text} for n in range(SHOWN)]
+        shown = [{"prompt": prompts[n], "answer": answers[n * number].text} for n in range(SHOWN)]
         if not base:
-            base = groups
-            best = {name: best_by(groups["reward"], groups[name]) for name in groups}
+            further = {name: [row[SAMPLES:] for row in rows] for name, rows in groups.items()}
+            base = groups = {name: [row[:SAMPLES] for row in rows] for name, rows in groups.items()}
+            best = {name: best_by(further["reward"], rows) for name, rows in further.items()}
             found.append({"policy": f"{policy}, best of {SAMPLES}", **compared(base, best)})
         found.append({"policy": policy, **compared(base, groups), **described, "samples": shown})
         print(json.dumps({key: value for key, value in found[-1].items() if key not in HIDDEN}), flush=True)

@@ -359,6 +359,16 @@ def test_the_draw_may_be_cut_to_the_most_probable_tokens(folder, capsys):
     assert said[0] == said[1] == said[2] != said[3]
 
 
+def test_a_text_that_is_named_ends_a_response(folder, capsys):
+    save_model("model")
+    asked = ["generate", "model", "ab", "--max-new-tokens=8", "--greedy"]
+    assert main(asked) == 0
+    whole = capsys.readouterr().out.removesuffix("\n")
+    first, second = whole[2], whole[4]
+    assert main([*asked, "--stop", first, "--stop", second]) == 0
+    assert capsys.readouterr().out == whole[: min(whole.index(first), whole.index(second))] + "\n"
+
+
 def test_a_wrong_reward_function_costs_no_model(folder, capsys, monkeypatch):
     (folder / "my_later.py").write_text("async def later(responses, answer):\n    return []\n")
     monkeypatch.setattr("proximo.commands.generate.load_language_model", lambda *_, **__: pytest.fail("loaded"))

@@ -239,7 +239,7 @@ def test_players_end_with_the_process_that_they_were_forked_from_and_others_take
         assert isinstance(answer(pool, 2)[2], EnvironmentStep)
         nursery = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(nursery, signal.SIGKILL)
-        wait_until(lambda: workers_of(os.getpid()) == [] or pool.poll(0.0) == [])
+        wait_until(lambda: not processes_of_the_group_leader(process), "the end of the player")
         found = fault(pool, 1, "say on")
         assert found.kind == "died"
         assert began(pool, 3).observation == "began"

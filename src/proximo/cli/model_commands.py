@@ -45,6 +45,9 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
         float | None, typer.Option(help="Sample only among the tokens that together have this probability.")
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily.")] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends a response, such as $'\\n' in a shell; may be repeated.")
+    ] = None,
     num_samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     chat: Annotated[
@@ -79,7 +82,12 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
 
     options = GenerateOptions(
         sampling=SamplingOptions(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            greedy=greedy,
+            stop_strings=tuple(stop or ()),
         ),
         num_samples=num_samples,
         seed=seed,
