@@ -64,11 +64,17 @@ class PPOObjectiveConfig(ObjectiveConfig):
     stale samples, whose ratios may be large (arXiv:1912.09729 uses 3)."""
 
 
-class GSPOConfig(ObjectiveConfig):
+class ResponseObjectiveConfig(ObjectiveConfig):
+    """What objectives with one ratio for a response have in common: responses count alike, whatever their length."""
+
+    reads_responses: ClassVar[bool] = True
+    implies: ClassVar[Mapping[str, Any]] = {"policy_loss": {"aggregation": "response_mean"}}
+
+
+class GSPOConfig(ResponseObjectiveConfig):
     """PPO's clip with one ratio for a whole response (arXiv:2507.18071)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:gspo"
-    reads_responses: ClassVar[bool] = True
     clip_is_wider_than_rounding: ClassVar[bool] = False
 
     kind: Literal["gspo"] = "gspo"
@@ -79,11 +85,10 @@ class GSPOConfig(ObjectiveConfig):
     """Upper clip of the ratio at 1 + clip_high."""
 
 
-class GMPOConfig(ObjectiveConfig):
+class GMPOConfig(ResponseObjectiveConfig):
     """The geometric mean of a response's clipped ratios (arXiv:2507.20673)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:gmpo"
-    reads_responses: ClassVar[bool] = True
 
     kind: Literal["gmpo"] = "gmpo"
     """Each ratio is clipped by itself before the mean."""
