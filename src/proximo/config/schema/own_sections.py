@@ -31,12 +31,14 @@ def own_section(path: str, base: type[BaseModel]) -> type[BaseModel]:
         raise ConfigError(f"{wanted}, and {module_name} has no {name}")
     if not isinstance(found, type) or not issubclass(found, base) or found is base:
         raise ConfigError(f"{wanted}, and {path} is {found!r:.60}")
-    return create_model(name, __base__=found, __module__=found.__module__, kind=(Literal[path], path))
+    only: Any = Literal.__getitem__(path)
+    return create_model(name, __base__=found, __module__=found.__module__, kind=(only, path))
 
 
 def open_base(section: type[BaseModel]) -> type[BaseModel] | None:
     """The base class of a section whose subclasses may be a user's own: the one with `takes_own`; None without one."""
-    return next((each for each in section.__mro__ if vars(each).get("takes_own")), None)
+    bases = (each for each in section.__mro__ if issubclass(each, BaseModel))
+    return next((each for each in bases if vars(each).get("takes_own")), None)
 
 
 def taking_own(base: type[BaseModel]) -> Callable[[Any, ValidatorFunctionWrapHandler], Any]:
