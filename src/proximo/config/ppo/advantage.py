@@ -124,7 +124,7 @@ class GAEConfig(DiscountedConfig):
     `gae_lambda` for all. For long chains of thought: VAPO uses 0.05."""
     value_gae_lambda: float | None = Field(None, ge=0, le=1)
     """Lambda for the returns of the value model; null uses that of the advantages. For long chains of thought, in which
-    a reward at the end would hardly reach the first values: VAPO uses 1."""
+    a reward at the end would hardly reach the first values: VC-PPO (arXiv:2503.01491) and VAPO use 1."""
     least_spread: float | None = Field(0.01, ge=0)
     """Do not train the policy on a step whose returns have at most this fraction of the standard deviation of all
     returns of the run, because its advantages are the critic's noise; null trains on every step."""
