@@ -22,6 +22,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import proximo
 from builders import tiny_tokenizer
 from fake_driver import FakeDriver, tensor_at
 from inside_vllm import Loading, worker_file
@@ -308,8 +309,8 @@ def fake_environment(folder: Path) -> Path:
     """An environment as `proximo engine install` makes one, whose vLLM is this file."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
-    here = Path(__file__)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={here.parent} exec {sys.executable} {here} "$@"\n')
+    here, package = Path(__file__), Path(proximo.__file__).parents[1]
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={here.parent}:{package} exec {sys.executable} {here} "$@"\n')
     python.chmod(0o755)
     return folder
 
