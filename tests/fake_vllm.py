@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fake_driver import FakeDriver, tensor_at
+from inside_vllm import Loading, worker_file
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
-from proximo.rollout.engine import fingerprint
 from proximo.rollout.local import FairLock
 from proximo.rollout.sampling import SamplingOptions, sample
 
@@ -48,6 +48,9 @@ class FakeVLLM:
         copied = copy.deepcopy(model.model)
         self.base = LanguageModel(copied.unload() if isinstance(copied, PeftModel) else copied)
         self.first = {name: tensor.clone() for name, tensor in self.base.model.state_dict().items()}
+        self.device, self.driver = "cpu", FakeDriver(Path())
+        """UUID of the device whose memory it can open, and the driver that opens it."""
+        self.worker = self._worker()
         self.fault = fault
         self.version = "default"
         self.adapters: dict[str, LanguageModel] = {}
@@ -83,11 +86,21 @@ class FakeVLLM:
             with suppress(OSError):
                 each.shutdown(SHUT_RDWR)
 
+    def _worker(self) -> Any:
+        """The code of a worker process, on the model of this server."""
+        code = worker_file()
+        code.device_of, code.driver, code.tensor_at = lambda _: self.device, lambda: self.driver, tensor_at
+        worker = code.Transfer()
+        worker.model, worker.model_config = Loading(self.base.model, prefix=""), None
+        worker.device = torch.device("cpu")
+        return worker
+
     def restart(self) -> None:
         """Lose all that was pushed, as a server does that starts anew from its folder."""
         with self.turns.turn():  # no token is drawn by weights of one version under the name of another
             self.base.model.load_state_dict(self.first)
             self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
+            self.worker = self._worker()
             self.cached.clear()
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
@@ -107,7 +120,7 @@ class FakeVLLM:
                 ]
             },
             "/health": lambda: {},
-            "/init_weight_transfer_engine": lambda: {},
+            "/init_weight_transfer_engine": lambda: self.told(self.worker.init, body["init_info"]),
             "/start_weight_update": self.start,
             "/update_weights": lambda: self.update(body["update_info"]),
             "/finish_weight_update": lambda: self.finish(body.get("weight_version")),
@@ -125,19 +138,18 @@ class FakeVLLM:
         self._is_updating = True
         return {}
 
-    def update(self, info: dict[str, str]) -> Any:
-        files = sorted(Path(info["path"]).glob("*.safetensors"))
-        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-        if self.is_asleep or not self.is_paused or not self._is_updating or fingerprint(tensors) != info["digest"]:
-            self._is_updating = False
-            return 500
-        own = dict(self.base.model.named_parameters())
-        for name, tensor in tensors.items():
-            if name not in own or own[name].shape != tensor.shape:
-                return 500, f"the server's model has no place for {name} of shape {tuple(tensor.shape)}"
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                own[name].copy_(tensor)
+    def update(self, info: dict[str, Any]) -> Any:
+        refused = self.is_asleep or not self.is_paused or not self._is_updating
+        reply = 500 if refused else self.told(self.worker.update, info)
+        self._is_updating = reply == {}
+        return reply
+
+    def told(self, do: Callable[[dict[str, Any]], None], info: dict[str, Any]) -> Any:
+        """What a worker does, or the error with what it says."""
+        try:
+            do(info)
+        except (ValueError, TypeError) as error:
+            return 500, str(error)
         return {}
 
     def finish(self, version: str | None) -> Any:

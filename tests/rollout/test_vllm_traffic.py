@@ -3,21 +3,18 @@
 The fake server of the other tests speaks the same paths; this holds that vLLM itself does.
 """
 
-import importlib
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from fake_vllm import FakeVLLM
+from inside_vllm import Loading, worker_file
 from proximo.rollout.engine import fingerprint
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.vllm.process import INSIDE
 from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.requests import GENERATE_PATH, generate_body, read_choice
 from proximo.rollout.vllm.server import VLLMServer
@@ -73,7 +70,7 @@ def test_weights_are_pushed_and_asked_for_as_vllm_answered(monkeypatch: pytest.M
     monkeypatch.setattr(server._client, "send", send)
     update = lines[3]["request"]["update_info"]
     version = "proximo-0-3d7a8276f7c3fef2"
-    server.load_weights(Path(update["path"]), version=version, digest=update["digest"])
+    server.load_weights(update, version=version)
     assert server.weight_version() == version
     assert server.weight_version() == version
     assert server.adapters() == []
@@ -87,65 +84,28 @@ def test_the_fake_server_knows_the_paths_that_vllm_knows() -> None:
     assert not [path for path in paths if f'"{path}"' not in text]
 
 
-def inside(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The file that vLLM's workers import, with vLLM's names as empty classes."""
-    modules = {
-        "vllm.distributed.weight_transfer.base": (
-            "WeightTransferEngine",
-            "WeightTransferInitInfo",
-            "WeightTransferUpdateInfo",
-        ),
-        "vllm.distributed.weight_transfer.factory": ("WeightTransferEngineFactory",),
-        "vllm.model_executor.layers.vocab_parallel_embedding": ("ParallelLMHead", "VocabParallelEmbedding"),
-        "vllm.model_executor.model_loader.reload": ("finalize_layerwise_reload", "initialize_layerwise_reload"),
-    }
-    for path, names in modules.items():
-        made = ModuleType(path)
-        for name in names:
-            general = {"__class_getitem__": classmethod(lambda cls, _: cls), "register_engine": lambda *_: None}
-            setattr(made, name, type(name, (), general))
-        monkeypatch.setitem(sys.modules, path, made)
-    for path in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer", "vllm.model_executor"):
-        monkeypatch.setitem(sys.modules, path, ModuleType(path))
-    monkeypatch.syspath_prepend(str(INSIDE))
-    monkeypatch.delitem(sys.modules, "proximo_vllm", raising=False)
-    return importlib.import_module("proximo_vllm")
-
-
-def test_the_digest_inside_vllm_is_the_trainers_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_inside_vllm_is_the_trainers_fingerprint() -> None:
     """The file that vLLM imports knows nothing of Proximo, so it has the rule a second time."""
     tensors = {"b": torch.arange(400.0).view(20, 20), "a": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(2.0)}
-    assert inside(monkeypatch).digest(tensors) == fingerprint(tensors)
+    assert worker_file().digest(tensors, {}) == fingerprint(tensors)
 
 
 def test_another_file_than_was_announced_is_refused_before_a_layer_is_opened(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = inside(monkeypatch)
+    made = worker_file()
     monkeypatch.setattr(made, "initialize_layerwise_reload", None)
     path = PushedWeights(tmp_path, adapter=None, num_tensors=1).write({"a": torch.ones(3)}.items())
-    update = made.FileUpdate(path=str(path), digest=fingerprint({"a": torch.zeros(3)}))
+    update = made.TransferUpdate(path=str(path), digest=fingerprint({"a": torch.zeros(3)}))
     with pytest.raises(ValueError, match="holds other weights than were announced"):
-        made.FileTransfer().receive_weights(update)
+        made.Transfer().receive_weights(update)
 
 
-class Loading:
-    """A model of vLLM, as far as a push sees it: what it loads, and which parameters it has."""
-
-    def __init__(self, **shapes: tuple[int, ...]) -> None:
-        self.layers = torch.nn.Module()
-        for name, shape in shapes.items():
-            self.layers.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-
-    def modules(self) -> Any:
-        return self.layers.modules()
-
-    def named_modules(self) -> Any:
-        return [("layers", self.layers)]
-
-    def load_weights(self, given: Any) -> set[str]:
-        own = dict(self.layers.named_parameters(prefix="layers"))
-        return {name for name, tensor in given if own[name].data.copy_(tensor) is not None}
+def layers(**shapes: tuple[int, ...]) -> torch.nn.Module:
+    made = torch.nn.Module()
+    for name, shape in shapes.items():
+        made.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    return made
 
 
 @pytest.mark.parametrize(
@@ -161,14 +121,15 @@ class Loading:
 def test_a_push_of_another_model_is_refused_with_the_tensor(
     sent: dict[str, int], *, is_whole: bool, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made, done = inside(monkeypatch), []
+    made, done = worker_file(), []
     monkeypatch.setattr(made, "initialize_layerwise_reload", lambda _: done.append("opened"))
     monkeypatch.setattr(made, "finalize_layerwise_reload", lambda *_: done.append("closed"))
-    transfer = made.FileTransfer()
-    transfer.model, transfer.model_config = Loading(a=(3,), b=(2,)), None
+    transfer = made.Transfer()
+    transfer.model, transfer.model_config = Loading(layers(a=(3,), b=(2,))), None
+    transfer.device = torch.device("cpu")
     tensors = {name: torch.ones(size) for name, size in sent.items()}
     files = PushedWeights(tmp_path, adapter=None, num_tensors=len(sent) if is_whole else 2)
-    update = made.FileUpdate(path=str(files.write(tensors.items())), digest=fingerprint(tensors))
+    update = made.TransferUpdate(path=str(files.write(tensors.items())), digest=fingerprint(tensors))
     with nullcontext() if said is None else pytest.raises(ValueError, match=said):
         transfer.receive_weights(update)
     assert done == ["opened", "closed"], "an open layer cannot sample"

@@ -30,6 +30,7 @@ from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.requests import Choice, Written, write
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.rollout.vllm.session import VLLMSession, seed_of
+from proximo.rollout.vllm.transfer import Transfer
 
 LOG = logging.getLogger("proximo.rollout")
 _NOT_FOUND = 404
@@ -58,17 +59,16 @@ class _Push:
     holding: Holding
     name: str
     """Version and fingerprint, as the servers report them."""
-    path: Path
     digest: str
-    """`fingerprint` of the tensors in its files, which may have another dtype."""
+    """`fingerprint` of the sent tensors, which may have another dtype."""
 
 
 class VLLMEngine:
     """Samples with one or several vLLM servers, which have the policy's model. Prompts are balanced over them.
 
-    Weights reach the servers as files. Each response names the weights that made its tokens. A server with other
-    weights (after a restart) loads the last push again, and the response is sampled again. If a server fails to answer,
-    another one is asked.
+    Weights reach the servers as `Transfer` says. Each response names the weights that made its tokens. A server with
+    other weights (after a restart) loads the last push again, and the response is sampled again. If a server fails to
+    answer, another one is asked.
 
     Weights that are loaded while responses are sampled take effect at the next token, and keys and values are computed
     again. A LoRA adapter serves the calls that begin after its load; earlier ones end with theirs.
@@ -101,7 +101,8 @@ class VLLMEngine:
         self._position_limit = model.position_limit
         self._vocab_size = model.vocab_size
         adapter = model.adapter_config
-        self._files = PushedWeights(self.options.transfer_folder, adapter=adapter, num_tensors=len(self._shapes))
+        files = PushedWeights(self.options.transfer_folder, adapter=adapter, num_tensors=len(self._shapes))
+        self._files, self._transfer = files, Transfer(files, self.servers, self.options.dtype)
         self._last: _Push | None = None
         self._versions: dict[str, int] = {}
         """Name -> version of every push."""
@@ -123,7 +124,7 @@ class VLLMEngine:
         return self.options.max_logprob_error
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `Engine.load_weights`. All servers load a file of the tensors, at the same time.
+        """See `Engine.load_weights`. All servers load the tensors at the same time.
 
         A server that cannot be reached is waited for. Raises TrainingError if one does not load them.
         """
@@ -140,18 +141,19 @@ class VLLMEngine:
                 yield name, tensor
 
         with self._loading:
-            written = self._files.write(each(), self.options.dtype, kept=self._adapters_in_use())
+            self._transfer.take(each(), shapes_of(tensors), kept=self._adapters_in_use())
             holding = Holding(version=version, fingerprint=given.hexdigest())
             name = f"proximo-{version}-{holding.fingerprint[:16]}"
             self._versions[name] = version
-            path = self._files.keep(written, name)
-            push = self._last = _Push(holding=holding, name=name, path=path, digest=sent.hexdigest())
+            self._files.keep(name)
+            push = self._last = _Push(holding=holding, name=name, digest=sent.hexdigest())
             self._switch("wake")
             with ThreadPoolExecutor(len(self.servers), thread_name_prefix="vllm-push") as pool:
                 failures = pool.map(lambda server: self._load(server, push, waits=True), self.servers)
                 for server, failure in zip(self.servers, failures, strict=True):
                     if failure is not None:
                         raise TrainingError(f"{failure}; {server.last_words()}")
+            self._transfer.settle()
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`: the last push, if every server reports that it has it."""
@@ -241,10 +243,10 @@ class VLLMEngine:
             self.counts[what] += number
 
     def close(self) -> None:
-        """Remove the files of the last push, and close the connections. Servers are left awake."""
+        """Forget the last push, and close the connections. Servers are left awake."""
         with suppress(TrainingError):
             self._switch("wake")
-        self._files.close()
+        self._transfer.close()
         for server in self.servers:
             server.close()
 
@@ -370,9 +372,10 @@ class VLLMEngine:
 
         def load() -> None:
             if self._files.is_adapter:
-                server.load_adapter(push.path, name=push.name, kept=self._adapters_in_use())
+                folder = self._files.folder / push.name
+                server.load_adapter(folder, name=push.name, kept=self._adapters_in_use())
             else:
-                server.load_weights(push.path, version=push.name, digest=push.digest)
+                self._transfer.give(server, name=push.name, digest=push.digest)
 
         try:
             server.waiting_for_it(load) if waits else load()

@@ -15,12 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from proximo.errors import TrainingError
+from proximo.rollout.vllm.changes import WrittenWeights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from peft import PeftConfig
 
 PREFIX = "proximo-weights-"
 PART_BYTES = 256 * 2**20
+IN_MEMORY = Path("/dev/shm")
+"""The folder of a file system in memory, on Linux."""
 _INCOMING = "incoming"
 """The folder of a push until it has its name."""
 _ADAPTER_MARK = ".lora_"
@@ -35,53 +38,89 @@ class PushedWeights:
         """
         _remove_abandoned(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=parent))
+        self.num_tensors = num_tensors
+        self.last: Path | None = None
+        """The folder of the last push."""
         self._adapter = adapter
-        self._num_tensors = num_tensors
+        self._compares = adapter is None and not _is_in_memory(parent)
+        self._written: WrittenWeights | None = None
 
     @property
     def is_adapter(self) -> bool:
         """Whether a push is an adapter rather than weights of the model itself."""
         return self._adapter is not None
 
+    @property
+    def digests_of_changes(self) -> list[str]:
+        """SHA-256 of each file with changes of the last push; empty if its tensors are written whole."""
+        return [] if self._written is None else list(self._written.digests)
+
     def write(
         self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None, *, kept: Collection[str] = ()
     ) -> Path:
         """Write a push. It replaces earlier ones except those that are `kept`. Returns its folder.
 
-        `dtype`: the type of its tensors; None for their own. Each is asked for when those before it are written.
+        Where the folder is not in memory, a push that changes little is written as changes. `dtype`: the type of its
+        tensors; None for their own. Each is asked for when those before it are written.
 
         Raises TrainingError if they cannot be written.
         """
-        for earlier in self.folder.iterdir():
-            if earlier.name not in kept:
-                shutil.rmtree(earlier)
-        folder = self.folder / _INCOMING
+        on_host, changes = ((name, _on_host(tensor, dtype)) for name, tensor in tensors), None
         try:
-            return self._write(folder, tensors, dtype)
+            if self._written is None:
+                self.clear(kept=kept)
+            else:
+                changes, on_host = self._written.changes(on_host)
+            if changes is None or self._written is None or self.last is None:
+                return self._replace(on_host, kept)
+            self._written.add(changes, self.last)
+            return self.last
         except (OSError, SafetensorError) as error:
-            size = sum(file.stat().st_size for file in folder.glob("*")) / 2**20
+            size = sum(file.stat().st_size for file in self.folder.glob(f"{_INCOMING}/*")) / 2**20
             raise TrainingError(
                 f"the policy's weights cannot be written to {self.folder}, after {size:.0f} MiB of them: {error}. "
                 "engine.transfer_folder names another folder that trainer and servers see"
             ) from None
 
-    def keep(self, written: Path, name: str) -> Path:
-        """Rename the written push into place. Returns its folder: the earlier one, if that was kept."""
-        folder = written.with_name(name)
-        if folder.exists():
-            shutil.rmtree(written)
-            return folder
-        return written.rename(folder)
+    def write_whole(self) -> None:
+        """Write the tensors of a push of changes whole. The folder of the changes stays until the next push."""
+        if self._written is not None and self.last is not None:
+            self._replace(self._written.tensors(), [self.last.name])
 
-    def _write(self, folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Path:
+    def clear(self, *, kept: Collection[str] = ()) -> None:
+        """Remove all pushes except those that are `kept`."""
+        for earlier in self.folder.iterdir():
+            if earlier.name not in kept:
+                shutil.rmtree(earlier)
+        if self.last is not None and self.last.name not in kept:
+            self.last = self._written = None
+
+    def keep(self, name: str) -> None:
+        """Rename the last push, if it is written. An earlier one of this name that was kept takes its place."""
+        if self.last is None or self.last.name == name:
+            return
+        folder = self.last.with_name(name)
+        if folder.exists():
+            shutil.rmtree(self.last)
+        else:
+            self.last.rename(folder)
+        self.last = folder
+
+    def _replace(self, on_host: Iterable[tuple[str, Tensor]], kept: Collection[str]) -> Path:
+        """Write whole tensors, in place of pushes that are not kept. Those that are compared are read until then."""
+        self.last = self._write(self.folder / _INCOMING, on_host)
+        self.clear(kept=[*kept, _INCOMING])
+        self._written = WrittenWeights(self.last) if self._compares else None
+        return self.last
+
+    def _write(self, folder: Path, on_host: Iterable[tuple[str, Tensor]]) -> Path:
         folder.mkdir()
         if self._adapter is None:
-            metadata = {"tensors_of_model": str(self._num_tensors)}
-            for number, part in enumerate(_parts(tensors, dtype)):
+            metadata = {"tensors_of_model": str(self.num_tensors)}
+            for number, part in enumerate(_parts(on_host)):
                 save_file(part, folder / f"model-{number:05}.safetensors", metadata=metadata)
         else:
-            adapter = {_in_file(name): _on_host(tensor, dtype) for name, tensor in tensors}
-            save_file(adapter, folder / "adapter_model.safetensors")
+            save_file({_in_file(name): tensor for name, tensor in on_host}, folder / "adapter_model.safetensors")
             self._adapter.save_pretrained(str(folder))
         return folder
 
@@ -90,11 +129,12 @@ class PushedWeights:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _parts(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
-    """The tensors on the host, in parts of about PART_BYTES, each until the next one: no more are copied at a time."""
+def _parts(on_host: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in parts of about PART_BYTES, each until the next one: no more are copied at a time."""
     part: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        part[name] = _on_host(tensor, dtype)
+    for name, tensor in on_host:
+        part[name] = tensor
+        del tensor  # it would keep the last one of a part while the next one is made
         if sum(each.nbytes for each in part.values()) >= PART_BYTES:
             yield part
             part.clear()
@@ -105,6 +145,10 @@ def _parts(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> 
 def _on_host(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """A contiguous tensor on the host; the given one where it is such a tensor."""
     return tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
+
+
+def _is_in_memory(folder: Path) -> bool:
+    return IN_MEMORY.is_dir() and folder.stat().st_dev == IN_MEMORY.stat().st_dev
 
 
 def _in_file(name: str) -> str:

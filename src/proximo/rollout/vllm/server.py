@@ -128,19 +128,19 @@ class VLLMServer:
             raise UnansweredError("invalid reply: no weight version")
         return found
 
-    def load_weights(self, folder: Path, *, version: str, digest: str) -> None:
-        """Load files of all or some tensors, and drop the caches of the earlier weights.
+    def load_weights(self, update: Mapping[str, Any], *, version: str, memory: Mapping[str, Any] | None = None) -> None:
+        """Load all or some tensors, and drop the caches of the earlier weights.
 
-        The server must see `folder` under the same path. `digest`: of its contents; the server refuses other contents.
+        `update`: where they are, and their digest; the server refuses others. `memory`: opens the memory that they are
+        in. For both see `inside/proximo_vllm.py`.
         """
         # Responses that are being sampled keep their tokens and wait. The pause drops all keys and values, those of
         # prefixes too, which the weights of before have made.
         self._ask("POST", "/pause?mode=keep", {})
         try:
-            self._ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
+            self._ask("POST", "/init_weight_transfer_engine", {"init_info": dict(memory or {})})
             self._start_update()
-            update = {"update_info": {"path": str(folder), "digest": digest}}
-            self._ask("POST", "/update_weights", update, seconds=self.limits.push_seconds)
+            self._ask("POST", "/update_weights", {"update_info": dict(update)}, seconds=self.limits.push_seconds)
             self._ask("POST", "/finish_weight_update", {"weight_version": version}, seconds=self.limits.push_seconds)
         except BaseException:
             # Report the error of the push. A server may close the connection after that error.

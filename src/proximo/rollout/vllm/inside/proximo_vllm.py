@@ -1,16 +1,22 @@
-"""Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to files.
+"""Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to files, or
+to memory of the device that both are on.
 
 vLLM imports this file by the name of `Worker` (`--worker-extension-cls`). It imports nothing of Proximo, which is not
-in that environment. The transfer engine is vLLM's own interface: start, update, finish.
+in that environment. The transfer engine is vLLM's own interface: init, start, update, finish.
 """
 
+import base64
+import ctypes
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -20,67 +26,120 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-
-@dataclass
-class FileInit(WeightTransferInitInfo):
-    """Files need no preparation."""
+Change = tuple[torch.Tensor, torch.Tensor]
+"""Indices of a flat tensor, and the values there."""
 
 
 @dataclass
-class FileUpdate(WeightTransferUpdateInfo):
+class TransferInit(WeightTransferInitInfo):
+    """The trainer's memory. Files need no preparation."""
+
+    device: str | None = None
+    """UUID of its device."""
+    handle: str = ""
+    """What opens it, as the driver gave it: 64 bytes in base64."""
+    size: int = 0
+    """In bytes."""
+
+
+@dataclass
+class TransferUpdate(WeightTransferUpdateInfo):
     """The place and the contents of the weights."""
 
-    path: str
     digest: str
+    path: str | None = None
+    """Folder of the files; None for the memory."""
+    changes: list[str] = field(default_factory=list)
+    """SHA-256 of each file with changes of the whole tensors, in their order."""
+    tensors: list[tuple[str, str, list[int], int]] = field(default_factory=list)
+    """Name, type, shape and first byte of each tensor in the memory."""
+    tensors_of_model: int | None = None
+    """That the trainer's model has, sent or not. Files say it themselves."""
 
 
-class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
-    """Loads tensors from a folder of safetensors files, by their names in the checkpoint. Others keep their values."""
+class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
+    """Loads tensors by their names in the checkpoint. Others keep their values."""
 
-    init_info_cls = FileInit
-    update_info_cls = FileUpdate
+    init_info_cls = TransferInit
+    update_info_cls = TransferUpdate
+    _memory: torch.Tensor | None = None
+    _close: Callable[[], None] | None = None
 
-    def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Does nothing: files need no connection."""
+    def init_transfer_engine(self, init_info: TransferInit) -> None:
+        """Open the trainer's memory, if it says where. Raises ValueError if it cannot be opened here."""
+        self.shutdown()
+        if init_info.device is None:
+            return
+        if (own := device_of(self.device)) != init_info.device:
+            raise ValueError(f"the trainer's memory is on device {init_info.device}, the server on {own}")
+        handle = base64.b64decode(init_info.handle)
+        try:
+            self._memory, self._close = opened(handle, init_info.size, self.device)
+        except OSError as error:
+            raise ValueError(f"the trainer's memory cannot be opened: {error}") from None
 
     def start_weight_update(self) -> None:
-        """Nothing to do. Layers are opened once the files have proved good, and closed in the same call."""
+        """Nothing to do. Layers are opened once the weights have proved good, and closed in the same call."""
 
-    def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the files, if they are those of the trainer."""
-        tensors, num_of_model = {}, None
-        for path in sorted(Path(update_info.path).glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-                num_of_model = int(file.metadata()["tensors_of_model"])
-        found = digest(tensors)
-        if found != update_info.digest:
-            raise ValueError(f"{update_info.path} holds other weights than were announced: {found}")
+    def receive_weights(self, update_info: TransferUpdate) -> None:
+        """Load the weights, if they are those of the trainer."""
+        try:
+            self._receive(update_info)
+        finally:
+            self.shutdown()
+
+    def _receive(self, update: TransferUpdate) -> None:
+        changes: dict[str, list[Change]] = {}
+        if update.path is None:
+            tensors, num_of_model = self._in_memory(update.tensors), update.tensors_of_model
+        else:
+            tensors, num_of_model = _in_files(Path(update.path))
+            changes = _changes_in_files(Path(update.path), update.changes)
+        found = digest(tensors, changes)
+        if found != update.digest:
+            raise ValueError(f"{update.path or 'the memory'} holds other weights than were announced: {found}")
         # On a CPU matrices are packed for its products: layers are opened, filled, and packed again. An open layer
         # cannot sample, so none stays open, also where the tensors do not fit the model.
         initialize_layerwise_reload(self.model)
         try:
-            loaded = self._fill(tensors)
+            loaded = self._fill(tensors, changes)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self._pack_heads()
         if len(tensors) == num_of_model and loaded is not None and (missing := self._plain_parameters() - loaded):
             raise ValueError(f"the trainer's model has no {min(missing)}, which the server's has")
 
-    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> set[str] | None:
+    def _in_memory(self, layout: Sequence[tuple[str, str, list[int], int]]) -> dict[str, torch.Tensor]:
+        """The tensors in the trainer's memory, which must be open."""
+        if self._memory is None:
+            raise ValueError("no memory of a trainer is open")
+        found = {}
+        for name, kind, shape, start in layout:
+            dtype = getattr(torch, kind)
+            found[name] = self._memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return found
+
+    def _fill(self, tensors: Mapping[str, torch.Tensor], changes: Mapping[str, Sequence[Change]]) -> set[str] | None:
         """Load all tensors. Returns the names of the parameters that they went into, where the model says so."""
         given = []
 
         def one_by_one() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in tensors.items():
                 given.append(name)
-                yield name, tensor
+                yield name, self._changed(tensor, changes.get(name, ()))
 
         try:
             return self.model.load_weights(one_by_one())
         except Exception as error:  # of any kind: each model of vLLM checks names and shapes in its own way
             tensor = f"{given[-1]} of shape {tuple(tensors[given[-1]].shape)}" if given else "the files"
             raise ValueError(f"the server's model has no place for {tensor}: {error!r:.200}") from error
+
+    def _changed(self, tensor: torch.Tensor, changes: Sequence[Change]) -> torch.Tensor:
+        """The tensor itself, or a changed copy on the model's device."""
+        copy = tensor.to(self.device, copy=True) if changes else tensor
+        for places, values in changes:
+            copy.view(-1)[places.to(self.device).long()] = values.to(self.device)
+        return copy
 
     def _plain_parameters(self) -> set[str]:
         """Names of the parameters that vLLM keeps as checkpoints have them; each decoder layer has some."""
@@ -104,11 +163,38 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
                 head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
-        """Does nothing: no connection is open."""
+        """Close the trainer's memory, once nothing on the device reads it."""
+        close, self._memory, self._close = self._close, None, None
+        if close is not None:
+            close()
 
 
-def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each tensor.
+def _in_files(folder: Path) -> tuple[dict[str, torch.Tensor], int | None]:
+    """The whole tensors of a push, and how many the trainer's model has."""
+    tensors, num_of_model = {}, None
+    for path in sorted(folder.glob("model-*.safetensors")):
+        with safe_open(path, "pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            num_of_model = int(file.metadata()["tensors_of_model"])
+    return tensors, num_of_model
+
+
+def _changes_in_files(folder: Path, digests: Sequence[str]) -> dict[str, list[Change]]:
+    """What later pushes changed in each tensor, in their order. Raises ValueError for other files than announced."""
+    found: dict[str, list[Change]] = {}
+    for number, expected in enumerate(digests):
+        data = (folder / f"changes-{number:05}.safetensors").read_bytes()
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise ValueError(f"{folder} holds other changes than were announced")
+        entries = load(data)
+        for key in entries:
+            if (name := key.removeprefix("places:")) != key and len(entries[key]):
+                found.setdefault(name, []).append((entries[key], entries[f"values:{name}"]))
+    return found
+
+
+def digest(tensors: Mapping[str, torch.Tensor], changes: Mapping[str, Sequence[Change]]) -> str:
+    """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each changed tensor.
 
     The same as `proximo.rollout.engine.fingerprint`.
     """
@@ -116,13 +202,60 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         result.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         flat = tensor.reshape(-1)
-        sampled.setdefault(tensor.dtype, []).append(flat[:: -(-len(flat) // 64) or 1])
+        step = -(-len(flat) // 64) or 1
+        entries = flat[::step].clone()
+        for places, values in changes.get(name, ()):
+            hit = places % step == 0
+            entries[places[hit].long() // step] = values[hit]
+        sampled.setdefault(tensor.dtype, []).append(entries)
     for numbers in sampled.values():
-        result.update(torch.cat(numbers).view(torch.uint8).numpy().tobytes())
+        result.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
     return result.hexdigest()
 
 
-WeightTransferEngineFactory.register_engine("proximo", FileTransfer)
+class _Handle(ctypes.Structure):
+    """Identifies memory of a device for another process. The driver takes it by value."""
+
+    _fields_ = (("bytes", ctypes.c_char * 64),)
+
+
+class _Array:
+    """Memory at an address, as torch reads it without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
+
+
+def device_of(device: torch.device) -> str:
+    """The UUID of a worker's device."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
+
+
+def opened(handle: bytes, size: int, device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
+    """The bytes of another process' memory on this device, and what closes it. Raises OSError."""
+    library, address = driver(), ctypes.c_uint64()
+
+    def call(name: str, *arguments: Any) -> None:
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()  # makes the device's context that of this thread; nothing reads any more
+            if status := getattr(library, name)(*arguments):
+                raise OSError(f"{name} of the CUDA driver failed with status {status}")
+
+    call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), ctypes.c_uint(1))
+    return tensor_at(address.value, size, device), lambda: call("cuIpcCloseMemHandle", address)
+
+
+def driver() -> ctypes.CDLL:
+    """The CUDA driver. Raises OSError if there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def tensor_at(address: int, size: int, device: torch.device) -> torch.Tensor:
+    """The bytes of a device's memory. The tensor does not own them."""
+    return torch.as_tensor(_Array(address, size), device=device)
+
+
+WeightTransferEngineFactory.register_engine("proximo", Transfer)
 
 
 class Worker:

@@ -1,0 +1,81 @@
+"""The file that vLLM's workers import, without vLLM: its names are classes that know what that file asks of them."""
+
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+
+from proximo.rollout.vllm.process import INSIDE
+
+PACKAGES = ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer", "vllm.model_executor")
+NAMES = {
+    "vllm.distributed.weight_transfer.base": ("WeightTransferInitInfo", "WeightTransferUpdateInfo"),
+    "vllm.model_executor.layers.vocab_parallel_embedding": ("ParallelLMHead", "VocabParallelEmbedding"),
+}
+
+
+class TransferEngine:
+    """vLLM's base class: it makes the records of what a request says."""
+
+    def __class_getitem__(cls, _: Any) -> Any:
+        return cls
+
+    def init(self: Any, info: dict[str, Any]) -> None:
+        self.init_transfer_engine(self.init_info_cls(**info))
+
+    def update(self: Any, info: dict[str, Any]) -> None:
+        self.receive_weights(self.update_info_cls(**info))
+
+
+def worker_file() -> Any:
+    """A new module of the file."""
+    modules = {name: ModuleType(name) for name in PACKAGES}
+    for path, names in NAMES.items():
+        modules[path] = made = ModuleType(path)
+        for name in names:
+            setattr(made, name, type(name, (), {}))
+    modules["vllm.distributed.weight_transfer.base"].WeightTransferEngine = TransferEngine  # type: ignore[attr-defined]
+    for path, functions in {
+        "vllm.distributed.weight_transfer.factory": {
+            "WeightTransferEngineFactory": type("Factory", (), {"register_engine": staticmethod(lambda *_: None)})
+        },
+        "vllm.model_executor.model_loader.reload": {
+            "initialize_layerwise_reload": lambda _: None,
+            "finalize_layerwise_reload": lambda *_: None,
+        },
+    }.items():
+        modules[path] = ModuleType(path)
+        vars(modules[path]).update(functions)
+    spec = importlib.util.spec_from_file_location("proximo_vllm", INSIDE / "proximo_vllm.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with patch.dict(sys.modules, modules | {"proximo_vllm": module}):
+        spec.loader.exec_module(module)
+    return module
+
+
+class Loading:
+    """A model of vLLM, as far as a push sees it: what it loads, and which parameters it has."""
+
+    def __init__(self, layers: nn.Module, prefix: str = "layers") -> None:
+        self.layers, self.prefix = layers, prefix
+
+    def modules(self) -> Any:
+        return self.layers.modules()
+
+    def named_modules(self) -> Any:
+        return self.layers.named_modules(prefix=self.prefix)
+
+    def load_weights(self, given: Any) -> set[str]:
+        own = dict(self.layers.named_parameters(prefix=self.prefix))
+        loaded = set()
+        for name, tensor in given:
+            if (place := own[name].data).shape != tensor.shape:
+                raise RuntimeError("another shape")
+            place.copy_(tensor)
+            loaded.add(name)
+        return loaded
