@@ -35,8 +35,8 @@ class Started:
     waited: ClassVar[list[float]] = []
 
     def __init__(self, spec: ServerSpec, *, log: Path, folder: Path) -> None:
-        assert log.parent == folder, "what it leaves behind is removed with it"
-        assert not log.parent.stat().st_mode & 0o077, "no other user may reach a server's socket"
+        assert log.parent == folder, "outside of a run, what it leaves behind is removed with it"
+        assert not folder.stat().st_mode & 0o077, "no other user may reach a server's socket"
         self.specs.append(spec)
         self.url = f"http://127.0.0.1:{1000 + len(self.specs)}"
 
@@ -48,6 +48,9 @@ class Started:
 
     def last_words(self) -> str:
         return "it runs"
+
+    def restart_if_ended(self) -> bool:
+        return False
 
     def close(self) -> None:
         """Nothing runs."""
@@ -152,6 +155,67 @@ def test_servers_sleep_on_a_gpu_only(started: type[Started], tmp_path: Path, mon
         _, engine = made(config, policy(), opened)
         assert engine.options.sleeps
         assert "--enable-sleep-mode" in started.specs[0].command()
+
+
+@pytest.mark.parametrize(
+    ("visible", "variables", "arguments", "groups"),
+    [
+        (None, {}, [], ["0,1,2,3", "4,5,6,7"]),
+        ("0,1,2,3,4,5", {"CUDA_VISIBLE_DEVICES": "4, 5"}, [], ["4", "5"]),
+        ("3,1,-1,2", {}, [], ["3", "1"]),
+        ("GPU-8932f937,GPU-72f6e0d9", {}, ["-tp=1"], ["GPU-8932f937", "GPU-72f6e0d9"]),
+        (None, {}, ["--tensor-parallel-size", "2", "--pipeline_parallel_size=2"], ["0,1,2,3", "4,5,6,7"]),
+        (None, {}, ["-tp", "4", "-dp=2"], "devices 0,1,2,3,4,5,6,7 into equal groups of at least 8"),
+        ("1,2,3", {}, [], "2 servers cannot divide the devices 1,2,3 into equal groups of at least 1: change replicas"),
+        ("0,1", {"CUDA_VISIBLE_DEVICES": "1"}, [], "devices 1 into"),
+        ("", {}, [], r"devices \(none\) into"),
+    ],
+)
+def test_each_server_gets_devices_of_its_own(
+    *,
+    visible: str | None,
+    variables: dict[str, str],
+    arguments: list[str],
+    groups: list[str] | str,
+    started: type[Started],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    model = policy()  # before a device is said to be there
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config = VLLMEngineConfig(
+        kind="vllm",
+        replicas=2,
+        environment=str(fake_environment(tmp_path / "environment")),
+        variables={"ONE": "1", **variables},
+        arguments=tuple(arguments),
+    )
+    if isinstance(groups, str):
+        with pytest.raises(ConfigError, match=groups):
+            built.check_engine(config, torch.device("cuda"))
+        return
+    built.check_engine(config, torch.device("cuda"))
+    monkeypatch.setattr(LanguageModel, "device", property(lambda _: torch.device("cuda")))
+    with ExitStack() as opened:
+        made(config, model, opened)
+    assert [spec.variables()["CUDA_VISIBLE_DEVICES"] for spec in started.specs] == groups
+    assert all(spec.variables()["ONE"] == "1" for spec in started.specs)
+
+
+def test_one_server_has_all_devices_and_servers_on_a_cpu_have_none(
+    started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    environment = str(fake_environment(tmp_path / "environment"))
+    with ExitStack() as opened:
+        made(VLLMEngineConfig(kind="vllm", environment=environment, replicas=2), policy(), opened)
+        monkeypatch.setattr(LanguageModel, "device", property(lambda _: torch.device("cuda")))
+        made(VLLMEngineConfig(kind="vllm", environment=environment, arguments=("-tp=4",)), policy(), opened)
+    assert len(started.specs) == 3
+    assert all("CUDA_VISIBLE_DEVICES" not in spec.variables() for spec in started.specs)
 
 
 def test_a_server_holds_the_adapters_that_responses_began_with(started: type[Started], tmp_path: Path) -> None:

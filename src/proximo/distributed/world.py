@@ -42,6 +42,8 @@ class World:
         """Counts of this rank since the start: `trained_tokens`, `sampled_tokens`."""
         self.traces: Path | None = None
         """The folder of the run for tracebacks of single ranks; None until the run is open."""
+        self.server_logs: Path | None = None
+        """The folder of the run for the logs of servers that it starts; None outside of a run."""
 
     @property
     def leads(self) -> bool:

@@ -67,9 +67,9 @@ def build_task(recipe: PPORecipe) -> PPOTask:
 
 def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
-    current().once(lambda: check_engine(recipe.engine), what="the check of the engine")
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
     policy_device = device_spec.on(recipe.devices.policy.device)
+    current().once(lambda: check_engine(recipe.engine, policy_device.device), what="the check of the engine")
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model

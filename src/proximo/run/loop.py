@@ -12,7 +12,7 @@ from typing import NoReturn
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.ranks import check_shared
-from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
+from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, SERVERS, RunFolder, open_run
 from proximo.checkpoint.store import CheckpointStore, SaveSchedule
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.signals import Interruption
@@ -66,8 +66,12 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
     world.once(lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs")
     if world.leads and not (options.quiet or options.keeps_process):  # a notebook shows its own view
         print(f"{trainer_of(recipe).name}: preparing models and data", file=sys.stderr, flush=True)
-    with kept_working_directory():
-        task = build()
+    world.server_logs = Path(recipe.run.folder).absolute() / SERVERS
+    try:
+        with kept_working_directory():
+            task = build()
+    finally:
+        world.server_logs = None
     with closing(task), ExitStack() as opened:
         folders: list[RunFolder] = []
 
