@@ -2,12 +2,18 @@
 
 import importlib.util
 import sys
-from types import ModuleType
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+import torch
 from torch import nn
 
+from fake_driver import FakeDriver, tensor_at
+from proximo.rollout.vllm import device_memory
 from proximo.rollout.vllm.process import INSIDE
 
 PACKAGES = ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer", "vllm.model_executor")
@@ -79,3 +85,15 @@ class Loading:
             place.copy_(tensor)
             loaded.add(name)
         return loaded
+
+
+def share_device(monkeypatch: pytest.MonkeyPatch, folder: Path, *, uuid: str) -> FakeDriver:
+    """Let memory of this machine, in files of the folder, be that of the learner's device."""
+    driver = FakeDriver(folder)
+    for name, value in {"driver": lambda: driver, "SHAREABLE": "cpu", "tensor_at": tensor_at}.items():
+        monkeypatch.setattr(device_memory, name, value)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: driver.events.append("wait"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
+    return driver

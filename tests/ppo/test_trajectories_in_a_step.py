@@ -10,8 +10,9 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.environments.reward import EnvironmentReward
 from proximo.errors import ConfigError, GuardError
 from proximo.ppo.episodes import episode_fields, episode_metrics, evaluation_metrics
-from proximo.ppo.experience import make_experience
 from proximo.ppo.selection import check_scored_fraction
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import cut_minibatch
 from proximo.records import Episode, Experience, Finish, Fork, Passes, Response, Scored, Turn
 from records_made import prompt, response
@@ -38,7 +39,9 @@ def experience(batch: list[Scored], *, values: list[float] | None = VALUES, **op
         old_logprobs=torch.zeros(5 * len(batch)),
         values=None if values is None else torch.tensor(values * len(batch)),
     )
-    return make_experience(batch, passes, config=PPOConfig(**(plain | options)), kl_coefficient=0.0).experience
+    return experience_of(
+        batch, passes, TrainState(kl_coefficient=0.0), config=PPOConfig(**(plain | options))
+    ).experience
 
 
 def returns_of(finish: Finish, **options: Any) -> list[float]:
@@ -128,14 +131,13 @@ def test_metrics_show_turns_faults_and_numbers_of_the_environment() -> None:
     }
     held_out = {name: value.value for name, value in evaluation_metrics(batch).items()}
     assert (held_out["evaluation/turns"], held_out["evaluation/info/won"]) == (1.5, 0.5)
-    assert episode_metrics([Scored(response=response(), score=1.0)]) == {}
 
 
 def test_samples_show_every_turn() -> None:
     turns = (replace(TURNS[0], observation="higher", num_tool_calls=1), replace(TURNS[1], observation="right"))
-    fields = episode_fields(replace(played(Finish.TERMINATED), episode=Episode(turns=turns)))
+    fields = episode_fields(Episode(turns=turns), num_forks=1)
     assert fields["response"] == (
         "[turn 1, 1 tool call] a\n[environment, reward 1] higher\n[turn 2] b\n[environment, reward 2] right"
     )
     assert [turn["reward"] for turn in fields["turns"]] == [1.0, 2.0]
-    assert episode_fields(response()) == {}
+    assert fields["forks"] == 1

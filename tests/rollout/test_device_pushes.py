@@ -5,9 +5,8 @@ The worker's code is the real one, and so is the learner's; only the calls of CU
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fake_driver
 from builders import tiny_language_model, tiny_tokenizer
 from fake_driver import FakeDriver
 from fake_vllm import CUT, FakeVLLM, Fault, fake_servers
+from inside_vllm import share_device
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -42,14 +41,7 @@ OPEN = ExitStack()
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriver]:
     """A device that is this machine's memory."""
-    made = FakeDriver(tmp_path)
-    monkeypatch.setattr(device_memory, "driver", lambda: made)
-    monkeypatch.setattr(device_memory, "SHAREABLE", "cpu")
-    monkeypatch.setattr(device_memory, "tensor_at", fake_driver.tensor_at)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: made.events.append("wait"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=HERE))
+    made = share_device(monkeypatch, tmp_path, uuid=HERE)
     for module in (dispatch, server):
         monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
         monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.1)

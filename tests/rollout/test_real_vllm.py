@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from builders import tiny_language_model, tiny_tokenizer
+from inside_vllm import share_device
 from proximo.checkpoint.run_folder import open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main
@@ -31,6 +32,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import Holding, fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.vllm import pushed_weights
 from proximo.rollout.vllm.engine import VLLMEngine
 from proximo.run.make.engine import Sampling, engine_of, make_servers
 
@@ -50,10 +52,9 @@ WIDTH = {"hidden_size": 64, "initializer_range": 0.2}
 NUM_PUSHES = 20
 
 
-def serve(policy: LanguageModel, opened: ExitStack, *, path: str | None = None) -> VLLMEngine:
-    config = VLLMEngineConfig(
-        kind="vllm", environment=ENVIRONMENT, variables=ON_A_CPU, arguments=("--enforce-eager",), max_logprob_error=1e-4
-    )
+def serve(policy: LanguageModel, opened: ExitStack, *, path: str | None = None, **others: Any) -> VLLMEngine:
+    options = {"variables": ON_A_CPU, "arguments": ("--enforce-eager",), "max_logprob_error": 1e-4} | others
+    config = VLLMEngineConfig(kind="vllm", environment=ENVIRONMENT, **options)
     sampling = Sampling(temperature=1.0, max_tokens=128)
     servers = make_servers(config, policy, tiny_tokenizer(), sampling, path=path, started=opened)
     engine = engine_of(servers, policy, tiny_tokenizer())
@@ -68,12 +69,13 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, VLLM
         yield policy, serve(policy, opened)
 
 
-def move(policy: LanguageModel, seed: int) -> dict[str, Tensor]:
-    """Change all weights a little, as a step does."""
+def move(policy: LanguageModel, seed: int, *, share: float = 1.0) -> dict[str, Tensor]:
+    """Change all weights or a share of them a little, as a step does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, tensor in policy.trainable_parameters():
-            tensor.add_(0.02 * torch.randn(tensor.shape, generator=generator))
+            is_moved = torch.rand(tensor.shape, generator=generator) < share
+            tensor.add_(0.02 * torch.randn(tensor.shape, generator=generator) * is_moved)
     return dict(policy.trainable_parameters())
 
 
@@ -205,6 +207,66 @@ def test_of_an_adapter_the_adapter_travels(tmp_path: Path) -> None:
             found = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
             assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
         assert engine.servers[0].adapters() == [engine._last.name]  # type: ignore[union-attr]
+
+
+def checks_weights(engine: VLLMEngine, action: str, **given: Any) -> Any:
+    """vLLM's own digests of the numbers that it has loaded, or whether they are those of `baseline`."""
+    return engine.servers[0]._ask("POST", "/weight_checker", {"action": action, **given})
+
+
+def check_against_files(policy: LanguageModel, engine: VLLMEngine, version: int, **few: Any) -> None:
+    """Other pushes follow, each compared with the learner; the last one is loaded again from whole tensors in files."""
+    for number in range(version, version + 4):
+        tensors = move(policy, number, **few)
+        push_weights(engine, number, tensors)
+        found = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
+        assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
+    loaded = checks_weights(engine, "checksum")["checksums"]
+    engine._transfer._by_memory.clear()
+    engine._transfer.settle()
+    engine._files.clear()
+    engine.load_weights(version + 4, tensors)
+    assert engine._files.digests_of_changes == []
+    assert checks_weights(engine, "compare", baseline=loaded) == {"match": True, "mismatches": []}
+    push_weights(engine, version + 5, move(policy, version + 5, **few))
+    assert not checks_weights(engine, "compare", baseline=loaded)["match"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_pushes_of_changes_load_the_same_numbers_as_whole_ones(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a device, which is offered first, the server refuses."""
+    monkeypatch.setattr(pushed_weights, "IN_MEMORY", tmp_path / "none")
+    driver = share_device(monkeypatch, tmp_path, uuid="GPU-1")
+    policy = LanguageModel(tiny_language_model(architecture, **WIDTH, **SHAPES[architecture]))
+    with ExitStack() as opened:
+        engine = serve(policy, opened, transfer_folder=str(tmp_path))
+        push_weights(engine, 0, move(policy, 0))
+        assert [each for each in driver.events if each != "wait"] == ["allocate", "free"]
+        check_against_files(policy, engine, 1, share=0.02)
+        assert len(engine._files.digests_of_changes) == 1
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_pushes_through_memory_load_the_same_numbers_as_files(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that two processes open stands in for a device's. The server closes it after each push."""
+    share_device(monkeypatch, tmp_path, uuid="GPU-1")
+    policy = LanguageModel(tiny_language_model(architecture, **WIDTH, **SHAPES[architecture]))
+    tests = str(Path(__file__).parents[1])
+    with ExitStack() as opened:
+        engine = serve(
+            policy,
+            opened,
+            variables=ON_A_CPU | {"PYTHONPATH": tests, "PROXIMO_TEST_MEMORY": str(tmp_path)},
+            arguments=("--enforce-eager", "--worker-extension-cls", "fake_device_worker.Worker"),
+        )
+        push_weights(engine, 0, move(policy, 0))
+        assert engine._transfer._packed is not None
+        assert engine._files.last is None
+        check_against_files(policy, engine, 1)
 
 
 IN_VLLM = """

@@ -18,7 +18,7 @@ LARGEST_SHARE = 0.05
 """Of the entries of all tensors that may change in a push; above it all are written."""
 PLACES, VALUES = "places:", "values:"
 """Before the name of a tensor in a file of changes. A place is an index of the flat tensor, in 4 bytes."""
-_OF_ITEMSIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_OF_ITEMSIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Tensors = Iterable[tuple[str, Tensor]]
 
 
@@ -30,6 +30,7 @@ class WrittenWeights:
         paths = sorted(folder.glob("*.safetensors"))
         self._file_of = {name: file for file in map(_opened, paths) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         self._changes: list[safe_open] = []
+        self._num_entries = sum(file.get_tensor(name).numel() for name, file in self._file_of.items())
         self._num_bytes = sum(path.stat().st_size for path in paths)
         self._num_bytes_changed = 0
         self.digests: list[str] = []
@@ -46,7 +47,6 @@ class WrittenWeights:
         """
         if self._num_bytes_changed > self._num_bytes / 2:  # a server reads all changes again with each push
             return None, tensors
-        limit = LARGEST_SHARE * sum(tensor.numel() for _, tensor in self.tensors())
         found: dict[str, Tensor] = {}
         names, rest, num_changed = list[str](), iter(tensors), 0
         # What was compared is known: the tensor of before, with its changes.
@@ -58,10 +58,11 @@ class WrittenWeights:
             bits, flat = _OF_ITEMSIZE[old.itemsize], tensor.reshape(-1)
             places = (flat.view(bits) != old.reshape(-1).view(bits)).nonzero()[:, 0]
             num_changed += len(places)
-            if num_changed > limit:
+            if num_changed > LARGEST_SHARE * self._num_entries:
                 return None, chain(compared, [(name, tensor)], rest)
             names.append(name)
-            found |= {PLACES + name: places.to(torch.int32), VALUES + name: flat[places]}
+            place = torch.int32 if tensor.numel() < 2**31 else torch.int64
+            found |= {PLACES + name: places.to(place), VALUES + name: flat[places]}
         return (found, ()) if len(names) == len(self._file_of) else (None, compared)
 
     def add(self, changes: dict[str, Tensor], folder: Path) -> None:

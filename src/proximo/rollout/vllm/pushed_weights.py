@@ -24,8 +24,8 @@ PREFIX = "proximo-weights-"
 PART_BYTES = 256 * 2**20
 IN_MEMORY = Path("/dev/shm")
 """The folder of a file system in memory, on Linux."""
-_INCOMING = "incoming"
-"""The folder of a push until it has its name."""
+_INCOMING = "incoming-"
+"""Begins the name of a push until it has its own."""
 _ADAPTER_MARK = ".lora_"
 
 
@@ -74,9 +74,10 @@ class PushedWeights:
             if changes is None or self._written is None or self.last is None:
                 return self._replace(on_host, kept)
             self._written.add(changes, self.last)
+            self.clear(kept=[*kept, self.last.name])
             return self.last
         except (OSError, SafetensorError) as error:
-            size = sum(file.stat().st_size for file in self.folder.glob(f"{_INCOMING}/*")) / 2**20
+            size = sum(file.stat().st_size for file in self.folder.glob(f"{_INCOMING}*/*")) / 2**20
             raise TrainingError(
                 f"the policy's weights cannot be written to {self.folder}, after {size:.0f} MiB of them: {error}. "
                 "engine.transfer_folder names another folder that trainer and servers see"
@@ -108,13 +109,12 @@ class PushedWeights:
 
     def _replace(self, on_host: Iterable[tuple[str, Tensor]], kept: Collection[str]) -> Path:
         """Write whole tensors, in place of pushes that are not kept. Those that are compared are read until then."""
-        self.last = self._write(self.folder / _INCOMING, on_host)
-        self.clear(kept=[*kept, _INCOMING])
+        self.last = self._write(Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.folder)), on_host)
+        self.clear(kept=[*kept, self.last.name])
         self._written = WrittenWeights(self.last) if self._compares else None
         return self.last
 
     def _write(self, folder: Path, on_host: Iterable[tuple[str, Tensor]]) -> Path:
-        folder.mkdir()
         if self._adapter is None:
             metadata = {"tensors_of_model": str(self.num_tensors)}
             for number, part in enumerate(_parts(on_host)):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proximo.http_client import UnansweredError
+from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.rollout.vllm.device_memory import PackedWeights, packed_weights
 from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.server import VLLMServer
@@ -62,15 +62,15 @@ class Transfer:
             try:
                 server.load_weights(update, version=name, memory=packed.memory.as_sent())
                 return
-            except UnansweredError as error:
-                if error.connection is not None or error.timed_out:
+            except (UnansweredError, RequestRefusedError) as error:
+                if not _is_an_answer(error):
                     raise
                 LOG.warning("the vLLM server %s gets its weights through files: %s", server.url, error)
                 self._by_memory.discard(server)
         try:
             server.load_weights(self._in_files(name, digest), version=name)
-        except UnansweredError as error:
-            if error.connection is not None or error.timed_out or not self.files.digests_of_changes:
+        except (UnansweredError, RequestRefusedError) as error:
+            if not _is_an_answer(error) or not self.files.digests_of_changes:
                 raise
             LOG.warning("the vLLM server %s gets all weights instead of changes: %s", server.url, error)
             server.load_weights(self._in_files(name, digest, whole=True), version=name)
@@ -97,3 +97,8 @@ class Transfer:
                 self.files.keep(f"{name}-whole")
             update = {"path": str(self.files.last), "digest": digest}
             return update | ({"changes": found} if (found := self.files.digests_of_changes) else {})
+
+
+def _is_an_answer(error: UnansweredError | RequestRefusedError) -> bool:
+    """Whether the server itself said no: one that cannot be reached gets the same again."""
+    return isinstance(error, RequestRefusedError) or not (error.connection or error.timed_out)
