@@ -115,7 +115,7 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         assert not said.out
         assert not (tmp_path / "out").exists()
         with pytest.raises(CheckpointError, match="To continue from another one") as refused:
-            run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))
+            run("ppo", recipe(finished), RunOptions(quiet=True, resume="must"))
         pointer = re.search(r"write its name into (\S+) and resume", str(refused.value))
         assert pointer is not None
         Path(pointer[1]).write_text("step-000004\n")
@@ -125,3 +125,38 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
     finally:
         shutil.rmtree(folder)
         shutil.move(kept, folder)
+
+
+@pytest.mark.parametrize("name", ["policy/model.safetensors", MANIFEST])
+@pytest.mark.parametrize("what", ["flipped", "cut"])
+def test_a_resume_without_anybody_to_ask_goes_back_to_the_newest_whole_checkpoint(
+    name: str, what: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torchrun --max-restarts` and a requeued job would else fail with the same damage each time."""
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+    place = shutil.copytree(finished, tmp_path / "place")
+    given = changed(recipe(finished), {"run.folder": str(place / "run")})
+    path = find_checkpoint(place / "run").folder / name
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x40
+    path.write_bytes(content if what == "flipped" else content[:-3])
+    assert run("ppo", given, RunOptions(quiet=True, resume="auto")) == 0
+    assert_same_outcome(place / "run", outcome(finished / "run"), after=f"damage to {name}")
+    aside = place / "run" / CHECKPOINTS / "damaged-step-000005"
+    assert (aside / name).is_file()
+    assert f"the checkpoint of step 5 is damaged, and its folder is now {aside.name}: {path} " in (
+        (place / "run" / "log.txt").read_text()
+    )
+
+
+def test_where_no_checkpoint_is_whole_a_resume_says_what_is_wrong_with_the_latest(
+    finished: Path, tmp_path: Path
+) -> None:
+    place = shutil.copytree(finished, tmp_path / "place")
+    store = CheckpointStore(place / "run" / CHECKPOINTS)
+    for step in store.steps():
+        (store.folder / f"step-{step:06d}" / STATE).unlink()
+    given = changed(recipe(finished), {"run.folder": str(place / "run")})
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 5 is not complete: .*state\.json is missing"):
+        run("ppo", given, RunOptions(quiet=True, resume="auto"))
+    assert store.steps() == (4, 5)

@@ -155,6 +155,30 @@ class CheckpointStore:
             raise CheckpointError(f"{self.folder} holds no checkpoint yet: there is nothing to load")
         return self._read(wanted, parts=parts)
 
+    def newest_whole(self, *, parts: Collection[str] | None = None) -> tuple[Checkpoint | None, dict[int, str]]:
+        """The checkpoint of `latest`, or else the newest earlier one that is whole, and the damages of newer ones.
+
+        `parts` as for `load`. None before the first save. Raises what `load` raises if none is whole.
+        """
+        wanted, damages = self._latest_step(), dict[int, str]()
+        for step in reversed([step for step in self.steps() if wanted is not None and step <= wanted]):
+            try:
+                return open_checkpoint(self.folder, step, parts=parts), damages
+            except OtherFormatError:
+                break
+            except DamagedError as damage:
+                damages[step] = str(damage)
+        return (None if wanted is None else self._read(wanted, parts=parts)), damages
+
+    def go_back_to(self, checkpoint: Checkpoint, *, damaged: Collection[int]) -> None:
+        """Make an earlier checkpoint the latest, and rename the damaged ones: `damaged-step-000100`."""
+        self._point(LATEST, checkpoint.step)
+        for folder in map(self._folder_of, damaged):
+            aside = folder.with_name(f"damaged-{folder.name}")
+            if aside.exists():
+                atomic.remove(aside)
+            atomic.rename(folder, aside)
+
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best metric, sizes compared; None if none was measured.
 

@@ -227,7 +227,7 @@ def _ignore(response: Response) -> None:
 
 
 class FirstRankEngine(EngineOfRanks):
-    """A user's engine on several ranks: only rank 0 calls it, and all ranks get its responses."""
+    """An engine that rank 0 alone calls, such as vLLM's or a user's: all ranks get its responses."""
 
     def __init__(self, own: Engine) -> None:
         self.own = own
