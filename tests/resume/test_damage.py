@@ -127,26 +127,29 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         shutil.move(kept, folder)
 
 
-@pytest.mark.parametrize("name", ["policy/model.safetensors", MANIFEST])
-@pytest.mark.parametrize("what", ["flipped", "cut"])
-def test_a_resume_without_anybody_to_ask_goes_back_to_the_newest_whole_checkpoint(
+@pytest.mark.parametrize(("name", "what"), [("policy/model.safetensors", "flipped"), (MANIFEST, "cut")])
+def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoint(
     name: str, what: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`torchrun --max-restarts` and a requeued job would else fail with the same damage each time."""
     monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-    place = shutil.copytree(finished, tmp_path / "place")
-    given = changed(recipe(finished), {"run.folder": str(place / "run")})
-    path = find_checkpoint(place / "run").folder / name
+    folder = finished / "run"
+    expected = outcome(folder)
+    kept = shutil.copytree(folder, tmp_path / "kept")
+    path = find_checkpoint(folder).folder / name
     content = bytearray(path.read_bytes())
     content[-3] ^= 0x40
     path.write_bytes(content if what == "flipped" else content[:-3])
-    assert run("ppo", given, RunOptions(quiet=True, resume="auto")) == 0
-    assert_same_outcome(place / "run", outcome(finished / "run"), after=f"damage to {name}")
-    aside = place / "run" / CHECKPOINTS / "damaged-step-000005"
-    assert (aside / name).is_file()
-    assert f"the checkpoint of step 5 is damaged, and its folder is now {aside.name}: {path} " in (
-        (place / "run" / "log.txt").read_text()
-    )
+    try:
+        assert run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto")) == 0
+        assert_same_outcome(folder, expected, after=f"damage to {name}")
+        aside = folder / CHECKPOINTS / "damaged-step-000005"
+        assert (aside / name).is_file()
+        said = f"the checkpoint of step 5 is damaged, and its folder is now {aside.name}: {path} "
+        assert said in (folder / "log.txt").read_text()
+    finally:
+        shutil.rmtree(folder)
+        shutil.move(kept, folder)
 
 
 def test_where_no_checkpoint_is_whole_a_resume_says_what_is_wrong_with_the_latest(
