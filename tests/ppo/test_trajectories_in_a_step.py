@@ -1,11 +1,13 @@
 """Trajectories in a step: the value after a cut, rewards of turns, one count each. Numbers worked by hand."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from proximo.algorithms.advantages import StepRewards
+from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.environments.reward import EnvironmentReward
 from proximo.errors import ConfigError, GuardError
@@ -55,6 +57,33 @@ def test_each_turn_has_its_reward_at_its_last_token() -> None:
     assert made.rewards.tolist() == [1.0, 0.0, 0.0, 2.0, 0.0]
     summed = experience(scored_by_environment(played(Finish.TERMINATED), per_turn=False))
     assert summed.rewards.tolist() == [0.0, 0.0, 0.0, 3.0, 0.0]
+
+
+class TurnReturnsConfig(AdvantageConfig):
+    """An estimator of one's own: the rewards of a turn and of later ones, halved with each turn."""
+
+    is_per_token: ClassVar[bool] = True
+
+    def estimate(self, step: StepRewards) -> tuple[torch.Tensor, None]:
+        assert step.reference_logprobs is None
+        assert step.old_logprobs.shape == step.rewards.shape
+        advantages = torch.zeros_like(step.rewards)
+        for row in torch.arange(sum(step.lengths)).split(list(step.lengths)):
+            later = 0.0
+            for turn in reversed(range(int(step.turns[row].max()) + 1)):
+                own = row[step.turns[row] == turn]
+                later = step.rewards[own].sum() + 0.5 * later
+                advantages[own] = later
+        return advantages, None
+
+
+def test_an_estimator_of_ones_own_sees_the_turns() -> None:
+    longer = (TURNS[0], Turn(start=2, end=3, text="b", reward=4.0), Turn(start=3, end=4, text="c", reward=2.0))
+    three = replace(played(Finish.TERMINATED, to="q"), episode=Episode(turns=longer))
+    answer = response([7, 8, 9, 10, 11], to=prompt("r"), mask=[True] * 5)
+    scored = [*scored_by_environment(played(Finish.TERMINATED), three), Scored(response=answer, score=8.0)]
+    made = experience(scored, values=None, advantage=TurnReturnsConfig())
+    assert made.advantages.tolist() == [2.0, 0.0, 2.0, 2.0, 0.0, 3.5, 0.0, 5.0, 2.0, 0.0, 8.0, 8.0, 8.0, 8.0, 8.0]
 
 
 def test_what_the_environment_ended_is_worth_nothing_afterwards() -> None:

@@ -129,15 +129,17 @@ def make_experience(
     rewards = _whitened(rewards, mask, config)
     # Where the value after the last token stands for what was cut off: by the environment, or at a limit.
     cut_off = {Finish.TRUNCATED, Finish.LENGTH} if config.truncation.bootstraps else {Finish.TRUNCATED}
-    groups = pair_ids(scored) if config.policy_loss.objective.is_pairwise else group_ids(scored)
     step = StepRewards(
         rewards=rewards,
         mask=mask,
         lengths=lengths,
-        group_ids=groups,
+        group_ids=pair_ids(scored) if config.policy_loss.objective.is_pairwise else group_ids(scored),
         counted=found.counted,
         values=passes.values,
         bootstrap=torch.tensor([s.response.finish in cut_off for s in scored], dtype=torch.bool),
+        turns=torch.cat([s.response.turn_numbers for s in scored]),
+        old_logprobs=passes.old_logprobs,
+        reference_logprobs=passes.reference_logprobs,
     )
     advantages, returns = estimator.estimate(step)
     advantages = torch.where(mask, advantages, 0.0)
@@ -152,8 +154,7 @@ def make_experience(
     correction = int(estimator.unbiased_variance)
     match estimator.standardise:
         case "group":
-            groups = group_ids(scored)
-            advantages = standardised_in_groups(advantages, groups, mask, lengths, correction=correction)
+            advantages = standardised_in_groups(advantages, group_ids(scored), mask, lengths, correction=correction)
         case True:
             advantages = standardise(advantages, mask, correction=correction)
     experience = Experience(
@@ -326,8 +327,7 @@ def has_score(scored: Scored, config: PPOConfig) -> bool:
     """
     response, truncation = scored.response, config.truncation
     earned = response.episode is not None and truncation.bootstraps
-    unscored = response.finish is Finish.LENGTH and not (truncation.keeps_score or earned)
-    return scored.valid and not unscored
+    return scored.valid and (response.finish is not Finish.LENGTH or truncation.keeps_score or earned)
 
 
 def group_ids(scored: Sequence[Scored]) -> Tensor:

@@ -227,7 +227,7 @@ class PPORecipe(TrainerRecipe):
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
                 f"{places[0]} and {places[1]}: put both on one device, or use "
-                f"{'k2' if self.ppo.kl.full_in == 'loss' else 'k1'}"
+                f"{'weighted_k3' if self.ppo.kl.full_in == 'loss' else 'k1'}"
             )
         return self
 

@@ -210,7 +210,7 @@ def _reference(reference: LanguageModel | None, policy: LanguageModel, config: P
         raise ConfigError(
             f"kl.estimator full compares all probabilities of policy and reference at once, but the policy is on "
             f"{policy.device} and the reference on {reference.device}: put both on one device, or set it to "
-            f"{'k2' if config.kl.full_in == 'loss' else 'k1'}"
+            f"{'weighted_k3' if config.kl.full_in == 'loss' else 'k1'}"
         )
     return reference
 
