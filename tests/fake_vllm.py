@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR
@@ -22,6 +22,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from builders import tiny_tokenizer
 from fake_driver import FakeDriver, tensor_at
 from inside_vllm import Loading, worker_file
 from proximo.models.language import LanguageModel
@@ -29,6 +30,8 @@ from proximo.models.lora import load_adapter
 from proximo.models.packing import pack
 from proximo.rollout.local import FairLock
 from proximo.rollout.sampling import SamplingOptions, sample
+from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
+from proximo.rollout.vllm.server import VLLMServer
 
 Fault = Callable[["FakeVLLM", str, dict[str, Any]], Any]
 """Called with path and body of a request. It returns the reply: bytes, a status, a status with what it says, or None
@@ -102,6 +105,11 @@ class FakeVLLM:
             self.version, self.adapters, self._is_updating, self.is_paused = "default", {}, False, False
             self.worker = self._worker()
             self.cached.clear()
+
+    def has(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> bool:
+        """Whether its weights are these tensors, rounded to the dtype in which they were sent."""
+        own = dict(self.base.model.named_parameters())
+        return all(own[name].equal(tensor.to(dtype).float()) for name, tensor in tensors.items())
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         """The usual reply: an object, a status, or a status with what it says."""
@@ -286,6 +294,14 @@ def fake_servers(model: LanguageModel, count: int = 1, fault: Fault | None = Non
     finally:
         for each in made:
             each.close()
+
+
+def engine_on(fakes: list[FakeVLLM], policy: LanguageModel, opened: ExitStack, **options: Any) -> VLLMEngine:
+    """An engine that samples with these servers."""
+    servers = [VLLMServer(each.url) for each in fakes]
+    engine = VLLMEngine(servers, policy, tiny_tokenizer(), eos_token_ids=[2], options=VLLMOptions(**options))
+    opened.callback(engine.close)
+    return engine
 
 
 def fake_environment(folder: Path) -> Path:

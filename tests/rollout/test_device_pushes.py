@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders import tiny_language_model, tiny_tokenizer
 from fake_driver import FakeDriver
-from fake_vllm import CUT, FakeVLLM, Fault, fake_servers
+from fake_vllm import CUT, FakeVLLM, Fault, engine_on, fake_servers
 from inside_vllm import share_device
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
@@ -25,10 +25,9 @@ from proximo.records import Prompt
 from proximo.rollout.engine import fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.rollout.vllm import device_memory, dispatch, server
+from proximo.rollout.vllm import device_memory, server
 from proximo.rollout.vllm.device_memory import DeviceMemory, PackedWeights
-from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
-from proximo.rollout.vllm.server import ServerLimits, VLLMServer
+from proximo.rollout.vllm.engine import VLLMEngine
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(3)]
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
@@ -42,9 +41,7 @@ OPEN = ExitStack()
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriver]:
     """A device that is this machine's memory."""
     made = share_device(monkeypatch, tmp_path, uuid=HERE)
-    for module in (dispatch, server):
-        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-        monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "FIRST_PAUSE_SECONDS", 0.01)
     with OPEN:
         yield made
     assert made.num_mapped == 0, "all memory was freed and closed"
@@ -60,15 +57,7 @@ def served(
     fakes = OPEN.enter_context(fake_servers(model(seed=9) if policy.adapter_config is None else policy, len(devices)))
     for fake, device in zip(fakes, devices, strict=True):
         fake.device, fake.driver, fake.fault = device, device_memory.driver(), fault  # type: ignore[assignment]
-    engine = VLLMEngine(
-        [VLLMServer(each.url, limits=ServerLimits()) for each in fakes],
-        policy,
-        tiny_tokenizer(),
-        eos_token_ids=[2],
-        options=VLLMOptions(dtype=dtype),
-    )
-    OPEN.callback(engine.close)
-    return engine, fakes
+    return engine_on(fakes, policy, OPEN, dtype=dtype), fakes
 
 
 def weights(policy: LanguageModel) -> dict[str, Tensor]:
@@ -79,11 +68,6 @@ def move(policy: LanguageModel) -> None:
     with torch.no_grad():
         for tensor in weights(policy).values():
             tensor.mul_(0.5).add_(0.01)
-
-
-def has(fake: FakeVLLM, expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> bool:
-    found = dict(fake.base.model.named_parameters())
-    return all(found[name].equal(tensor.to(dtype).float()) for name, tensor in expected.items())
 
 
 def copied(policy: LanguageModel) -> dict[str, Tensor]:
@@ -100,7 +84,7 @@ def test_a_server_on_the_learners_device_loads_from_its_memory(dtype: torch.dtyp
     engine, (fake,) = served(policy, HERE, dtype=dtype)
     for version in range(3):
         assert push_weights(engine, version, weights(policy))
-        assert has(fake, weights(policy), dtype)
+        assert fake.has(weights(policy), dtype)
         move(policy)
     assert files_of(engine) == []
     assert fake.counts["/update_weights"] == 3
@@ -161,7 +145,7 @@ def test_a_restarted_server_gets_the_push_though_the_learner_has_moved_on(driver
     move(policy)
     found = engine.generate(PROMPTS, num_samples=2, options=options, key=KEY)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
-    assert has(fake, pushed)
+    assert fake.has(pushed)
     assert driver.events.count("allocate") == 1
     assert driver.events.count("open") == 2
     assert files_of(engine) == []
@@ -174,8 +158,8 @@ def test_a_server_on_another_device_gets_files_and_is_asked_once(
     engine, (near, far) = served(policy, HERE, ELSEWHERE)
     for version in range(3):
         push_weights(engine, version, weights(policy))
-        assert has(near, weights(policy))
-        assert has(far, weights(policy))
+        assert near.has(weights(policy))
+        assert far.has(weights(policy))
         assert files_of(engine) == ["model-00000.safetensors"], "of this push alone"
         move(policy)
     assert driver.events.count("allocate") == 1
@@ -193,11 +177,11 @@ def test_memory_that_no_server_can_open_is_given_back(driver: FakeDriver) -> Non
     policy = model()
     engine, (far,) = served(policy, ELSEWHERE)
     push_weights(engine, 1, weights(policy))
-    assert has(far, weights(policy))
+    assert far.has(weights(policy))
     assert driver.num_mapped == 0
     move(policy)
     push_weights(engine, 2, weights(policy))
-    assert has(far, weights(policy))
+    assert far.has(weights(policy))
     assert driver.events.count("allocate") == 1
 
 
@@ -209,7 +193,7 @@ def test_a_device_without_room_or_a_driver_leaves_files(
     engine, (fake,) = served(policy, HERE)
     for version in range(2):
         push_weights(engine, version, weights(policy))
-        assert has(fake, weights(policy))
+        assert fake.has(weights(policy))
         move(policy)
     assert driver.events.count("allocate") == 1, "it is not tried again"
     assert "cuMemAlloc_v2 of the CUDA driver failed with status 2" in caplog.text
@@ -229,7 +213,7 @@ def test_a_server_that_knows_files_only_gets_files(driver: FakeDriver) -> None:
     policy = model()
     engine, (fake,) = served(policy, HERE, fault=old)
     push_weights(engine, 1, weights(policy))
-    assert has(fake, weights(policy))
+    assert fake.has(weights(policy))
 
 
 def test_other_numbers_than_were_announced_end_the_run_and_are_not_loaded(driver: FakeDriver) -> None:
@@ -245,7 +229,7 @@ def test_other_numbers_than_were_announced_end_the_run_and_are_not_loaded(driver
     move(policy)
     with pytest.raises(TrainingError, match="version 2: status 500 .* holds other weights than were announced"):
         push_weights(engine, 2, weights(policy))
-    assert has(fake, before)
+    assert fake.has(before)
     assert not fake.is_paused
 
 
@@ -256,7 +240,7 @@ def test_a_connection_that_is_cut_does_not_turn_a_server_to_files(driver: FakeDr
     policy = model()
     engine, (fake,) = served(policy, HERE, fault=cut)
     push_weights(engine, 1, weights(policy))
-    assert has(fake, weights(policy))
+    assert fake.has(weights(policy))
     assert files_of(engine) == []
 
 
@@ -266,7 +250,7 @@ def test_tensors_of_other_shapes_get_other_room(driver: FakeDriver) -> None:
     some = dict(list(weights(policy).items())[:3])
     push_weights(engine, 1, some)
     push_weights(engine, 2, weights(policy))
-    assert has(fake, weights(policy))
+    assert fake.has(weights(policy))
     assert [each for each in driver.events if each in ("allocate", "free")] == ["allocate", "free", "allocate"]
 
 
@@ -279,7 +263,7 @@ def test_an_adapter_and_tensors_of_their_own_types_travel_as_files(driver: FakeD
     engine, (fake,) = served(plain, HERE)
     engine._transfer._by_memory.clear()
     push_weights(engine, 1, weights(plain))
-    assert has(fake, weights(plain))
+    assert fake.has(weights(plain))
     assert driver.events == []
 
 
@@ -288,5 +272,5 @@ def test_without_a_device_nothing_is_asked_of_a_driver(monkeypatch: pytest.Monke
     policy = model()
     engine, (fake,) = served(policy, HERE)
     push_weights(engine, 1, weights(policy))
-    assert has(fake, weights(policy))
+    assert fake.has(weights(policy))
     assert driver.events == []
