@@ -93,14 +93,14 @@ class CheckpointStore:
         check_names(writers)
         encoded = encode_state(state)
         what = f"the save of step {step}"
-        saved = current().once(lambda: self._saved_before(step, state, metric), what=what)
+        saved = current().on_rank_0(lambda: self._saved_before(step, state, metric), what=what)
         if saved is not None:
             return saved
         parts = captured(writers)
-        temporary = current().once(lambda: self._begin(step, parts, encoded), what=what)
+        temporary = current().on_rank_0(lambda: self._begin(step, parts, encoded), what=what)
         shared = {name: part.each for name, part in parts.items() if part.each is not None}
         if not shared:
-            return current().once(lambda: self._publish(step, temporary, metric, {}, keeps_all), what=what)
+            return current().on_rank_0(lambda: self._publish(step, temporary, metric, {}, keeps_all), what=what)
 
         def publish(files: Mapping[str, FileEntry]) -> None:
             self._publish(step, temporary, metric, files, keeps_all)

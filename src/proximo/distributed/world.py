@@ -68,7 +68,7 @@ class World:
         """Replace each tensor by its sum over all ranks, in place; every rank gets the same bits."""
         del tensors, what
 
-    def once(self, run: Callable[[], Value], *, what: str) -> Value:
+    def on_rank_0(self, run: Callable[[], Value], *, what: str) -> Value:
         """Run an effect on rank 0 only. Every rank gets its result; an exception ends the run of every rank.
 
         Inside, the world is rank 0 by itself (`alone`), which may use models that are whole on it.

@@ -67,7 +67,7 @@ def fitted(recipe: Fitted, options: RunOptions) -> Fitted:
         say(f"{name}.{KEY} is {tokens:,}, which {end}")
         return tokens
 
-    tokens = current().once(choose, what="the choice of the micro-batch")
+    tokens = current().on_rank_0(choose, what="the choice of the micro-batch")
     return recipe.model_copy(update={name: section.model_copy(update={KEY: tokens})})
 
 

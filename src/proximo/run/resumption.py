@@ -122,7 +122,7 @@ def inputs_fingerprint(
     rows: SplitRows, tokenizer: PreTrainedTokenizerBase, models: Mapping[str, nn.Module]
 ) -> dict[str, Any]:
     """Name -> digest. Call it before a checkpoint is restored into the models."""
-    digests = current().once(
+    digests = current().on_rank_0(
         lambda: {name: model_digest(model) for name, model in models.items()}, what="the digests of models"
     )
     return {"data": rows.fingerprints, "tokenizer": tokenizer_digest(tokenizer), "models": digests}

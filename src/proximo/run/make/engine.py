@@ -261,7 +261,7 @@ def make_servers(
         else:
             made.start(policy, tokenizer, sampling, path=path, device=device, logs=logs)
 
-    current().once(effect, what="the start of the engine")
+    current().on_rank_0(effect, what="the start of the engine")
     return made
 
 
@@ -272,7 +272,7 @@ def engine_of(
     if servers is None:
         return None
     built: list[Engine] = []
-    current().once(lambda: built.append(servers.engine(policy, tokenizer)), what="the start of the engine")
+    current().on_rank_0(lambda: built.append(servers.engine(policy, tokenizer)), what="the start of the engine")
     # Only rank 0 talks to servers.
     return built[0] if current().size == 1 else FirstRankEngine(built[0] if built else cast(Any, None))
 
