@@ -22,6 +22,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import proximo
 from builders import tiny_tokenizer
 from fake_driver import FakeDriver, tensor_at
 from inside_vllm import Loading, worker_file
@@ -308,10 +309,10 @@ def fake_environment(folder: Path) -> Path:
     """An environment as `proximo engine install` makes one, whose vLLM is this file. With `--fail` it ends at once."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
-    here = Path(__file__)
+    here, package = Path(__file__), Path(proximo.__file__).parents[1]
     fails = 'case "$*" in *--fail*) echo "no memory for one block of the cache"; exit 1;; esac'
-    found = f"{here.parent}:{here.parents[1] / 'src'}"
-    python.write_text(f'#!/bin/sh\n{fails}\nPYTHONPATH={found} exec {sys.executable} {here} "$@"\n')
+    runs = f'PYTHONPATH={here.parent}:{package} exec {sys.executable} {here} "$@"'
+    python.write_text(f"#!/bin/sh\n{fails}\n{runs}\n")
     python.chmod(0o755)
     return folder
 

@@ -267,6 +267,16 @@ def test_an_adapter_and_tensors_of_their_own_types_travel_as_files(driver: FakeD
     assert driver.events == []
 
 
+def test_an_engine_on_a_device_that_failed_is_closed(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = model()
+    engine, _ = served(policy, HERE)
+    push_weights(engine, 1, weights(policy))
+    free = driver.cuMemFree_v2
+    monkeypatch.setattr(driver, "cuMemFree_v2", lambda address: free(address) or 700)
+    engine.close()
+    assert not engine._files.folder.exists()
+
+
 def test_without_a_device_nothing_is_asked_of_a_driver(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
     monkeypatch.setattr(device_memory, "SHAREABLE", "cuda")
     policy = model()

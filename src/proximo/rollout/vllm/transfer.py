@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -78,14 +79,15 @@ class Transfer:
     def settle(self) -> None:
         """Give the memory back if no server opens it. Call when every server has the push."""
         if self._packed is not None and not self._by_memory:
-            self._packed.memory.close()
-            self._packed = None
+            packed, self._packed = self._packed, None
+            packed.memory.close()
 
     def close(self) -> None:
-        """Remove the files, and free the memory."""
-        self._by_memory.clear()
-        self.settle()
+        """Remove the files, and free the memory, as far as the device still works."""
         self.files.close()
+        self._by_memory.clear()
+        with suppress(OSError, RuntimeError):
+            self.settle()
 
     def _in_files(self, name: str, digest: str, *, whole: bool = False) -> dict[str, Any]:
         with self._needs_files:
