@@ -83,10 +83,6 @@ def test_a_server_is_no_rank_of_the_run(environment: Path, monkeypatch: pytest.M
     found = spec(environment).variables()
     assert not names & {*found}
     assert {"GROUP_OF_USER", "PATH"} <= {*found}
-    own = ServerSpec(
-        python=Path("python"), model="", dtype="float32", raw_logprobs=True, environment={"MASTER_PORT": "3"}
-    )
-    assert own.variables()["MASTER_PORT"] == "3"
 
 
 def test_a_server_ends_with_all_that_it_started(environment: Path, tmp_path: Path) -> None:
@@ -218,7 +214,6 @@ def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
     assert all(line["mismatch/max_abs_log_ratio"] < 1e-4 for line in steps)
     assert steps[-1]["engine/restarts"] == 1
     logs = [path.read_text() for path in sorted((tmp_path / "run" / "servers").iterdir())]
-    assert len(logs) == replicas
     assert sum(log.count("child") for log in logs) == replicas + 1
     assert sum(log.count("no memory for one more response") for log in logs) == 1
 
@@ -235,9 +230,8 @@ def test_a_server_that_does_not_start_leaves_its_log_where_the_next_start_finds_
     )
     given = recipe(place, tmp_path / "run", environment=str(environment))
     assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1"]) == 0
-    assert "no memory for one block" in log.read_text()
     assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1", "--overwrite"]) == 0
-    assert log.read_text().count("child") == 2
+    assert re.findall("no memory|child", log.read_text()) == ["no memory", "child", "child"]
     assert not (tmp_path / "run.replaced-1" / "servers").exists()
 
 

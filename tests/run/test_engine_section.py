@@ -39,6 +39,7 @@ class Started:
         assert not folder.stat().st_mode & 0o077, "no other user may reach a server's socket"
         self.specs.append(spec)
         self.url = f"http://127.0.0.1:{1000 + len(self.specs)}"
+        self.restart_if_ended = self.has_ended
 
     def wait_until_ready(self, server: Any, *, seconds: float) -> None:
         self.waited.append(seconds)
@@ -48,9 +49,6 @@ class Started:
 
     def last_words(self) -> str:
         return "it runs"
-
-    def restart_if_ended(self) -> bool:
-        return False
 
     def close(self) -> None:
         """Nothing runs."""
@@ -106,7 +104,7 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         assert command[command.index("--logprobs-mode") + 1] == "raw_logprobs"
         assert command[command.index("--load-format") + 1] == "dummy"
         assert command[-1] == "--seed=3"
-        assert spec.variables()["ONE"] == "1"
+        assert spec.environment == {"ONE": "1"}, "no devices on a CPU"
         assert started.waited == [13.0, 13.0]
         limits = servers.servers[1].limits
         assert (limits.max_concurrent_requests, limits.request_seconds) == (7, 11.0)
@@ -155,6 +153,7 @@ def test_servers_sleep_on_a_gpu_only(started: type[Started], tmp_path: Path, mon
         _, engine = made(config, policy(), opened)
         assert engine.options.sleeps
         assert "--enable-sleep-mode" in started.specs[0].command()
+        assert not started.specs[0].environment, "one server sees all devices"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,6 @@ def test_servers_sleep_on_a_gpu_only(started: type[Started], tmp_path: Path, mon
         (None, {}, ["--tensor-parallel-size", "2", "--pipeline_parallel_size=2"], ["0,1,2,3", "4,5,6,7"]),
         (None, {}, ["-tp", "4", "-dp=2"], "devices 0,1,2,3,4,5,6,7 into equal groups of at least 8"),
         ("1,2,3", {}, [], "2 servers cannot divide the devices 1,2,3 into equal groups of at least 1: change replicas"),
-        ("0,1", {"CUDA_VISIBLE_DEVICES": "1"}, [], "devices 1 into"),
         ("", {}, [], r"devices \(none\) into"),
     ],
 )
@@ -201,21 +199,8 @@ def test_each_server_gets_devices_of_its_own(
     monkeypatch.setattr(LanguageModel, "device", property(lambda _: torch.device("cuda")))
     with ExitStack() as opened:
         made(config, model, opened)
-    assert [spec.variables()["CUDA_VISIBLE_DEVICES"] for spec in started.specs] == groups
-    assert all(spec.variables()["ONE"] == "1" for spec in started.specs)
-
-
-def test_one_server_has_all_devices_and_servers_on_a_cpu_have_none(
-    started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    environment = str(fake_environment(tmp_path / "environment"))
-    with ExitStack() as opened:
-        made(VLLMEngineConfig(kind="vllm", environment=environment, replicas=2), policy(), opened)
-        monkeypatch.setattr(LanguageModel, "device", property(lambda _: torch.device("cuda")))
-        made(VLLMEngineConfig(kind="vllm", environment=environment, arguments=("-tp=4",)), policy(), opened)
-    assert len(started.specs) == 3
-    assert all("CUDA_VISIBLE_DEVICES" not in spec.variables() for spec in started.specs)
+    given = [{"CUDA_VISIBLE_DEVICES": group, "ONE": "1"} for group in groups]
+    assert [spec.environment for spec in started.specs] == [variables | each for each in given]
 
 
 def test_a_server_holds_the_adapters_that_responses_began_with(started: type[Started], tmp_path: Path) -> None:
