@@ -306,35 +306,40 @@ def engine_on(fakes: list[FakeVLLM], policy: LanguageModel, opened: ExitStack, *
 
 
 def fake_environment(folder: Path) -> Path:
-    """An environment as `proximo engine install` makes one, whose vLLM is this file."""
+    """An environment as `proximo engine install` makes one, whose vLLM is this file. With `--fail` it ends at once."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     here, package = Path(__file__), Path(proximo.__file__).parents[1]
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={here.parent}:{package} exec {sys.executable} {here} "$@"\n')
+    fails = 'case "$*" in *--fail*) echo "no memory for one block of the cache"; exit 1;; esac'
+    runs = f'PYTHONPATH={here.parent}:{package} exec {sys.executable} {here} "$@"'
+    python.write_text(f"#!/bin/sh\n{fails}\n{runs}\n")
     python.chmod(0o755)
     return folder
 
 
-def _die(fake: FakeVLLM) -> None:
+def _die(once: Path | None) -> None:
+    try:
+        if once is not None:
+            once.touch(exist_ok=False)
+    except FileExistsError:
+        return
     print("no memory for one more response", flush=True)
     os._exit(9)
 
 
 def serve_forever(arguments: list[str]) -> None:
-    """What the command line of a server asks for: its model, at its socket. `--sleep` hangs before, `--fail` ends,
-    and `--dies-after` ends after some responses."""
+    """What the command line of a server asks for: its model, at its socket. `--sleep` hangs before, and
+    `--dies-after` ends after some responses, only where it can make the file `--dies-once`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", dest="module")
     for name in ("--model", "--uds", "--load-format", "--logprobs-mode", "--dtype", "--tokenizer"):
         parser.add_argument(name)
     parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--fail", action="store_true")
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--dies-after", type=int)
+    parser.add_argument("--dies-once", type=Path)
     given, _ = parser.parse_known_args(arguments)
     assert given.module == "vllm.entrypoints.openai.api_server"
-    if given.fail:
-        sys.exit("no memory for one block of the cache")
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     print(f"child {child.pid}", flush=True)
     if given.sleep:
@@ -345,7 +350,7 @@ def serve_forever(arguments: list[str]) -> None:
         model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
     fake = FakeVLLM(LanguageModel(model.eval()), socket=given.uds)
     if given.dies_after is not None:
-        fake.fault = lambda fake, path, _: _die(fake) if fake.counts[GENERATE] > given.dies_after else None
+        fake.fault = lambda fake, path, _: _die(given.dies_once) if fake.counts[GENERATE] > given.dies_after else None
     fake._thread.join()
 
 

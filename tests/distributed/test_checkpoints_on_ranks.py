@@ -125,7 +125,7 @@ def restore(folder: Path, name: str) -> dict[str, Tensor]:
     """What models of other weights have after the checkpoint was restored into them."""
     built = Built(name, seed=2, folder=folder)
     built.learn()
-    checkpoint = current().once(CheckpointStore(folder).load, what="a test")
+    checkpoint = current().on_rank_0(CheckpointStore(folder).load, what="a test")
     restore_models(checkpoint, built.models, built.learners, head=built.head)
     assert built.learners[built.role].updates_done == 2
     return built.everything()

@@ -166,7 +166,7 @@ def errors() -> dict[str, Any]:
     )
     attempt("on_step", lambda: trainer(reward=length).train(PROMPTS, on_step=stop_at_once))
     found["calls"] = list(CALLS)
-    attempt("unsendable", lambda: current().once(lambda: lambda: 0, what="a closure"))
+    attempt("unsendable", lambda: current().on_rank_0(lambda: lambda: 0, what="a closure"))
     call = OwnCall(at="experience", does="measure", function=lambda *_: 1 / 0)
     attempt("own", lambda: trainer(reward=length, own_calls=[call]).train(PROMPTS))
     return found

@@ -47,7 +47,7 @@ def test_of_two_digests_the_parts_are_said_that_differ() -> None:
 def run_slow_effect() -> tuple[str, str]:
     """What this rank gets of an effect that takes a while, and what it prints meanwhile, also below Python."""
     with tempfile.TemporaryFile() as file, kept_errors(file):
-        found = current().once(lambda: time.sleep(2.5) or "done", what="a slow effect")
+        found = current().on_rank_0(lambda: time.sleep(2.5) or "done", what="a slow effect")
         file.seek(0)
         return found, file.read().decode()
 

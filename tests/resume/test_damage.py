@@ -115,7 +115,7 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         assert not said.out
         assert not (tmp_path / "out").exists()
         with pytest.raises(CheckpointError, match="To continue from another one") as refused:
-            run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))
+            run("ppo", recipe(finished), RunOptions(quiet=True, resume="must"))
         pointer = re.search(r"write its name into (\S+) and resume", str(refused.value))
         assert pointer is not None
         Path(pointer[1]).write_text("step-000004\n")
@@ -125,3 +125,35 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
     finally:
         shutil.rmtree(folder)
         shutil.move(kept, folder)
+
+
+@pytest.mark.parametrize(("name", "what"), [("policy/model.safetensors", "flipped"), (MANIFEST, "cut")])
+def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoint(
+    name: str, what: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torchrun --max-restarts` and a requeued job would else fail with the same damage each time."""
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+    folder = finished / "run"
+    expected = outcome(folder)
+    kept = shutil.copytree(folder, tmp_path / "kept")
+    path = find_checkpoint(folder).folder / name
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x40
+    path.write_bytes(content if what == "flipped" else content[:-3])
+    try:
+        assert run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto")) == 0
+        assert_same_outcome(folder, expected, after=f"damage to {name}")
+        aside = folder / CHECKPOINTS / "damaged-step-000005"
+        assert (aside / name).is_file()
+        said = f"the checkpoint of step 5 is damaged, and its folder is now {aside.name}: {path} "
+        assert said in (folder / "log.txt").read_text()
+    finally:
+        shutil.rmtree(folder)
+        shutil.move(kept, folder)
+
+
+def test_where_no_checkpoint_is_whole_a_resume_says_what_is_wrong_with_the_latest(finished: Path) -> None:
+    fourth, fifth = (finished / "run" / CHECKPOINTS / f"step-00000{step}" / STATE for step in (4, 5))
+    refused = pytest.raises(CheckpointError, match=rf"checkpoint of step 5 is not complete: {fifth} is missing")
+    with damaged(fourth, None), damaged(fifth, None), refused:
+        run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))

@@ -280,7 +280,9 @@ def test_what_a_dead_server_owes_another_one_gives() -> None:
 
 def test_a_job_that_waits_for_a_server_that_is_left_out_is_done_by_one_that_failed_as_well() -> None:
     """It fails once at the server that works, and goes to the dead one: nobody else would ever take it."""
-    server: Any = SimpleNamespace(limits=ServerLimits(max_concurrent_requests=1), has_ended=lambda: False)
+    server: Any = SimpleNamespace(
+        limits=ServerLimits(max_concurrent_requests=1), has_ended=lambda: False, restart_if_ended=lambda: None
+    )
     asked: list[int] = []
 
     def ask(_: Any) -> int:
@@ -310,7 +312,11 @@ def test_servers_that_have_ended_are_asked_no_more_once_none_is_left(num_ended: 
 
     servers: list[Any] = [
         SimpleNamespace(
-            limits=ServerLimits(), url="url", has_ended=lambda i=i: i < num_ended, last_words=lambda: "status 9"
+            limits=ServerLimits(),
+            url="url",
+            has_ended=lambda i=i: i < num_ended,
+            last_words=lambda: "status 9",
+            restart_if_ended=lambda: None,
         )
         for i in range(2)
     ]
@@ -467,7 +473,7 @@ def test_what_threads_count_at_the_same_time_is_counted_once_each() -> None:
     engine.counts = Slow()
     at_once(20, lambda: engine._count("stale", 1))
     found = {name: metric.value for name, metric in engine.statistics().items()}
-    assert found == {"engine/retries": 0, "engine/stale_responses": 20}
+    assert found == {"engine/retries": 0, "engine/stale_responses": 20, "engine/restarts": 0}
     assert engine.statistics()["engine/stale_responses"].value == 0
 
 

@@ -19,9 +19,11 @@ from fake_vllm import fake_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
 from proximo.config.engine import VLLMEngineConfig
+from proximo.distributed import launch
 from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.ppo import from_recipe
-from proximo.rollout.vllm.process import ServerProcess, ServerSpec, install
+from proximo.rollout.vllm import process as process_module
+from proximo.rollout.vllm.process import MAX_RESTARTS, ServerProcess, ServerSpec, install
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.make import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of
@@ -60,6 +62,27 @@ def child_in(log: Path) -> int:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     return int(found[1])
+
+
+OF_TORCHRUN = {
+    *(f"{kind}{what}" for kind in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")),
+    *("ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *(f"TORCHELASTIC_{what}" for what in ("USE_AGENT_STORE", "RESTART_COUNT", "RUN_ID")),
+}
+
+
+def test_a_server_is_no_rank_of_the_run(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch looks for the server's own processes in the store of the run, and waits for it for ever."""
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda _, env: given.append(env))
+    launch._start(["proximo"], rank=1, num=2, port=20_000)
+    names = OF_TORCHRUN | ({*given[0]} - {*os.environ})
+    assert {"PROXIMO_LAUNCHED", *OF_TORCHRUN} <= names
+    for name in (*names, "GROUP_OF_USER"):
+        monkeypatch.setenv(name, "1")
+    found = spec(environment).variables()
+    assert not names & {*found}
+    assert {"GROUP_OF_USER", "PATH"} <= {*found}
 
 
 def test_a_server_ends_with_all_that_it_started(environment: Path, tmp_path: Path) -> None:
@@ -114,17 +137,6 @@ def test_a_server_ends_with_a_run_that_is_killed(environment: Path, tmp_path: Pa
     assert not folder.exists()
 
 
-def test_a_server_that_ends_at_its_start_is_told_with_its_last_words(environment: Path, tmp_path: Path) -> None:
-    process = ServerProcess(spec(environment, "--fail"), log=tmp_path / "log", folder=tmp_path)
-    server = VLLMServer(process.url)
-    try:
-        with pytest.raises(TrainingError, match=r"(?s)status 1 before it was ready; .*no memory for one block"):
-            process.wait_until_ready(server, seconds=ENDED_SECONDS)
-    finally:
-        server.close()
-        process.close()
-
-
 def test_a_server_that_is_not_ready_in_time_is_told_with_the_limit(environment: Path, tmp_path: Path) -> None:
     process = ServerProcess(spec(environment, "--sleep"), log=tmp_path / "log")
     server = VLLMServer(process.url)
@@ -134,6 +146,26 @@ def test_a_server_that_is_not_ready_in_time_is_told_with_the_limit(environment: 
     finally:
         server.close()
         process.close()
+
+
+def test_a_server_that_ends_is_started_again_a_few_times_and_its_log_keeps_all_that_it_said(
+    environment: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("what a server of an earlier run said\n")
+    process = ServerProcess(spec(environment, "--fail"), log=log, folder=tmp_path)
+    for number in range(MAX_RESTARTS + 1):
+        process._process._process.wait(ENDED_SECONDS)
+        process._socket.touch()  # where it listened, as a process leaves it that is killed
+        assert process.restart_if_ended() == (number < MAX_RESTARTS)
+    assert process.has_ended()
+    assert f"it has ended with status 1 after {MAX_RESTARTS} restarts" in process.last_words()
+    assert "earlier run" not in process.last_words()
+    assert log.read_text().count("no memory for one block") == MAX_RESTARTS + 1
+    assert log.read_text().startswith("what a server of an earlier run said")
+    process.close()
+    process._num_restarts = 0
+    assert not process.restart_if_ended(), "a thread that still waits for its answer begins no server"
 
 
 def recipe(place: Path, folder: Path, **engine: Any) -> Path:
@@ -155,25 +187,52 @@ def no_folder_left() -> Iterator[None]:
     assert not list(Path("/dev/shm").glob(f"proximo-weights-*-{os.getpid()}-*"))
 
 
+def test_a_server_that_ends_within_each_rollout_ends_the_run_with_its_last_words(
+    environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "MAX_RESTARTS", 1)
+    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"])
+    assert main(["ppo", str(given), "--quiet"]) == 1
+    told = capsys.readouterr().err
+    log = tmp_path / "run" / "servers" / "server-0.log"
+    assert f"it has ended with status 9 after 1 restarts; the end of {log}:" in told
+    assert "no memory for one more response" in told
+    assert log.read_text().count("no memory for one more response") == 2
+
+
 @pytest.mark.usefixtures("no_folder_left")
-def test_a_recipe_samples_with_servers_that_it_starts(environment: Path, place: Path, tmp_path: Path) -> None:
-    given = recipe(place, tmp_path / "run", environment=str(environment), replicas=2)
-    assert main(["ppo", str(given), "--quiet"]) == 0
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
+    *, replicas: int, environment: Path, place: Path, tmp_path: Path
+) -> None:
+    arguments = ["--dies-after=3", f"--dies-once={tmp_path / 'died'}"]
+    engine = {"environment": str(environment), "arguments": arguments, "replicas": replicas}
+    assert main(["ppo", str(recipe(place, tmp_path / "run", **engine)), "--quiet"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     steps = [line for line in lines if "mismatch/k3" in line]
     assert len(steps) == 5
     assert all(line["mismatch/max_abs_log_ratio"] < 1e-4 for line in steps)
+    assert steps[-1]["engine/restarts"] == 1
+    logs = [path.read_text() for path in sorted((tmp_path / "run" / "servers").iterdir())]
+    assert sum(log.count("child") for log in logs) == replicas + 1
+    assert sum(log.count("no memory for one more response") for log in logs) == 1
 
 
-def test_a_server_that_ends_within_a_run_is_told_at_once_with_its_status_and_last_words(
+def test_a_server_that_does_not_start_leaves_its_log_where_the_next_start_finds_an_empty_run(
     environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No attempt would find it again. Its log goes with the run, so the error has to say what it said."""
-    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"])
-    assert main(["ppo", str(given), "--quiet"]) != 0
-    told = capsys.readouterr().err
-    assert "it has ended with status 9" in told
-    assert "no memory for one more response" in told
+    log = tmp_path / "run" / "servers" / "server-0.log"
+    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--fail"])
+    assert main(["ppo", str(given), "--quiet"]) == 1
+    assert (
+        f"ended with status 1 before it was ready; the end of {log}:\n  no memory for one block of the cache"
+        in capsys.readouterr().err
+    )
+    given = recipe(place, tmp_path / "run", environment=str(environment))
+    assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1"]) == 0
+    assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1", "--overwrite"]) == 0
+    assert re.findall("no memory|child", log.read_text()) == ["no memory", "child", "child"]
+    assert not (tmp_path / "run.replaced-1" / "servers").exists()
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,11 @@ def test_a_server_that_loses_every_connection_uses_up_the_attempts() -> None:
         raise UnansweredError("ReadError", connection="lost")
 
     fake: Any = SimpleNamespace(
-        limits=ServerLimits(max_concurrent_requests=1), url="url", has_ended=lambda: False, last_words=lambda: "it runs"
+        limits=ServerLimits(max_concurrent_requests=1),
+        url="url",
+        has_ended=lambda: False,
+        last_words=lambda: "it runs",
+        restart_if_ended=lambda: None,
     )
     call: Dispatch[int] = Dispatch([fake], [Job(home=0, ask=ask)], attempts=3)
     with pytest.raises(TrainingError, match="no usable response after 3 attempts"):
@@ -169,7 +173,11 @@ def test_a_server_that_loses_every_connection_uses_up_the_attempts() -> None:
 def fakes(count: int) -> Any:
     return [
         SimpleNamespace(
-            limits=ServerLimits(), url=f"{index}", has_ended=lambda: False, absence=SimpleNamespace(is_under_way=False)
+            limits=ServerLimits(),
+            url=f"{index}",
+            has_ended=lambda: False,
+            restart_if_ended=lambda: None,
+            absence=SimpleNamespace(is_under_way=False),
         )
         for index in range(count)
     ]

@@ -35,10 +35,11 @@ class Started:
     waited: ClassVar[list[float]] = []
 
     def __init__(self, spec: ServerSpec, *, log: Path, folder: Path) -> None:
-        assert log.parent == folder, "what it leaves behind is removed with it"
-        assert not log.parent.stat().st_mode & 0o077, "no other user may reach a server's socket"
+        assert log.parent == folder, "outside of a run, what it leaves behind is removed with it"
+        assert not folder.stat().st_mode & 0o077, "no other user may reach a server's socket"
         self.specs.append(spec)
         self.url = f"http://127.0.0.1:{1000 + len(self.specs)}"
+        self.restart_if_ended = self.has_ended
 
     def wait_until_ready(self, server: Any, *, seconds: float) -> None:
         self.waited.append(seconds)
@@ -103,7 +104,7 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         assert command[command.index("--logprobs-mode") + 1] == "raw_logprobs"
         assert command[command.index("--load-format") + 1] == "dummy"
         assert command[-1] == "--seed=3"
-        assert spec.variables()["ONE"] == "1"
+        assert spec.environment == {"ONE": "1"}, "no devices on a CPU"
         assert started.waited == [13.0, 13.0]
         limits = servers.servers[1].limits
         assert (limits.max_concurrent_requests, limits.request_seconds) == (7, 11.0)
@@ -152,6 +153,54 @@ def test_servers_sleep_on_a_gpu_only(started: type[Started], tmp_path: Path, mon
         _, engine = made(config, policy(), opened)
         assert engine.options.sleeps
         assert "--enable-sleep-mode" in started.specs[0].command()
+        assert not started.specs[0].environment, "one server sees all devices"
+
+
+@pytest.mark.parametrize(
+    ("visible", "variables", "arguments", "groups"),
+    [
+        (None, {}, [], ["0,1,2,3", "4,5,6,7"]),
+        ("0,1,2,3,4,5", {"CUDA_VISIBLE_DEVICES": "4, 5"}, [], ["4", "5"]),
+        ("3,1,-1,2", {}, [], ["3", "1"]),
+        ("GPU-8932f937,GPU-72f6e0d9", {}, ["-tp=1"], ["GPU-8932f937", "GPU-72f6e0d9"]),
+        (None, {}, ["--tensor-parallel-size", "2", "--pipeline_parallel_size=2"], ["0,1,2,3", "4,5,6,7"]),
+        (None, {}, ["-tp", "4", "-dp=2"], "devices 0,1,2,3,4,5,6,7 into equal groups of at least 8"),
+        ("1,2,3", {}, [], "2 servers cannot divide the devices 1,2,3 into equal groups of at least 1: change replicas"),
+        ("", {}, [], r"devices \(none\) into"),
+    ],
+)
+def test_each_server_gets_devices_of_its_own(
+    *,
+    visible: str | None,
+    variables: dict[str, str],
+    arguments: list[str],
+    groups: list[str] | str,
+    started: type[Started],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    model = policy()  # before a device is said to be there
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config = VLLMEngineConfig(
+        kind="vllm",
+        replicas=2,
+        environment=str(fake_environment(tmp_path / "environment")),
+        variables={"ONE": "1", **variables},
+        arguments=tuple(arguments),
+    )
+    if isinstance(groups, str):
+        with pytest.raises(ConfigError, match=groups):
+            built.check_engine(config, torch.device("cuda"))
+        return
+    built.check_engine(config, torch.device("cuda"))
+    monkeypatch.setattr(LanguageModel, "device", property(lambda _: torch.device("cuda")))
+    with ExitStack() as opened:
+        made(config, model, opened)
+    given = [{"CUDA_VISIBLE_DEVICES": group, "ONE": "1"} for group in groups]
+    assert [spec.environment for spec in started.specs] == [variables | each for each in given]
 
 
 def test_a_server_holds_the_adapters_that_responses_began_with(started: type[Started], tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def check_shared(folder: Path) -> None:
         file.touch()
         return file.name
 
-    written = folder / world.once(write, what="the run folder to open")
+    written = folder / world.on_rank_0(write, what="the run folder to open")
     seconds = min(SEEN_SECONDS, world.timeout_seconds / 2)  # the others wait no longer than that for the answer
     try:
         seen = world.gather(_appears(written, seconds), what="all ranks to see the run folder")

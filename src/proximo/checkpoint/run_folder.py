@@ -41,6 +41,8 @@ OUTCOME = "outcome.json"
 LOG = "log.txt"
 RANKS = "ranks"
 """Tracebacks of single ranks, each written by its rank; rank 0 writes everything else."""
+SERVERS = "servers"
+"""Logs of servers. They start, and may fail, before the run folder is opened."""
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
 WRITTEN = (
@@ -199,7 +201,7 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
     if not os.access(folder if folder.exists() else above, os.W_OK | os.X_OK):
         raise RunFolderError(f"the run folder {folder} cannot be written: the permissions of {above} refuse it")
     exists = is_run_folder(folder)
-    if not exists and folder.is_dir() and any(folder.iterdir()):
+    if not exists and folder.is_dir() and any(entry.name != SERVERS for entry in folder.iterdir()):
         raise RunFolderError(
             f"the folder {folder} has contents but holds no run (no {MARKER} in it), and is left alone: give a new or "
             "an empty folder"
@@ -307,6 +309,8 @@ def _move_aside(folder: Path) -> Path:
     try:
         atomic.rename(place, aside)
         atomic.make_folder(place)
+        if (aside / SERVERS).is_dir():
+            atomic.rename(aside / SERVERS, place / SERVERS)  # servers of the run that begins write there
     except OSError as error:
         raise RunFolderError(
             f"the run in {folder} cannot be moved to {aside} to make room for another: {error}; give another folder"

@@ -93,14 +93,14 @@ class CheckpointStore:
         check_names(writers)
         encoded = encode_state(state)
         what = f"the save of step {step}"
-        saved = current().once(lambda: self._saved_before(step, state, metric), what=what)
+        saved = current().on_rank_0(lambda: self._saved_before(step, state, metric), what=what)
         if saved is not None:
             return saved
         parts = captured(writers)
-        temporary = current().once(lambda: self._begin(step, parts, encoded), what=what)
+        temporary = current().on_rank_0(lambda: self._begin(step, parts, encoded), what=what)
         shared = {name: part.each for name, part in parts.items() if part.each is not None}
         if not shared:
-            return current().once(lambda: self._publish(step, temporary, metric, {}, keeps_all), what=what)
+            return current().on_rank_0(lambda: self._publish(step, temporary, metric, {}, keeps_all), what=what)
 
         def publish(files: Mapping[str, FileEntry]) -> None:
             self._publish(step, temporary, metric, files, keeps_all)
@@ -154,6 +154,30 @@ class CheckpointStore:
         if wanted is None:
             raise CheckpointError(f"{self.folder} holds no checkpoint yet: there is nothing to load")
         return self._read(wanted, parts=parts)
+
+    def newest_whole(self, *, parts: Collection[str] | None = None) -> tuple[Checkpoint | None, dict[int, str]]:
+        """The checkpoint of `latest`, or else the newest earlier one that is whole, and the damages of newer ones.
+
+        `parts` as for `load`. None before the first save. Raises what `load` raises if none is whole.
+        """
+        wanted, damages = self._latest_step(), dict[int, str]()
+        for step in reversed([step for step in self.steps() if wanted is not None and step <= wanted]):
+            try:
+                return open_checkpoint(self.folder, step, parts=parts), damages
+            except OtherFormatError:
+                break
+            except DamagedError as damage:
+                damages[step] = str(damage)
+        return (None if wanted is None else self._read(wanted, parts=parts)), damages
+
+    def go_back_to(self, checkpoint: Checkpoint, *, damaged: Collection[int]) -> None:
+        """Make an earlier checkpoint the latest, and rename the damaged ones: `damaged-step-000100`."""
+        self._point(LATEST, checkpoint.step)
+        for folder in map(self._folder_of, damaged):
+            aside = folder.with_name(f"damaged-{folder.name}")
+            if aside.exists():
+                atomic.remove(aside)
+            atomic.rename(folder, aside)
 
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best metric, sizes compared; None if none was measured.

@@ -26,8 +26,8 @@ class VLLMEngineConfig(Section):
     token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token of the servers; null for servers without one."""
     replicas: int = Field(1, ge=1)
-    """Number of servers that the run starts, for a model that fits a machine several times. Prompts are balanced over
-    them."""
+    """Number of servers that the run starts, for a model that fits a machine several times. They divide the CUDA
+    devices into equal groups. Prompts are balanced over them."""
     environment: str | None = None
     """Folder of vLLM's own Python environment. Null: the one of `proximo engine install`."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -36,7 +36,7 @@ class VLLMEngineConfig(Section):
     arguments: tuple[str, ...] = ()
     """Further arguments of the servers that the run starts, such as the share of a GPU that one may take."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables of these servers, such as `CUDA_VISIBLE_DEVICES`."""
+    """Further environment variables of these servers. `CUDA_VISIBLE_DEVICES` has the devices of all of them."""
     transfer_folder: str | None = None
     """Folder through which weights travel to servers that do not share the learner's GPU, and adapters to all. Trainer
     and servers must see it under the same path. Null: /dev/shm, which is in memory, else the folder for temporary

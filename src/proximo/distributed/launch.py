@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
 
 from proximo.distributed.failure import FAILURE, PRINTED, Failure, is_stopped
-from proximo.distributed.rank_environment import LAUNCHED
+from proximo.distributed.rank_environment import LAUNCHED, without_ranks
 from proximo.distributed.signals import heeded_signals
 from proximo.errors import ConfigError
 
@@ -65,17 +65,12 @@ def _start(command: Sequence[str], *, rank: int, num: int, port: int) -> subproc
         LAUNCHED: str(os.getpid()),
     }
     try:
-        return subprocess.Popen(command, env={**_without_ranks(os.environ), **environment})
+        return subprocess.Popen(command, env={**without_ranks(os.environ), **environment})
     except OSError as error:
         raise ConfigError(
             f"rank {rank} of {num} cannot be started on this machine ({error}): set devices.num to the number of its "
             "devices, or raise the limits of processes and memory (`ulimit -a`)"
         ) from error
-
-
-def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables of ranks, so that a rank of Slurm is not taken for one of this run."""
-    return {name: value for name, value in environment.items() if not name.startswith("SLURM_STEP_")}
 
 
 class _Ranks:

@@ -105,7 +105,7 @@ class ProcessGroupWorld(World):
                 for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                     tensor.copy_(part.view_as(tensor))
 
-    def once(self, run: Callable[[], Value], *, what: str) -> Value:
+    def on_rank_0(self, run: Callable[[], Value], *, what: str) -> Value:
         self._num_effects += 1
         key = f"effect/{self._num_effects}"
         if not self.leads:

@@ -13,6 +13,10 @@ from proximo.errors import ConfigError
 
 LAUNCHED = "PROXIMO_LAUNCHED"
 """Set in the ranks that `launch.py` starts."""
+_OF_A_RANK = re.compile(
+    f"{LAUNCHED}|(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
+    "|(TORCHELASTIC|SLURM_STEP)_.*"
+)
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
 """Ports for the store of a Slurm step. The numbers of job and step choose one."""
 
@@ -66,6 +70,11 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
             f"this machine: ranks count from 0. Start every rank by {place.starter}, or unset its variables"
         )
     return place if place.size > 1 else None
+
+
+def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that make a process one rank of a run."""
+    return {name: value for name, value in environment.items() if not _OF_A_RANK.fullmatch(name)}
 
 
 def idle_tasks(environment: Mapping[str, str]) -> int:

@@ -42,6 +42,8 @@ class World:
         """Counts of this rank since the start: `trained_tokens`, `sampled_tokens`."""
         self.traces: Path | None = None
         """The folder of the run for tracebacks of single ranks; None until the run is open."""
+        self.server_logs: Path | None = None
+        """The folder of the run for the logs of servers that it starts; None outside of a run."""
 
     @property
     def leads(self) -> bool:
@@ -66,7 +68,7 @@ class World:
         """Replace each tensor by its sum over all ranks, in place; every rank gets the same bits."""
         del tensors, what
 
-    def once(self, run: Callable[[], Value], *, what: str) -> Value:
+    def on_rank_0(self, run: Callable[[], Value], *, what: str) -> Value:
         """Run an effect on rank 0 only. Every rank gets its result; an exception ends the run of every rank.
 
         Inside, the world is rank 0 by itself (`alone`), which may use models that are whole on it.

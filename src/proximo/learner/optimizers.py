@@ -176,7 +176,7 @@ class OwnOptimizer:
 
         On several ranks the schedule is called on rank 0. Raises TrainingError where it raises or gives no number.
         """
-        return current().once(lambda: self._factor(update, num_updates), what="the schedule of an optimizer")
+        return current().on_rank_0(lambda: self._factor(update, num_updates), what="the schedule of an optimizer")
 
     def _factor(self, update: int, num_updates: int) -> float:
         try:

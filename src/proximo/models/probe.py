@@ -52,7 +52,7 @@ def probe_language_model(model: LanguageModel) -> None:
     the model's own; cached decoding = the forward pass. Run before an adapter is added.
     """
     if unread_in([model.base]) and current().size > 1:
-        current().once(lambda: probe_language_model(model), what="the probe of a model")
+        current().on_rank_0(lambda: probe_language_model(model), what="the probe of a model")
         return
     plain = LanguageModel(model.base)
     _check_positions(plain.base)
@@ -78,7 +78,7 @@ def probe_scalar_model(model: ScalarModel) -> None:
     Checks the attention calls, packed hidden states and the scores of the head.
     """
     if unread_in([model.base]) and current().size > 1:
-        current().once(lambda: probe_scalar_model(model), what="the probe of a model")
+        current().on_rank_0(lambda: probe_scalar_model(model), what="the probe of a model")
         return
     plain = ScalarModel(model.base)
     _check_positions(plain.base)

@@ -13,6 +13,7 @@ from proximo.models.precision.placement import resolve_device
 from proximo.plan.machine import memory_bytes
 from proximo.plan.profiling import make_plans
 from proximo.run.options import RunOptions
+from proximo.run.resumption import saved_checkpoint
 from proximo.trainer_kinds import trainer_of
 from proximo.user_code import error_text
 
@@ -51,7 +52,8 @@ def fitted(recipe: Fitted, options: RunOptions) -> Fitted:
 
     def choose() -> int:
         default = getattr(section, KEY)
-        if options.resume != "never" and (saved := CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS).latest()):
+        store = CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS)
+        if options.resume != "never" and (saved := saved_checkpoint(store, options)):
             return saved.state["fingerprints"]["config"].get(name, {}).get(KEY, default)
         say(f"choosing {name}.{KEY}, which the recipe leaves out")
         memory = memory_bytes(str(device))
@@ -65,7 +67,7 @@ def fitted(recipe: Fitted, options: RunOptions) -> Fitted:
         say(f"{name}.{KEY} is {tokens:,}, which {end}")
         return tokens
 
-    tokens = current().once(choose, what="the choice of the micro-batch")
+    tokens = current().on_rank_0(choose, what="the choice of the micro-batch")
     return recipe.model_copy(update={name: section.model_copy(update={KEY: tokens})})
 
 

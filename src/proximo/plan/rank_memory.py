@@ -280,8 +280,10 @@ def _static(layout: Layout, optimized: OptimizedModules, cost: StepCost, *, has_
 
 
 def _gathered(sharded: Sequence[PlacedModel], passes: Passes) -> dict[str, int]:
-    """Whole weights beside a rank's shards. In `full` the layer at work lies there twice: as parameters, and as the
-    buffer of its gather, or in a backward pass that of the next one. In `grads` only the first micro-batch gathers.
+    """Whole weights beside a rank's shards.
+
+    In `full` two layers' worth: the parameters of the layer that computes, and the buffer into which it was gathered,
+    or in a backward pass the next layer is. In `grads` all layers, and that buffer during the first micro-batch.
     """
     layers = 0
     for model in sharded:

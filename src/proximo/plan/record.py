@@ -150,13 +150,11 @@ def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
     yield from _table(plan.phases)
     yield ""
     if plan.num_ranks > 1:
-        on_host = (
-            f"; beside the device, {_mib(plan.host_bytes)} MiB in the memory of the host" if plan.host_bytes else ""
-        )
+        on_host = f"; beside the device, {_size(plan.host_bytes)} in the memory of the host" if plan.host_bytes else ""
         yield f"  one of {plan.num_ranks} ranks: {RANK_BYTES}{on_host}"
         yield ""
     own = f" + {_mib(process)} MiB of the process with its libraries" if process else ""
-    yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)
+    yield f"  peak {_size(plan.peak)} in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)
     if memory is not None and plan.peak + process > memory:
         yield f"  more than the machine has; {advice(plan)}"
     yield from (f"  note: {note}" for note in plan.notes)
@@ -192,6 +190,10 @@ def _of_memory(size: int, memory: int | None) -> str:
 
 def _mib(size: int) -> str:
     return f"{size / MIB:,.0f}" if size else "-"
+
+
+def _size(size: int) -> str:
+    return f"{_mib(size)} MiB" + (f" ({size / 2**30:.1f} GiB)" if size >= 2**30 else "")
 
 
 def advice(plan: Plan) -> str:

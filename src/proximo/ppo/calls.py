@@ -136,7 +136,7 @@ class Calls:
             with user_errors_named(f"the call {own.name} of yours at {own.at}", own.function):
                 return own.function(*given)
 
-        return current().once(run, what=f"the call {own.name} of yours at {own.at}")
+        return current().on_rank_0(run, what=f"the call {own.name} of yours at {own.at}")
 
     def _note(self, name: str, value: Any) -> None:
         for each in (value, *_fields(value)):

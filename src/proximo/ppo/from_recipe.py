@@ -67,9 +67,9 @@ def build_task(recipe: PPORecipe) -> PPOTask:
 
 def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
-    current().once(lambda: check_engine(recipe.engine), what="the check of the engine")
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
     policy_device = device_spec.on(recipe.devices.policy.device)
+    current().on_rank_0(lambda: check_engine(recipe.engine, policy_device.device), what="the check of the engine")
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model
@@ -93,7 +93,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     for source in early:
         if isinstance(source, ClosableSource):
             started.callback(source.close)
-    current().once(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
+    current().on_rank_0(lambda: _check_rows(early, rows, data), what="the check of rows by reward sources")
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device)
     # They start while the other models are loaded.
     sampling = _sampling(recipe, data)

@@ -106,7 +106,7 @@ def controlled_coefficient(config: KL, controller: KLController) -> float:
             "kl_controller is an object with a number `coefficient` and a method update(kl_values), such as "
             f"AdaptiveKLController(0.1, target=6.0, horizon=10_000), but {problem}"
         )
-    return current().once(lambda: _checked(getattr(controller, "coefficient", None)), what="kl_controller")
+    return current().on_rank_0(lambda: _checked(getattr(controller, "coefficient", None)), what="kl_controller")
 
 
 def adapted_coefficient(
@@ -121,7 +121,7 @@ def adapted_coefficient(
     if not observed:
         return coefficient
     if controller is not None:
-        return current().once(lambda: _moved(controller, observed), what="the method update of kl_controller")
+        return current().on_rank_0(lambda: _moved(controller, observed), what="the method update of kl_controller")
     if config.adaptive is None:
         return coefficient
     return adaptive_kl(

@@ -377,7 +377,7 @@ def _call_on_step(
             return error
         return None
 
-    error = current().once(run, what="on_step")
+    error = current().on_rank_0(run, what="on_step")
     if error is not None:
         raise error
 

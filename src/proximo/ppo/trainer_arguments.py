@@ -217,7 +217,7 @@ def check_rows(source: RewardSource | None, prompts: Sequence[Prompt]) -> None:
     """Raises DataError for a prompt whose responses the source cannot score."""
     if isinstance(source, CheckingSource):
         checking = source
-        current().once(lambda: checking.check_prompts(prompts, {}), what="the check of prompts by reward sources")
+        current().on_rank_0(lambda: checking.check_prompts(prompts, {}), what="the check of prompts by reward sources")
 
 
 def check_learning(source: RewardSource | None, config: PPOConfig, *, has_teacher: bool) -> None:

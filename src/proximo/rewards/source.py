@@ -191,7 +191,7 @@ def scored_once(run: Callable[[], list[Scored]], responses: Sequence[Response], 
         kept[:] = run()
         return without_responses(kept, responses)
 
-    sent = current().once(effect, what=f"scores of {name}")
+    sent = current().on_rank_0(effect, what=f"scores of {name}")
     return kept if current().leads else with_responses(sent, responses)
 
 
@@ -241,7 +241,7 @@ def build_on_first(build: Callable[[], RewardSource], *, name: str) -> RewardSou
         concurrent = isinstance(source, ConcurrentSource) and source.concurrent
         return AbsentSource(name=source.name, concurrent=concurrent, is_eager=is_eager(source))
 
-    absent = current().once(effect, what=f"the start of {name}")
+    absent = current().on_rank_0(effect, what=f"the start of {name}")
     return built[0] if built else absent
 
 
@@ -298,7 +298,7 @@ def statistics_of(source: RewardSource | None) -> dict[str, MetricValue]:
     """The metrics of a source since the last call; empty for a source without metrics. On ranks, those of rank 0."""
     if source is None:
         return {}
-    return current().once(
+    return current().on_rank_0(
         lambda: dict(source.statistics()) if isinstance(source, MeasuredSource) else {},
         what=f"statistics of {source.name}",
     )

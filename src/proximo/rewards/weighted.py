@@ -194,7 +194,7 @@ def score_concurrently(sources: Sequence[RewardSource], responses: Sequence[Resp
             return {i: without_responses(scored, responses) for i, scored in kept.items()}
 
         names = ", ".join(source.name for source in threaded.values())
-        sent = world.once(collect, what=f"scores of {names}")
+        sent = world.on_rank_0(collect, what=f"scores of {names}")
         scores |= kept or {i: with_responses(each, responses) for i, each in sent.items()}
     return [scores[index] for index in range(len(sources))]
 

@@ -23,13 +23,14 @@ class GuardedProcess:
     ) -> None:
         """Start it. Raises OSError if that is not possible.
 
-        `log`: file for its output. `folder`: removed when this process closes it or ends. `environment`: all of its
-        variables; None for those of this process. `ending_seconds`: for its end, after which the guardian is killed.
+        `log`: file to which its output is added. `folder`: removed when this process closes it or ends. `environment`:
+        all of its variables; None for those of this process. `ending_seconds`: for its end, after which the guardian is
+        killed.
         """
         self._ending_seconds = ending_seconds
         watched, self._held = os.pipe()
         try:
-            with log.open("wb") as file:
+            with log.open("ab") as file:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", str(GUARDIAN), str(watched), str(folder or ""), *command],
                     stdin=subprocess.DEVNULL,

@@ -142,7 +142,7 @@ class StreamedWeights(Mapping[str, Tensor]):
         """
         if not self._world.leads:
             while True:
-                said: _Gather | _End[Result] = self._world.once(_of_rank_0, what=WHAT)
+                said: _Gather | _End[Result] = self._world.on_rank_0(_of_rank_0, what=WHAT)
                 if isinstance(said, _End):
                     return said.result
                 self._gather(said.layer)
@@ -151,11 +151,11 @@ class StreamedWeights(Mapping[str, Tensor]):
                 end = _End(run())
         except BaseException as error:
             failure = error
-            self._world.once(lambda: _raise(failure), what=WHAT)
+            self._world.on_rank_0(lambda: _raise(failure), what=WHAT)
             raise
         finally:
             self._gathered = {}
-        return self._world.once(lambda: end, what=WHAT).result
+        return self._world.on_rank_0(lambda: end, what=WHAT).result
 
     def fingerprint(self) -> str:
         """The fingerprint of the whole tensors. No rank needs more than its parts. Every rank has to call it."""
@@ -178,7 +178,7 @@ class StreamedWeights(Mapping[str, Tensor]):
         with self._asking:
             if name not in self._gathered:
                 layer = _layer_of(name)
-                self._world.once(lambda: _Gather(layer), what=WHAT)
+                self._world.on_rank_0(lambda: _Gather(layer), what=WHAT)
                 self._gathered = self._gather(layer)
             return self._gathered[name]
 

@@ -73,7 +73,7 @@ class RanksEngine(EngineOfRanks):
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `statistics_of`: those of rank 0, which every rank has to ask for."""
-        return current().once(lambda: statistics_of(self.own), what="statistics of the engine")
+        return current().on_rank_0(lambda: statistics_of(self.own), what="statistics of the engine")
 
     def holds(self) -> Holding | None:
         """See `Engine.holds`. Where tensors are sharded, the fingerprint is that of this rank's parts."""
@@ -227,11 +227,11 @@ def _ignore(response: Response) -> None:
 
 
 class FirstRankEngine(EngineOfRanks):
-    """A user's engine on several ranks: only rank 0 calls it, and all ranks get its responses."""
+    """An engine that rank 0 alone calls, such as vLLM's or a user's: all ranks get its responses."""
 
     def __init__(self, own: Engine) -> None:
         self.own = own
-        self._exact, self._error = current().once(
+        self._exact, self._error = current().on_rank_0(
             lambda: (bool(own.logprobs_are_the_learners), own.max_logprob_error), what="the engine's precision"
         )
 
@@ -247,7 +247,7 @@ class FirstRankEngine(EngineOfRanks):
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
-        current().once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
+        current().on_rank_0(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
 
     def push(self, version: int, model: LanguageModel) -> bool:
         """See `push_weights`. Sharded tensors are gathered layer by layer, and only for an engine that lacks them."""
@@ -262,11 +262,11 @@ class FirstRankEngine(EngineOfRanks):
 
     def holds(self) -> Holding | None:
         """The weights that the engine of rank 0 holds; every rank has to ask."""
-        return current().once(self.own.holds, what="the weights that the engine holds")
+        return current().on_rank_0(self.own.holds, what="the weights that the engine holds")
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `statistics_of`: those of rank 0."""
-        return current().once(lambda: statistics_of(self.own), what="statistics of the engine")
+        return current().on_rank_0(lambda: statistics_of(self.own), what="statistics of the engine")
 
     def generate(
         self,
@@ -286,7 +286,7 @@ class FirstRankEngine(EngineOfRanks):
             )
             return to_bytes(_numbered(kept, prompts, num_samples))
 
-        message = current().once(run, what="responses of the engine")
+        message = current().on_rank_0(run, what="responses of the engine")
         sent = [response for _, response in from_bytes(message, prompts)]
         return as_sent(kept, sent) if kept else sent
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.ranks import check_shared
-from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
+from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, SERVERS, RunFolder, open_run
 from proximo.checkpoint.store import CheckpointStore, SaveSchedule
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.signals import Interruption
@@ -62,12 +62,18 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
     in place. Every rank calls it: all build the task and take its steps, only rank 0 writes the folder.
     """
     world = current()
-    num_ranks = world.size  # inside `once` it is 1
-    world.once(lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs")
+    num_ranks = world.size  # inside `on_rank_0` it is 1
+    world.on_rank_0(
+        lambda: _check(recipe, options, num_ranks=num_ranks), what="the checks of the run folder and the inputs"
+    )
     if world.leads and not (options.quiet or options.keeps_process):  # a notebook shows its own view
         print(f"{trainer_of(recipe).name}: preparing models and data", file=sys.stderr, flush=True)
-    with kept_working_directory():
-        task = build()
+    world.server_logs = Path(recipe.run.folder).absolute() / SERVERS
+    try:
+        with kept_working_directory():
+            task = build()
+    finally:
+        world.server_logs = None
     with closing(task), ExitStack() as opened:
         folders: list[RunFolder] = []
 
@@ -78,7 +84,7 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
             folders.append(folder)
             return folder.path, folder.resuming
 
-        path, resuming = world.once(open_folder, what="the run folder to open")
+        path, resuming = world.on_rank_0(open_folder, what="the run folder to open")
         world.traces = path / RANKS
         try:
             if num_ranks > 1:
@@ -165,7 +171,7 @@ class _Loop:
         first = self._restore()
         last = self.task.num_steps
         if first >= last and first > 0:
-            return self.world.once(lambda: self._nothing_to_do(first), what="the end of a finished run")
+            return self.world.on_rank_0(lambda: self._nothing_to_do(first), what="the end of a finished run")
         with self._open_journal(first, last) as journal:
             try:
                 # Already shown while the models were built.
@@ -174,7 +180,7 @@ class _Loop:
                 status = self._steps(first, last, journal)
                 self.store.finish()
                 if status == 0:
-                    self.world.once(lambda: consolidate(self.store), what="the saved models to be made whole")
+                    self.world.on_rank_0(lambda: consolidate(self.store), what="the saved models to be made whole")
                 journal.end("stopped" if status else "finished", reason=_signal_of(status) if status else None)
                 if status == 0:
                     journal.finish_pushes(self.store)
@@ -226,7 +232,7 @@ class _Loop:
                 def decide(step: int = step, records: Sequence[Record | None] = records) -> _Decision:
                     return self._decide(journal, step, records, schedule, interruption)
 
-                decision = self.world.once(decide, what=f"the end of step {step}")
+                decision = self.world.on_rank_0(decide, what=f"the end of step {step}")
                 if decision.saves:
                     self._save(journal, step, decision.metric, keeps_all=decision.guard is not None)
                     schedule.saved()
@@ -263,7 +269,7 @@ class _Loop:
         except GuardError as error:
             self.store.finish()
             before = step - 1
-            if before and not self.world.once(lambda: before in self.store.steps(), what="the last checkpoint"):
+            if before and not self.world.on_rank_0(lambda: before in self.store.steps(), what="the last checkpoint"):
                 self._save(journal, before, None, keeps_all=True)
             self._end_by_guard(journal, before, str(error))
 
@@ -339,7 +345,7 @@ class _Loop:
         """Steps already done: 0 for a new run."""
         if not self.resuming:
             return 0
-        checkpoint, notes = self.world.once(
+        checkpoint, notes = self.world.on_rank_0(
             lambda: load_to_resume(self.store, self.recipe, self.options, self.fingerprints),
             what="the checkpoint to be verified",
         )

@@ -57,7 +57,7 @@ def check_settings(
 
     Hashes no files. Does nothing if there is no checkpoint.
     """
-    checkpoint = store.latest()
+    checkpoint = saved_checkpoint(store, options)
     if checkpoint is None:
         return
     saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
@@ -70,13 +70,26 @@ def check_settings(
 def load_to_resume(
     store: CheckpointStore, recipe: TrainerRecipe, options: RunOptions, fingerprints: Fingerprints
 ) -> tuple[Checkpoint, Sequence[str]]:
-    """The latest checkpoint, verified, and notes of allowed differences from `fingerprints`.
+    """The latest checkpoint, verified, and notes: of allowed differences from `fingerprints`, and of damage.
 
-    Raises CheckpointError for a damaged one, and what `check_fingerprints` raises.
+    With `--resume=auto`, which starts the run again without anybody who could choose, the newest whole one becomes the
+    latest. Raises CheckpointError for a damaged one otherwise, and what `check_fingerprints` raises.
     """
-    checkpoint = store.load()
+    checkpoint, damages = store.newest_whole() if options.resume == "auto" else (store.load(), {})
+    assert checkpoint is not None, "a run that is resumed has one"
     saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
-    return checkpoint, _compare(saved, fingerprints, recipe, options)
+    notes = _compare(saved, fingerprints, recipe, options)
+    store.go_back_to(checkpoint, damaged=damages)
+    passed_over = (
+        f"warning: the checkpoint of step {step} is damaged, and its folder is now damaged-step-{step:06d}: {why}"
+        for step, why in damages.items()
+    )
+    return checkpoint, [*passed_over, *notes]
+
+
+def saved_checkpoint(store: CheckpointStore, options: RunOptions) -> Checkpoint | None:
+    """The checkpoint that a resume begins with, if only the sizes of files are compared; None if there is none."""
+    return store.newest_whole(parts=())[0] if options.resume == "auto" else store.latest()
 
 
 def _compare(
@@ -109,7 +122,7 @@ def inputs_fingerprint(
     rows: SplitRows, tokenizer: PreTrainedTokenizerBase, models: Mapping[str, nn.Module]
 ) -> dict[str, Any]:
     """Name -> digest. Call it before a checkpoint is restored into the models."""
-    digests = current().once(
+    digests = current().on_rank_0(
         lambda: {name: model_digest(model) for name, model in models.items()}, what="the digests of models"
     )
     return {"data": rows.fingerprints, "tokenizer": tokenizer_digest(tokenizer), "models": digests}

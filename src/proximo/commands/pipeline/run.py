@@ -53,13 +53,15 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     stages = [stage for _, stage in recipe.given_stages()]
 
     resume, overwrite = options.resume, options.overwrite
-    world.once(lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders")
+    world.on_rank_0(
+        lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders"
+    )
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
     check_sources(section for stage in stages for section in stage.sections().values())
     of_stage = replace(options, resume="never" if resume == "never" else "auto", pipeline_folder=str(folder))
     for stage in stages:
         try:
-            resolved = world.once(partial(resolve_references, stage, folder), what="the models of earlier stages")
+            resolved = world.on_rank_0(partial(resolve_references, stage, folder), what="the models of earlier stages")
             status = _run(resolved, replace(of_stage, more_follows=stage is not stages[-1]), given=stage)
         except Exception as error:
             world.publish(world.explain(error))
@@ -69,7 +71,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
             raise
         if status != 0:
             return status
-    world.once(lambda: _report(folder, stages[-1], quiet=options.quiet), what="the report of the pipeline")
+    world.on_rank_0(lambda: _report(folder, stages[-1], quiet=options.quiet), what="the report of the pipeline")
     return 0
 
 

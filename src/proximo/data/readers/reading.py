@@ -153,7 +153,7 @@ def _rows_of_function(source: DataSource) -> Iterator[Row]:
     rows = function_rows(source.path, source.kwargs)
     if current().size == 1:
         return rows
-    return iter(current().once(lambda: list(islice(rows, source.max_rows)), what=f"rows of {source.path}"))
+    return iter(current().on_rank_0(lambda: list(islice(rows, source.max_rows)), what=f"rows of {source.path}"))
 
 
 def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[Row]:

@@ -68,7 +68,7 @@ def _has_other_rows(model: "PeftModel") -> bool:
 def _save_from_ranks(model: "PreTrainedModel | PeftModel", folder: Path) -> None:
     if is_adapted(model):
         adapter = whole_adapter(model)
-        current().once(lambda: save_pretrained(model, folder, adapter=adapter), what="saving an adapter")
+        current().on_rank_0(lambda: save_pretrained(model, folder, adapter=adapter), what="saving an adapter")
         return
     gathered: dict[int, Tensor] = {}  # tied weights once
     state = model.state_dict(keep_vars=True)
@@ -78,7 +78,7 @@ def _save_from_ranks(model: "PreTrainedModel | PeftModel", folder: Path) -> None
             gathered[id(tensor)] = here.cpu() if current().leads else here.new_empty(0)
     with quiet_transformers():
         named = {name: gathered[id(tensor)] for name, tensor in state.items()}
-        current().once(lambda: model.save_pretrained(folder, state_dict=named), what="saving a model")
+        current().on_rank_0(lambda: model.save_pretrained(folder, state_dict=named), what="saving a model")
 
 
 @contextmanager

@@ -162,6 +162,9 @@ MISMATCH = (
         "Responses that other weights made than those of the last push, and that were sampled again: a server was "
         "started anew, or somebody else pushes weights to it. Only with vLLM."
     ),
+    Metric("engine/restarts", Last, "restarts", DOWN, repeatable=False).means(
+        "Restarts of servers that the run started and that ended, since the run began. Only with vLLM."
+    ),
     Metric("mismatch/missing_logprobs", Sum, "tokens", DOWN).means(
         "Tokens whose log-prob the engine did not give, or not as a finite number. The learner's takes its place, with "
         "a behaviour weight of 1."

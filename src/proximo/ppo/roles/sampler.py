@@ -45,7 +45,7 @@ class RolloutsAhead:
         self._plan = plan
         self._copies_weights = copies_weights
         own = engine.own if isinstance(engine, FirstRankEngine) else engine
-        current().once(lambda: _check_thread_safe(own), what="whether the engine may be called from threads")
+        current().on_rank_0(lambda: _check_thread_safe(own), what="whether the engine may be called from threads")
         self._rollouts = AsyncRollouts(own, plan) if current().leads else None
         self._step_of: dict[int, int] = {}
         """Version -> the last step that trained these weights."""
@@ -63,7 +63,9 @@ class RolloutsAhead:
         the step after the next one is not sampled beside it.
         """
         if self._plan.staleness == 1:
-            current().once(lambda: self._rollouts and self._rollouts.settle(), what="the responses of the next step")
+            current().on_rank_0(
+                lambda: self._rollouts and self._rollouts.settle(), what="the responses of the next step"
+            )
 
     def push(self, model: LanguageModel, *, version: int) -> None:
         """Load the policy's weights into an engine that has its own copy."""
@@ -96,7 +98,7 @@ class RolloutsAhead:
             kept[:] = taken.responses
             return replace(taken, responses=()), self._as_bytes(kept)
 
-        self.taken, message = world.once(run, what="the responses of a step")
+        self.taken, message = world.on_rank_0(run, what="the responses of a step")
         if world.size > 1:
             sent = [response for _, response in from_bytes(message, prompts_of(step))]
             self.taken = replace(self.taken, responses=tuple(as_sent(kept, sent) if kept else sent))

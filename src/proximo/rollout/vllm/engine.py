@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.data.codec import end_of_prompt
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
-from proximo.metrics.values import MetricValue, Sum
+from proximo.metrics.values import Last, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
 from proximo.rollout.engine import Fingerprint, Holding, shapes_of, versions_of_tokens
@@ -228,10 +228,11 @@ class VLLMEngine:
                 ) from None
 
     def statistics(self) -> dict[str, MetricValue]:
-        """Requests that were repeated and responses of older weights, since the last call."""
+        """Requests that were repeated and responses of older weights, since the last call; restarts of servers."""
         with self._counting:
             counts, self.counts = self.counts, Counter()
-        return {"engine/retries": Sum(counts["retries"]), "engine/stale_responses": Sum(counts["stale"])}
+        found = {"engine/retries": Sum(counts["retries"]), "engine/stale_responses": Sum(counts["stale"])}
+        return found | {"engine/restarts": Last(sum(server.num_restarts for server in self.servers))}
 
     def stop(self) -> None:
         """End the running calls of `generate` in other threads, which raise TrainingError."""

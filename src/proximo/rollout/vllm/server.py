@@ -98,13 +98,16 @@ class VLLMServer:
         limits: ServerLimits | None = None,
         has_ended: Callable[[], bool] = lambda: False,
         last_words: Callable[[], str] = lambda: "the server's log says more",
+        restart: Callable[[], bool] = lambda: False,
     ) -> None:
         """`has_ended`: whether the server has certainly ended. `last_words`: information about its end, or where to
-        look, for messages.
+        look, for messages. `restart`: starts it again if it has ended; whether it did.
         """
         self.has_ended = has_ended
         self.limits = limits or ServerLimits()
         self.last_words = last_words
+        self._restart = restart
+        self.num_restarts = 0
         kept = self.limits.max_concurrent_requests
         self._slots = threading.BoundedSemaphore(kept)
         self._client = HttpClient(url, token=token, kept_connections=kept, advice=_advice)
@@ -212,6 +215,7 @@ class VLLMServer:
                 return ask()
             except UnansweredError as error:
                 end = min(end, time.monotonic() + self.limits.start_seconds)
+                self.restart_if_ended()
                 if error.connection is None or self.has_ended() or time.monotonic() >= end:
                     raise
                 if error.connection == "lost":
@@ -219,6 +223,11 @@ class VLLMServer:
                 if self._closed.wait(pause):
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def restart_if_ended(self) -> None:
+        """Start it again if it has ended, where the run started it, and not too often."""
+        if self._restart():
+            self.num_restarts += 1
 
     def close(self) -> None:
         """Close the connections to the server, which keeps running."""

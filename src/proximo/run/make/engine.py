@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from proximo.rollout.engine import Engine
 from proximo.rollout.ranks_engine import FirstRankEngine
 from proximo.rollout.stopping import ending_ids
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
-from proximo.rollout.vllm.process import ServerProcess, ServerSpec, interpreter
+from proximo.rollout.vllm.process import DEVICES, ServerProcess, ServerSpec, divided_devices, interpreter
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.run.preflight import read_secret
 
@@ -75,10 +75,12 @@ class EngineServers:
         *,
         path: str | None,
         device: torch.device,
+        logs: Path | None,
     ) -> None:
         """Start the servers that the configuration asks for, without waiting until they are ready.
 
         `path`: folder or Hub name of the policy's weights; None for random ones. `device`: where the policy will be.
+        `logs`: folder for the servers' output; None for one that is removed with them.
         """
         folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -98,11 +100,15 @@ class EngineServers:
             environment=self.config.variables,
         )
         tokenizer.save_pretrained(folder / "tokenizer")
-        for number in range(self.config.replicas):
-            process = ServerProcess(spec, log=folder / f"server-{number}.log", folder=folder)
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+        for number, devices in enumerate(_devices_of_servers(self.config, device)):
+            own = replace(spec, environment={**spec.environment, **devices})
+            process = ServerProcess(own, log=(logs or folder) / f"server-{number}.log", folder=folder)
             self._opened.callback(process.close)
             self._processes.append(process)
-            self._client(process.url, None, has_ended=process.has_ended, last_words=process.last_words)
+            how = {"has_ended": process.has_ended, "last_words": process.last_words}
+            self._client(process.url, None, restart=process.restart_if_ended, **how)
 
     def engine(self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> VLLMEngine:
         """The engine of these servers, once they are ready. Raises TrainingError if one does not become ready."""
@@ -151,8 +157,21 @@ class EngineServers:
         return ("--load-format", "dummy") if _is_pushed_whole(policy) else ()
 
 
-def check_engine(config: EngineConfig) -> None:
-    """Raises ConfigError if the servers cannot be started, or do not answer. For rank 0, before models are loaded."""
+def _devices_of_servers(config: VLLMEngineConfig, device: torch.device) -> list[dict[str, str]]:
+    """The variable that gives each server its devices; empty where one server has all, or none is a CUDA device."""
+    if config.replicas == 1 or device.type != "cuda":
+        return [{}] * config.replicas
+    groups = divided_devices(
+        config.variables, config.arguments, replicas=config.replicas, num_devices=torch.cuda.device_count()
+    )
+    return [{DEVICES: group} for group in groups]
+
+
+def check_engine(config: EngineConfig, device: torch.device | None = None) -> None:
+    """Raises ConfigError if the servers cannot be started, or do not answer. For rank 0, before models are loaded.
+
+    `device`: where the policy will be, if that is known.
+    """
     if config.kind == "local":
         return
     if not (folder := _transfer_folder(config)).is_dir():
@@ -160,6 +179,8 @@ def check_engine(config: EngineConfig) -> None:
     if not config.addresses:
         interpreter(config.environment)
         _check_temporary_folder()
+        if device is not None:
+            _devices_of_servers(config, device)
         return
     servers = EngineServers(config, dtype="float32")
     servers.find()
@@ -224,6 +245,7 @@ def make_servers(
         return None
     if is_quantised(policy.base):
         raise ConfigError("engine.kind vllm cannot be given a quantised base: set model.quantisation to null")
+    logs = current().server_logs
     device = current().device or policy.device  # on several ranks, models are on the host while a run is built
     if config.sleep and device.type == "cpu":
         raise ConfigError("engine.sleep frees the memory of a GPU, but the policy is on the CPU: set it to false")
@@ -237,9 +259,9 @@ def make_servers(
             for server in made.servers:
                 _check_length(server, sampling)
         else:
-            made.start(policy, tokenizer, sampling, path=path, device=device)
+            made.start(policy, tokenizer, sampling, path=path, device=device, logs=logs)
 
-    current().once(effect, what="the start of the engine")
+    current().on_rank_0(effect, what="the start of the engine")
     return made
 
 
@@ -250,7 +272,7 @@ def engine_of(
     if servers is None:
         return None
     built: list[Engine] = []
-    current().once(lambda: built.append(servers.engine(policy, tokenizer)), what="the start of the engine")
+    current().on_rank_0(lambda: built.append(servers.engine(policy, tokenizer)), what="the start of the engine")
     # Only rank 0 talks to servers.
     return built[0] if current().size == 1 else FirstRankEngine(built[0] if built else cast(Any, None))
 

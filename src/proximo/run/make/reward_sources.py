@@ -70,7 +70,7 @@ def check_sources(configs: Iterable[Section]) -> None:
             if isinstance(source, FunctionReward | ProcessFunctionReward | RemoteReward):  # not a user's object
                 source.close()
 
-    current().once(check, what="the check of reward sources")
+    current().on_rank_0(check, what="the check of reward sources")
 
 
 def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:

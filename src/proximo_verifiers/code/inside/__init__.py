@@ -1,1 +1,1 @@
-"""What runs within the sandbox around a program: its tests, and the calls between both."""
+"""Runs the tests of a program in a process of their own inside the sandbox, and carries the calls between both."""

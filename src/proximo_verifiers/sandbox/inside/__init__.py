@@ -1,1 +1,1 @@
-"""What runs within the sandbox: a server that forks a process for each program, and ends it at its limits."""
+"""The fork server inside the sandbox: forks and confines a process for each program, and ends it at its limits."""
