@@ -11,10 +11,10 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import is_on_trunk
 from proximo.ppo import step
-from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import ReferenceWorker, RewardWorker
+from proximo.ppo.step import Roles
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
 from proximo.records import Experience, Passes, Scored

@@ -152,7 +152,12 @@ CHECKERS = {
 }
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
+SLOW = ("basedpyright", "mypy")
+
+
+@pytest.mark.parametrize(
+    "checker", [pytest.param(each, marks=pytest.mark.soak) if each in SLOW else each for each in CHECKERS]
+)
 def test_a_program_that_uses_the_library_passes_and_mistakes_are_found(checker: str, tmp_path: Path) -> None:
     if find_spec(checker) is None:
         pytest.skip(f"{checker} is not installed: make test installs it")

@@ -337,9 +337,9 @@ def test_the_advice_names_the_keys_of_the_largest_part(place, plain):
 def test_the_command_prints_a_table_or_json(place, capsys, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(json.dumps(recipe_of("ppo", place)))  # YAML
-    assert main(["plan", str(recipe), "ppo.rollout.max_num_seqs=2", "--measure"]) == 0
+    assert main(["plan", str(recipe), "ppo.rollout.max_num_seqs=2"]) == 0
     text = capsys.readouterr().out
-    for piece in ("policy optimizer", "train_policy", "TFLOP", "peak", "of the process with its libraries", "at least"):
+    for piece in ("policy optimizer", "train_policy", "TFLOP", "peak", "of the process with its libraries"):
         assert piece in text
     assert main(["plan", str(recipe), "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)

@@ -12,7 +12,8 @@ from proximo.data.step_examples import StepOptions, load_step_examples
 from proximo.data.steps import StepFinder, check_separator, split_steps
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError
-from proximo.recipes.running_sums import rows, step_labels
+from proximo.recipes.running_sums import rows
+from steps_of_sums import step_labels
 
 
 def row(**values: Any) -> Row:

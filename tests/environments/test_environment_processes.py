@@ -69,10 +69,21 @@ def stepped(pool: EnvironmentPool, lane: int, text: str) -> EnvironmentStep:
 
 def fault(pool: EnvironmentPool, lane: int, text: str) -> EnvironmentFault:
     pool.step(lane, text)
+    return fault_of(pool, lane)
+
+
+def fault_of(pool: EnvironmentPool, lane: int) -> EnvironmentFault:
     found = answer(pool, lane)[lane]
     assert isinstance(found, EnvironmentFault), found
     pool.stop(lane)
     return found
+
+
+def hung(pool: EnvironmentPool, lane: int, begun: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentFault:
+    """What comes of a step that hangs. Its deadline is set before the clock may jump, else it would jump too."""
+    pool.step(lane, "hang")
+    monkeypatch.setattr(pools, "time", PoolClock((hangs(begun, 1), 600.0)))
+    return fault_of(pool, lane)
 
 
 def processes_of_the_group_leader(pid: int) -> bool:
@@ -145,8 +156,7 @@ def test_an_environment_that_hangs_is_killed_with_what_it_started(
         began(pool, 0)
         process = began(pool, 1).info["process"]
         child = int(stepped(pool, 1, "child").observation)
-        monkeypatch.setattr(pools, "time", PoolClock((hangs(begun, 1), 600.0)))
-        found = fault(pool, 1, "hang")
+        found = hung(pool, 1, begun, monkeypatch)
         assert found == EnvironmentFault(reason="step() did not answer within timeout_seconds = 120", kind="timeout")
         wait_until(lambda: pool.poll(0.0) == [] and not os.path.exists(f"/proc/{process}"))
         wait_until(lambda: not processes_of_the_group_leader(child))
@@ -367,8 +377,7 @@ def test_a_thread_that_hangs_is_left_alone_and_others_play_on(tmp_path: Path, mo
     pool = in_threads("Faulty", begun=str(begun))
     began(pool, 0)
     began(pool, 1)
-    monkeypatch.setattr(pools, "time", PoolClock((hangs(begun, 1), 600.0)))
-    assert fault(pool, 1, "hang").kind == "timeout"
+    assert hung(pool, 1, begun, monkeypatch).kind == "timeout"
     assert stepped(pool, 0, "say still there").observation == "still there"
     assert began(pool, 2).observation == "began"
     pool.close()

@@ -15,8 +15,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing import is_on_trunk, scalar_on
-from proximo.ppo.roles.build import Roles, make_learners
-from proximo.ppo.step import experience_of
+from proximo.ppo.make_roles import make_learners
+from proximo.ppo.step import Roles, experience_of
 from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Passes
 from records_made import drawn

@@ -14,8 +14,7 @@ from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo.roles.build import Roles
-from proximo.ppo.step import experience_of
+from proximo.ppo.step import Roles, experience_of
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
 from roles_made import roles_of, state

@@ -15,7 +15,7 @@ import torch
 
 from ppo.test_updates import Gathered, config, make, models
 from proximo.algorithms.masking import segment_sum
-from proximo.ppo.roles.build import Roles
+from proximo.ppo.step import Roles
 from proximo.records import Experience
 from roles_made import state
 

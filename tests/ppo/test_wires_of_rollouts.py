@@ -18,8 +18,8 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing import scalar_on
-from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampling_options
+from proximo.ppo.step import Roles
 from proximo.ppo.step_arguments import as_prompts
 from proximo.ppo.task import evaluate_policy
 from proximo.ppo.trainer import PPOTrainer

@@ -21,7 +21,7 @@ from proximo.data.steps import split_steps
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, mark_steps, scalar_from_language_model
 from proximo.ppo.trainer import PPOTrainer
-from proximo.recipes.running_sums import rows, step_labels
+from proximo.recipes.running_sums import rows
 from proximo.records import Prompt, Response
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.prm import ProcessReward
@@ -31,6 +31,7 @@ from proximo.supervised.prm_trainer import PRMTask
 from proximo.supervised.sft_recipe import SFTConfig
 from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import TaskInputs
+from steps_of_sums import step_labels
 
 pytestmark = pytest.mark.soak  # it guards learning, and trains four models
 SUMS = {"num_terms": 3, "largest": 2}

@@ -592,7 +592,6 @@ SINKS = {
 PUSHES = {
     "name": "test_the_last_model_is_pushed_once_and_privately",
     "when": "test_the_best_is_pushed_and_no_worse_one",
-    "private": "test_each_save_is_pushed_and_the_card_is_that_of_its_step",
 }
 TEXTS = (
     verifiers.PatternRewardConfig,

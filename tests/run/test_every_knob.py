@@ -29,6 +29,7 @@ from proximo.metrics.catalogue import catalogue
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.run import journal
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
 from run.knobs import KNOBS, SHOWN_ELSEWHERE, TEMPLATE, Changes, Knob, rows
@@ -86,6 +87,12 @@ def store_on_hub(cache: Path, name: str, revisions: Mapping[str, str], place: Pa
         commit = f"{number}" * 40
         (folder / "refs" / revision).write_text(commit)
         shutil.copytree(place / source, folder / "snapshots" / commit)
+
+
+@pytest.fixture(autouse=True)
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are not compared, and to draw them takes a quarter of such a run."""
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
 
 
 @pytest.fixture(autouse=True)

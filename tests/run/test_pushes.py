@@ -80,14 +80,13 @@ def test_each_save_is_pushed_and_the_card_is_that_of_its_step(
             self.look()
 
     monkeypatch.setattr(pushes.Pushes, "saved", and_wait)
-    assert run("sft", pushing(place, when="save", private=False), QUIET) == 0
+    assert run("sft", pushing(place, when="save"), QUIET) == 0
     assert [message for message, _ in hub.commits] == ["Step 2", "Step 4", "Step 5"]
     assert all(CARD in files for _, files in hub.commits)
     card = hub.repositories[NAME][CARD].decode()
     assert "from step 5 of supervised fine-tuning" in card
     pushed = {"name": NAME, "step": 5, "card": git_hash(card.encode())}
     assert json.loads((place / "run" / "push" / "state.json").read_text()) == pushed
-    assert hub.private == {NAME: False}
 
 
 def test_steps_do_not_wait_for_an_upload_and_the_last_model_comes_after_it(place: Path, hub: FakeHub) -> None:

@@ -1,14 +1,9 @@
 """`proximo doctor`: reports what a run would find on this machine, with advice: versions, device, memory and others."""
 
-import os
 import platform
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import requires, version
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Annotated
 
 import typer
 
@@ -21,8 +16,6 @@ SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets
 DEVELOPMENT = ("docs", "test")
 """Extras that no user needs."""
 SANDBOX = "python -m proximo_verifiers.sandbox.doctor"
-LEAST_FREE_BYTES = 20 * GIB
-"""With less free space, the doctor shows how much a run writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +90,6 @@ def _precision() -> Finding:
     return Finding(f"{found}; bf16 is faster on this processor" if is_faster else found)
 
 
-def _threads() -> Finding:
-    import torch
-
-    return Finding(f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.num_threads, OMP_NUM_THREADS)")
-
-
 def _kernels() -> Finding:
     import torch
 
@@ -128,27 +115,6 @@ def _memory() -> Finding:
     return Finding(found)
 
 
-def disk(folder: Path) -> Finding:
-    """The space where a run folder would be made."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(place).free
-    found = f"{free / GIB:.1f} GiB free in {place}"
-    try:
-        with TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        return Finding(
-            f"{found}, which cannot be written ({error.strerror})", "set run.folder to a folder that you may write"
-        )
-    if free < LEAST_FREE_BYTES:
-        return Finding(
-            found,
-            "a checkpoint takes 12 bytes for each trained parameter, and up to four exist at once (run.keep_last, "
-            "the best, and the one being written): set run.folder to a larger disk",
-        )
-    return Finding(found)
-
-
 def _sandbox() -> Finding:
     from proximo.errors import as_own_errors
     from proximo_verifiers.sandbox.doctor import State, examine
@@ -160,15 +126,6 @@ def _sandbox() -> Finding:
     if not lacking:
         return Finding(held)
     return Finding(f"{held}, not {', '.join(lacking)}", f"`{SANDBOX}` shows why; only rewards of kind code need it")
-
-
-def _vllm() -> Finding:
-    from proximo.rollout.vllm.process import environment_folder
-
-    folder = environment_folder(None)
-    if (folder / "bin" / "python").is_file():
-        return Finding(f"in {folder}")
-    return Finding("none; the built-in engine samples", f"`proximo engine install` adds vLLM ({address('vllm')})")
 
 
 def _extras() -> Finding:
@@ -189,34 +146,27 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "versions": _versions,
     "device": _device,
     "precision": _precision,
-    "threads": _threads,
     "kernels": _kernels,
     "memory": _memory,
     "sandbox": _sandbox,
-    "vllm": _vllm,
     "extras": _extras,
 }
 """Name of a check -> the function that makes it, in the order of the output."""
 
 
 @app.callback()
-def doctor(
-    context: typer.Context,
-    *,
-    folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
-) -> None:
+def doctor(context: typer.Context) -> None:
     """Report what a run would find on this machine, and what to do if something is missing.
 
-    Versions, device, precision, threads, kernels, memory, the sandbox, vLLM, the extras, and the disk.
+    Versions, device, precision, kernels, memory, the sandbox and the extras.
 
     \b
     proximo doctor
-    proximo doctor --folder /scratch/runs     the disk of another folder
     proximo doctor kernels                    the kernels in C, compiled if needed
     """
     if context.invoked_subcommand is not None:
         return
-    for name, check in {**CHECKS, "disk": lambda: disk(folder)}.items():
+    for name, check in CHECKS.items():
         try:
             finding = check()
         except Exception as error:  # the command exists to report problems of this machine

@@ -29,10 +29,6 @@ def plan(
     *,
     kind: KindOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print bytes and counts as JSON.")] = False,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Measure matrix products on this machine, and estimate the time of a step."),
-    ] = False,
     devices: Annotated[
         int | None,
         typer.Option("--devices", min=1, help="Plan for one of that many ranks, in place of devices.num."),
@@ -57,9 +53,9 @@ def plan(
     loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     num_ranks = _num_ranks(loaded.recipe, devices)
     with loading():
-        from proximo.plan.machine import device_kind, memory_bytes, process_bytes, product_rate
+        from proximo.plan.machine import device_kind, memory_bytes, process_bytes
         from proximo.plan.profiling import make_plans
-    from proximo.plan.record import describe, step_seconds, to_json
+    from proximo.plan.record import describe, to_json
 
     device = device_kind(loaded.recipe.run)
     process = process_bytes() if device == "cpu" else 0
@@ -68,12 +64,7 @@ def plan(
         print(json.dumps(to_json(plans, process=process), indent=2))
         return 0
     available = memory_bytes(device) if given is None else given
-    texts = [describe(plan, memory=available, process=process) for plan in plans]
-    if measure:
-        rates = {name: product_rate(device, precision=name) for name in {plan.precision for plan in plans}}
-        times = [step_seconds(plan, rates[plan.precision]) for plan in plans]
-        texts = [f"{text}\n{time}" for text, time in zip(texts, times, strict=True)]
-    print("\n\n".join(texts))
+    print("\n\n".join(describe(plan, memory=available, process=process) for plan in plans))
     return 0
 
 

@@ -49,15 +49,16 @@ SinkConfig = Annotated[WandbSinkConfig | FunctionSinkConfig, Field(discriminator
 
 
 class PushConfig(Section):
-    """Upload the trained model to the Hugging Face Hub. The token is that of `hf auth login`, or HF_TOKEN."""
+    """Upload the trained model to the Hugging Face Hub. The token is that of `hf auth login`, or HF_TOKEN.
+
+    A model that is created is visible to you alone; one that exists stays as it is.
+    """
 
     name: str
     """The model's name there, such as me/my-model; created if it does not exist."""
     when: Literal["end", "save", "best"] = "end"
     """`end`: the last checkpoint of a finished run. `save`: also every other one. `best`: each that is the best so far.
     docs/checkpoint.md."""
-    private: bool = True
-    """Whether a model that is created is visible to you alone; one that exists stays as it is. For who publishes."""
 
     @field_validator("name")
     @classmethod

@@ -1,8 +1,7 @@
-"""Measures this machine: device, memory, FLOP/s of matrix products."""
+"""Measures this machine: device and memory."""
 
 import os
 import resource
-import time
 from pathlib import Path
 
 import torch
@@ -39,15 +38,3 @@ def process_bytes() -> int:
     if statistics.is_file():
         return int(statistics.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-
-
-def product_rate(device: str, *, precision: str, width: int = 1024) -> float:
-    """FLOP/s of a square matrix product of side `width`, the best of five runs."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    left = torch.ones(width, width, dtype=dtype, device=device)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        (left @ left).sum().item()  # item() waits for the accelerator
-        best = min(best, time.perf_counter() - start)
-    return 2 * width**3 / best

@@ -160,12 +160,6 @@ def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
     yield from (f"  note: {note}" for note in plan.notes)
 
 
-def step_seconds(plan: Plan, rate: float) -> str:
-    """A line with the minimum time of a step at `rate` FLOP/s, matrix products only."""
-    flops = sum(phase.flops for phase in plan.phases)
-    return f"  at {rate / 1e9:,.0f} GFLOP/s of matrix products a step takes at least {flops / rate:,.2g} s"
-
-
 def _table(phases: Sequence[Phase]) -> Iterator[str]:
     widths = [max(len(phase.name), 9) for phase in phases]
     names = list(dict.fromkeys(part for phase in phases for part in phase.parts))

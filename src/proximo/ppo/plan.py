@@ -166,7 +166,7 @@ def _scorer(
 
 
 def ppo_optimized_modules(recipe: PPORecipe, models: Mapping[str, Model]) -> OptimizedModules:
-    """The modules that each optimizer trains, as `make_learners` assigns them (roles/build.py)."""
+    """The modules that each optimizer trains, as `make_learners` assigns them (make_roles.py)."""
     config, policy, value = recipe.ppo, models["policy"], models.get("value")
     policy_optimizer = config.policy_optimizer or OptimizerConfig(learning_rate=1e-6)
     if value is None:

@@ -1,7 +1,7 @@
 """The step of PPO: each call of a model is a line of `ppo_step`, in its order. The formulas: docs/ppo-formulas.md."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +10,48 @@ from proximo.algorithms.controllers import KLController
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.calls import Calls, TracedCall, TracingCalls, Unknown
 from proximo.ppo.experience import StepExperience, count_responses, kl_in_reward, make_experience
-from proximo.ppo.roles.build import Roles
-from proximo.ppo.roles.policy import sampled_logprobs
+from proximo.ppo.roles.policy import PolicyWorker, sampled_logprobs
+from proximo.ppo.roles.value import ValueWorker
+from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker, RoleWorker
 from proximo.ppo.selection import Batch, has_enough_groups, select
 from proximo.ppo.step_metrics import StepOutcome
 from proximo.ppo.train_state import TrainState, adapted_coefficient
 from proximo.ppo.update.epochs import Report
 from proximo.records import Passes, Prompt, Scored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """The workers of a run, all in one process."""
+
+    policy: PolicyWorker
+    reward: RewardWorker
+    reference: ReferenceWorker | None = None
+    """None in a run without KL."""
+    value: ValueWorker | None = None
+    average: AverageWorker | None = None
+    has_teacher: bool = False
+    """Whether the reference is another model than the policy at its start."""
+
+    @property
+    def group(self) -> dict[str, RoleWorker | RewardWorker]:
+        """Name of a role -> the worker that has its model."""
+        return {worker.role: worker for worker in (*self.workers, self.reward)}
+
+    @property
+    def workers(self) -> list[RoleWorker]:
+        """The workers that have a model."""
+        return [worker for worker in (self.policy, self.reference, self.value, self.average) if worker is not None]
+
+    @property
+    def shares_trunk(self) -> bool:
+        """Whether the value model is a head on the policy's layers."""
+        return self.value is not None and self.value.is_on_trunk
+
+    @property
+    def evaluated(self) -> PolicyWorker | AverageWorker:
+        """The worker to evaluate: the policy, or its average with `evaluate_average`."""
+        return self.average if self.average is not None and self.policy.config.evaluate_average else self.policy
 
 
 def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a model in its place

@@ -25,10 +25,10 @@ from proximo.models.language import LanguageModel
 from proximo.ppo.episodes import episode_fields, evaluation_metrics
 from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.worker import eager_begin, logprobs_of
 from proximo.ppo.selection import check_scored_fraction
+from proximo.ppo.step import Roles
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer

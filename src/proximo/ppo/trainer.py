@@ -35,7 +35,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import Calls, OwnCall, check_own_calls
-from proximo.ppo.roles.build import make_roles, step_digest
+from proximo.ppo.make_roles import make_roles, step_digest
 from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_arguments import Mask, PromptLike, ResponseLike, Score, as_prompts, as_responses, as_scored
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics

@@ -1,9 +1,9 @@
-"""Generates sums in steps, some with errors, and checks such steps, for trying process reward models.
+"""Generates sums in steps, some with errors, for trying process reward models.
 
 Row i depends only on (seed, i).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -44,14 +44,3 @@ def rows(
             "response": "\n".join(steps),
             "answer": str(first + sum(terms)),
         }
-
-
-def step_labels(prompt: str, steps: Sequence[str]) -> list[bool]:
-    """Whether each step of a sum is right: the next term added to the right result before it, and nothing else."""
-    total, *terms = map(int, prompt.strip().split("+"))
-    right = []
-    for term in terms:
-        right.append(f"{total}+{term}={total + term}")
-        total += term
-    matching = [index < len(right) and step == right[index] for index, step in enumerate(steps)]
-    return [all(matching[: index + 1]) for index in range(len(steps))]

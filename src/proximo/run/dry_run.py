@@ -69,8 +69,7 @@ def run_lines(run: RunConfig) -> Iterator[Line]:
     for sink in run.sinks:
         yield "sink", f"{sink.label}, run {sink.name or run.folder}"
     if run.push is not None:
-        whose = "private" if run.push.private else "public"
-        yield "push", f"to {run.push.name} on the Hub, {whose} if it is new, at each {run.push.when}"
+        yield "push", f"to {run.push.name} on the Hub, private if it is new, at each {run.push.when}"
 
 
 def rank_lines(recipe: TrainerRecipe) -> Iterator[Line]:

@@ -139,7 +139,7 @@ class Pushes:
 
         def upload() -> Pushed:
             with _without_progress_bars():
-                return push_folder(staged, config.name, private=config.private, message=message, own_card=own_card)
+                return push_folder(staged, config.name, private=True, message=message, own_card=own_card)
 
         self._current = checkpoint.step, in_background(upload, name=f"push of step {checkpoint.step}")
 

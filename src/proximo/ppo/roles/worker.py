@@ -271,6 +271,10 @@ class RewardWorker:
         known = dict(zip(once, self._ask(list(once.values())), strict=True))
         return [_with_answer(s, known[s.response.prompt.id]) for s in scored]
 
+    def on_finished(self) -> Callable[[Response], None] | None:
+        """The callback for complete responses, if the source of now is eager; else None."""
+        return eager_begin(self.source)
+
     def _ask(self, responses: Sequence[Response]) -> list[Scored]:
         if self.source is None:
             raise ConfigError("this trainer has no reward source: pass scores, or pass reward to train")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from proximo.models.transformers_model import disable_dropout
 from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
 from proximo.ppo.roles.sampler import RolloutsAhead
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker, RoleWorker, eager_begin
+from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker
+from proximo.ppo.step import Roles
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import num_minibatches
 from proximo.ppo.update.ptx import make_text_loss
@@ -40,40 +41,6 @@ from proximo.run.make.sharding import shard_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Roles:
-    """The workers of a run, all in one process."""
-
-    policy: PolicyWorker
-    reward: RewardWorker
-    reference: ReferenceWorker | None = None
-    """None in a run without KL."""
-    value: ValueWorker | None = None
-    average: AverageWorker | None = None
-    has_teacher: bool = False
-    """Whether the reference is another model than the policy at its start."""
-
-    @property
-    def group(self) -> dict[str, RoleWorker | RewardWorker]:
-        """Name of a role -> the worker that has its model."""
-        return {worker.role: worker for worker in (*self.workers, self.reward)}
-
-    @property
-    def workers(self) -> list[RoleWorker]:
-        """The workers that have a model."""
-        return [worker for worker in (self.policy, self.reference, self.value, self.average) if worker is not None]
-
-    @property
-    def shares_trunk(self) -> bool:
-        """Whether the value model is a head on the policy's layers."""
-        return self.value is not None and self.value.is_on_trunk
-
-    @property
-    def evaluated(self) -> PolicyWorker | AverageWorker:
-        """The worker to evaluate: the policy, or its average with `evaluate_average`."""
-        return self.average if self.average is not None and self.policy.config.evaluate_average else self.policy
 
 
 def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
@@ -132,7 +99,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         texts=make_text_loss(
             texts, policy, tokenizer, config=config.ptx, seed=seed, token_budget=config.tokens_per_microbatch
         ),
-        on_finished=lambda: eager_begin(reward_worker.source),
+        on_finished=reward_worker.on_finished,
     )
     reference_worker = value_worker = average = None
     if reference is not None:
