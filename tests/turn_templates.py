@@ -21,6 +21,12 @@ QWEN_3 = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
     "{%- if enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
 )
+SMOLLM_2 = (
+    "{%- for m in messages %}{%- if loop.first and m.role != 'system' %}"
+    "{{- '<|im_start|>system\nYou are a small model that helps.<|im_end|>\n' }}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
 MISTRAL = (
     "{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}"
     "{{- bos_token }}{%- set ns = namespace(turn=0) %}{%- for m in messages %}"
@@ -53,6 +59,7 @@ GLM = (
 )
 
 TURN_FAMILIES = {
+    "smollm 2": Family(template=SMOLLM_2, marks=("<|im_start|>",), eos="<|im_end|>"),
     "qwen 3": Family(template=QWEN_3, marks=("<|im_start|>",), eos="<|im_end|>"),
     "llama 3": TOOL_FAMILIES["llama 3.1"],
     "mistral": Family(

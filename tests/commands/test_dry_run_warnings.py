@@ -90,6 +90,15 @@ def test_positions_that_answers_alone_fill_are_a_mistake(capsys):
     assert "model reads at most 100 positions, which ppo.rollout.max_new_tokens (128) alone fills" in err
 
 
+def test_episodes_beyond_the_positions_are_refused_as_by_the_run(capsys):
+    Path("guess.py").write_text("class Guess: ...\n")
+    text = "run: {folder: runs/e}\nmodel: {path: small}\nenvironment: {path: guess.py:Guess}\n"
+    status, _, err = dry_run(capsys, "ppo", text)
+    assert status == 2
+    assert "up to 1024 tokens, but model reads at most 100 positions; lower environment.max_tokens" in err
+    assert dry_run(capsys, "ppo", text, "environment.max_tokens=100")[0] == 0
+
+
 def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
     monkeypatch.setattr("proximo.commands.dry_run.version", lambda name: f"{metadata.version(name).split('+')[0]}+cpu")
     status, _, err = dry_run(capsys, "sft", SFT, "run.device=cuda")

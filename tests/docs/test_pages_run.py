@@ -169,7 +169,7 @@ reward: [{kind: model, path: owner/reward}]
     "stem",
     [
         *("code", "memory", "pipeline", "rewards", "trackers", "text-rewards", "remote-rewards", "verifiable"),
-        *("grpo-trainer", "environments-tutorial"),
+        *("grpo-trainer", "environments", "environments-tutorial"),
         *("coming-from/torchtune", "coming-from/areal", "coming-from/deepspeed-chat"),
     ],
 )

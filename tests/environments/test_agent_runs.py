@@ -4,7 +4,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -14,12 +14,16 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from fake_vllm import GENERATE, fake_servers
 from ppo_trainers import all_weights
 from proximo.config.environment import AgentEnvironmentConfig
 from proximo.config.loader import load_recipe
 from proximo.config.ppo.options import PPOConfig
+from proximo.models.language import LanguageModel
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
+from proximo.rollout.vllm.engine import VLLMEngine
+from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.loop import run_trainer
 from proximo.run.make.environments import PythonAgent
 from proximo.run.options import RunOptions
@@ -96,6 +100,24 @@ def test_an_agent_with_plain_http_learns_and_its_log_probs_are_the_learners() ->
     assert max(line["mismatch/max_abs_log_ratio"] for line in lines) < 1e-5
     assert lines[-1]["environment/turns_mean"] == 2.0
     assert lines[-1]["environment/forks_mean"] == 0.0
+
+
+def test_an_agent_asks_the_recorder_before_vllm_and_its_log_probs_are_the_learners() -> None:
+    policy = LanguageModel(tiny_language_model())
+    given = PythonAgent(run=with_http, max_turns=4, max_tokens=96)
+    config = PPOConfig(prompts_per_step=3, rollout={"max_new_tokens": 4})
+    with fake_servers(policy) as (fake,), ExitStack() as opened:
+        engine = VLLMEngine([VLLMServer(fake.url)], policy, tiny_tokenizer(), eos_token_ids=[2])
+        opened.callback(engine.close)
+        made = PPOTrainer(policy, tiny_tokenizer(), environment=given, engine=engine, config=config)
+        assert made.environments is not None
+        opened.callback(made.environments.close)
+        responses = made.generate(3)
+        assert fake.counts[GENERATE] == 6
+    for response in responses:
+        own = made.roles.policy.logprobs([response])
+        assert (len(response.episode.turns), response.episode.failure) == (2, None)
+        assert (response.logprobs - own)[response.response_mask].abs().max() < 1e-5
 
 
 def test_a_run_does_not_depend_on_how_many_programs_run_at_once() -> None:

@@ -25,6 +25,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rewards.model import ModelReward
 from proximo.rollout.local import LocalEngine
 from proximo.run.make.environments import PythonAgent, PythonEnvironment
+from turn_templates import TURN_FAMILIES
 
 
 class Letters:
@@ -110,6 +111,32 @@ def test_log_probs_of_trajectories_are_the_learners() -> None:
     made = trainer()
     for response in made.generate(4):
         own = made.roles.policy.logprobs([response])
+        assert (response.logprobs - own)[response.response_mask].abs().max() < 1e-5
+
+
+class Again:
+    """Eight turns."""
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[str, dict]:
+        self.turns = 0
+        return "say it", {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
+        self.turns += 1
+        return f"again {text}", 1.0, self.turns == 8, False, {}
+
+
+def test_log_probs_after_forks_are_the_learners() -> None:
+    """The template opens each turn with an empty thought, and leaves it out of earlier turns."""
+    tokenizer = TURN_FAMILIES["qwen 3"].tokenizer("again and again the answer is 1234" * 9)
+    variables = {"enable_thinking": False}
+    given = PythonEnvironment(make=Again, max_turns=9, max_tokens=3000, template_variables=variables)
+    policy = tiny_language_model(vocab_size=len(tokenizer), max_position_embeddings=4096)
+    config = PPOConfig(prompts_per_step=4, rollout={"max_new_tokens": 6})
+    made = PPOTrainer(policy, tokenizer, environment=given, config=config)
+    for response in made.generate(3):
+        own = made.roles.policy.logprobs([response])
+        assert (len(response.episode.turns), len(response.forks)) == (8, 7)
         assert (response.logprobs - own)[response.response_mask].abs().max() < 1e-5
 
 

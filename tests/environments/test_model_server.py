@@ -2,6 +2,7 @@
 
 import json
 import socket
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from model_servers import EOS, Asking, WrittenSession, chat, ids, post, recording, request_of, serving
 from proximo.environments import recorder
 from proximo.environments import server as server_module
+from proximo.environments.agents import model_server
 from proximo.environments.environment import EnvironmentStep
 from proximo.environments.recorder import Recording
 from proximo.environments.server import ModelServer
+from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError
 from proximo.records import Finish, Response
 from proximo.rollout.vllm.requests import read_choice
+from tool_templates import TOOL_FAMILIES
 from waiting import LATEST_SECONDS, wait_until
 
 
@@ -39,6 +43,17 @@ def test_ids_go_in_and_ids_come_out_in_the_form_that_a_client_of_vllm_reads() ->
         assert response.episode is not None
         assert response.episode.reward == 2.0
         assert response.text == "ab"
+
+
+def test_tools_whose_calls_would_not_be_read_are_refused() -> None:
+    renderer = TurnRenderer(TOOL_FAMILIES["deepseek 3"].tokenizer())
+    with closing(model_server(renderer, max_tokens=900, host="127.0.0.1", token=None)) as server:
+        server.begin(recording(session := WrittenSession(server=server, reply="ab")))
+        tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+        answer = chat(server.base_url("secret"), "hi", tools=tools)
+        assert answer.status_code == 400
+        assert "writes calls of tools in a style that is not known" in answer.text
+        assert session.asked == []
 
 
 def finished(noted: Recording, reward: float = 0.0) -> Response:

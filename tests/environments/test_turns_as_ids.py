@@ -1,6 +1,7 @@
 """Trajectories through chat templates: nothing is tokenised again, and the text is that of transformers' rendering.
 
-Qwen2.5 and SmolLM2 with their own tokenizers and templates; Qwen 3, Llama 3, Mistral and Gemma in wordings of our own.
+Qwen2.5 with its own tokenizer and template, and SmolLM2 where its model is at hand; otherwise, as Qwen 3, Llama 3,
+Mistral and Gemma always, in wordings of our own.
 """
 
 import json
@@ -31,10 +32,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Now.
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     if name == "qwen 2.5":
         return Qwen2Tokenizer.from_pretrained(real_data("tokenizers", "qwen2.5"))
-    if name == "smollm 2":
-        folder = os.environ.get("PROXIMO_TEST_MODEL")
-        if not folder:
-            pytest.skip("PROXIMO_TEST_MODEL is unset: SmolLM2's tokenizer is not at hand")
+    if name == "smollm 2" and (folder := os.environ.get("PROXIMO_TEST_MODEL")):
         return PreTrainedTokenizerFast.from_pretrained(folder)
     return TURN_FAMILIES[name].tokenizer("zqab zqcd zqef\n\nthe answer is 1234 <think></think>" * 9)
 

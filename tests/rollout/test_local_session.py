@@ -120,11 +120,11 @@ def test_a_lane_computes_only_what_its_cache_lacks(monkeypatch: pytest.MonkeyPat
 def test_slow_environments_delay_nobody() -> None:
     """Its trajectory ends after the same number of passes beside others that think, and beside none."""
 
-    def passes(others: int) -> int:
+    def passes(others: int, *, slots: int = 3) -> int:
         counts = []
         played = trajectories(1 + others, num_turns=5)
         play(
-            engine_of(slots=3),
+            engine_of(slots=slots),
             played,
             delay=lambda each: 0 if each.index == 0 or not each.calls else 40,
             before=lambda _: counts.append(len(played[0].calls) < 5),
@@ -132,6 +132,7 @@ def test_slow_environments_delay_nobody() -> None:
         return sum(counts)
 
     assert passes(2) == passes(0)
+    assert passes(200, slots=64) == passes(0)
     assert passes(30) <= passes(0) + 4 * 4, "at each further turn it may wait for a row, for at most four more tokens"
 
 

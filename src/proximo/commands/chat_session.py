@@ -1,16 +1,21 @@
 """A chat session with a trained model, for the terminal (`cli/chat.py`) or a program."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from proximo.commands.generate import load_engine
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.errors import DataError, UserError
+from proximo.environments.tool_calls import ToolTurn, parse
+from proximo.environments.turn_renderer import TurnRenderer
+from proximo.errors import DataError, ModelError, RunFolderError, UserError
+from proximo.metrics.run_files import read_run
 from proximo.models.pretrained.vocabulary import load_tokenizer
 from proximo.records import Message
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.run.checkpoint_lookup import language_model_path
+from proximo.run.checkpoint_lookup import find_run, language_model_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,8 @@ class Answer:
     text: str
     forgot: bool
     """True if the oldest turns were dropped because they no longer fit into the model's context."""
+    turn: ToolTurn
+    """Its calls of tools in the style of the chat template; nobody makes them."""
 
 
 class Dialogue:
@@ -50,6 +57,12 @@ class Dialogue:
         self.has_template = self.tokenizer.chat_template is not None
         if options.system is not None and not self.has_template:
             raise UserError(f"{path} has no chat template, so it cannot take a system message: remove it")
+        self.has_environment = _has_environment(model)
+        """Whether this is a run in an environment. A dialogue plays none."""
+        self._renderer: TurnRenderer | None = None
+        if self.has_template:
+            with suppress(ModelError):  # a template of one turn
+                self._renderer = TurnRenderer(self.tokenizer)
         self.options = options
         language, self._engine = load_engine(path, self.tokenizer, device=options.device)
         limit = language.position_limit
@@ -77,7 +90,18 @@ class Dialogue:
         key = RandomKey(seed=self.options.seed, purpose="chat", step=len(self._turns))
         (response,) = self._engine.generate([prompt], num_samples=1, options=self.options.sampling, key=key)
         self._turns = (*asked, {"role": "assistant", "content": response.text})
-        return Answer(text=response.text, forgot=bool(report.num_truncated))
+        turn, renderer = ToolTurn(), self._renderer
+        if renderer is not None:
+            turn = parse(renderer.visible_text(prompt.token_ids, response.token_ids), renderer.tool_style)
+        return Answer(text=response.text, forgot=bool(report.num_truncated), turn=turn)
+
+
+def _has_environment(model: str) -> bool:
+    try:
+        config = read_run(find_run(Path(model).expanduser())).config
+    except RunFolderError:  # a model
+        return False
+    return bool(config and config.get("environment"))
 
 
 def _as_text(turns: Sequence[Message]) -> str:

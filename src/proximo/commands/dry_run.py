@@ -92,6 +92,10 @@ def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int
     if limit is None or sum(longest.values()) <= limit:
         return
     (read_key, given), *rest = longest.items()
+    if read_key.startswith("environment."):
+        raise ConfigError(
+            f"an episode has up to {given} tokens, but {key} reads at most {limit} positions; lower {read_key}"
+        )
     if not rest:
         yield (
             f"{key} reads at most {limit} positions, and {read_key} is {given}: a longer example would end the run; "

@@ -5,7 +5,7 @@ rewards. What a trajectory is made of, the server records.
 """
 
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from json import dumps
 
@@ -16,10 +16,11 @@ from proximo.environments.engine import WAIT_SECONDS, Arena, Lane, Play
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.recorder import CallLimits, Recording
 from proximo.environments.server import ModelServer
+from proximo.environments.tool_calls import Tools
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.environments.verifiers_process import VerifiersProcess
 from proximo.metrics.values import MetricValue, Sum
-from proximo.records import Finish, Response
+from proximo.records import Finish, Message, Response
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import Session
 
@@ -30,9 +31,15 @@ NO_TOKEN = "none"
 def model_server(renderer: TurnRenderer, *, max_tokens: int, host: str, token: str | None) -> ModelServer:
     """A server of the policy. `renderer`: with a tokenizer of its own. Raises ConfigError."""
     tokenizer = renderer.tokenizer
+
+    def begin(messages: Sequence[Message], tools: Tools) -> Dialogue:
+        if tools:
+            renderer.check_tools()
+        return Dialogue(renderer, messages, tools=tools)
+
     chat = ChatCalls(
         tokenizer=tokenizer,
-        begin=lambda messages, tools: Dialogue(renderer, messages, tools=tools),
+        begin=begin,
         style=renderer.tool_style,
         vocabulary=Vocabulary(size=len(tokenizer), special_ids=frozenset(tokenizer.all_special_ids)),
     )

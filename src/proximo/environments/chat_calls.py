@@ -29,7 +29,7 @@ from proximo.environments.dialogue import Dialogue
 from proximo.environments.prompt_layout import Item
 from proximo.environments.recorder import Recording
 from proximo.environments.tool_calls import Tools, ToolStyle, ToolTurn, parse
-from proximo.errors import DataError, ModelError
+from proximo.errors import ConfigError, DataError, ModelError
 from proximo.records import Finish, Message
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import ModelCall
@@ -61,7 +61,7 @@ class ChatCalls:
     tokenizer: "PreTrainedTokenizerBase"
     """Of the server alone: a tokenizer is for one thread."""
     begin: Callable[[Sequence[Message], Tools], Dialogue]
-    """Messages and JSON schemas of tools -> a dialogue."""
+    """Messages and JSON schemas of tools -> a dialogue. Raises ConfigError for tools whose calls would not be read."""
     style: ToolStyle
     """How the policy writes calls of tools."""
     vocabulary: Vocabulary
@@ -79,7 +79,7 @@ class ChatCalls:
             conversation = self._conversation(recording, messages, tools)
             items = conversation.items(messages)
             conversation.dialogue.ask(items)
-        except (DataError, ModelError) as error:
+        except (ConfigError, DataError, ModelError) as error:
             raise refused(str(error)) from None
         stream = body.get("stream_options")
         return ChatCall(

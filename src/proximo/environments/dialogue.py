@@ -37,6 +37,8 @@ class Dialogue:
         """Messages that were longer than `max_observation_tokens`."""
         self._renderer = renderer
         self._tools: Tools = ()
+        self._before: tuple[int, ...] = ()
+        """The last ids of the prompt, after which a turn decodes as after all."""
         self._turns: list[PolicyTurn] = []
         self._conversation: tuple[Item, ...] = ()
         self._opening = ""
@@ -51,7 +53,7 @@ class Dialogue:
         Of a model whose chat template knows thoughts, the answer after them: "" for a turn that ended in its thought.
         """
         del finish
-        text = self._renderer.visible_text(self.prompt_ids, token_ids)
+        text = self._renderer.visible_text(self._before, token_ids)
         if not self._renderer.knows_thoughts:
             return text
         return "" if self._is_only_thought(text) else without_thought(text).lstrip()
@@ -66,12 +68,12 @@ class Dialogue:
     def wrote(self, token_ids: Sequence[int], finish: Finish) -> int:
         """Keep a turn of the policy, its answer to `prompt_ids`. Returns its number, for `ask`."""
         renderer, ids = self._renderer, tuple(token_ids)
-        text = renderer.text(self.prompt_ids, ids)
+        text = renderer.text(self._before, ids)
         last_mark = renderer.added_tokens.get(ids[-1], "") if ids else ""
         is_only_thought = renderer.knows_thoughts and self._is_only_thought(text)
         turn = PolicyTurn(
             token_ids=ids,
-            before=end_of_prompt(renderer.tokenizer, self.prompt_ids),
+            before=self._before,
             opening=self._opening,
             text=text,
             is_thinking=is_only_thought or (renderer.knows_thoughts and "</think>" in text),
@@ -102,6 +104,7 @@ class Dialogue:
         if not ids:
             raise DataError("environment: the first observation is empty, and the policy needs a token to begin with")
         self._known, self.prompt_ids = known, tuple(ids)
+        self._before = end_of_prompt(self._renderer.tokenizer, ids)
         self._opening = last if isinstance(last := pieces[-1], str) else ""
 
     def _is_only_thought(self, text: str) -> bool:
@@ -149,7 +152,8 @@ class Dialogue:
         if not pieces or not isinstance(pieces[0], str):
             return pieces
         begins = tuple(token for segment in encoder.start(pieces[0]) for token in segment.token_ids or ())
-        self._known[pieces[0], self._renderer.place_behind(begins)] = encoder.placed([(pieces[0], "")])[0]
+        key = pieces[0], self._renderer.place_behind(begins)
+        self._known[key] = self._known.get(key) or encoder.placed([(pieces[0], "")])[0]
         return joined([begins, *pieces])
 
     def _taken(self) -> tuple[Item, ...]:

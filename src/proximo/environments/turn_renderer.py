@@ -73,8 +73,8 @@ class TurnRenderer:
         if not any(call.name == DUMMY for call in parse(said, self.tool_style).calls):
             raise ConfigError(
                 f"environment: the chat template of '{self.encoder.name}' writes calls of tools in a style that is not "
-                f"known: {said.strip()[:80]!r}; give another template as tokenizer.chat_template, or set tool_style to "
-                "the style in which the policy is to write them"
+                f"known: {said.strip()[:80]!r}; give another template as tokenizer.chat_template; with kind tools you "
+                "may set tool_style to the style in which the policy is to write them"
             )
 
     @cached_property
@@ -197,7 +197,7 @@ class TurnRenderer:
         are too long, each may have an equal share. The mark in the middle does not count.
         """
         limit = self.max_observation_tokens
-        if limit is None or self._num_tokens(messages) <= limit:
+        if limit is None or self._fits([str(message["content"]) for message in messages], limit):
             return list(messages), 0
         share = max(1, limit // len(messages))
         shorter: list[Message] = [
@@ -205,12 +205,13 @@ class TurnRenderer:
         ]
         return shorter, sum(new != old for new, old in zip(shorter, messages, strict=True))
 
-    def _num_tokens(self, messages: Sequence[Message]) -> int:
-        assert self.max_observation_tokens is not None
-        contents = [str(message["content"]) for message in messages]
-        if sum(map(len, contents)) > self.max_observation_tokens * self._longest_token:
-            return self.max_observation_tokens + 1  # whatever its tokens are
-        return sum(map(len, self.encoder.placed([(text, None) for text in contents])))
+    def _fits(self, contents: Sequence[str], limit: int) -> bool:
+        num_characters = sum(map(len, contents))
+        if num_characters <= limit and all(map(str.isascii, contents)):
+            return True  # an ASCII character is one token at most
+        if num_characters > limit * self._longest_token:
+            return False  # whatever its tokens are
+        return sum(map(len, self.encoder.placed([(text, None) for text in contents]))) <= limit
 
     def _cut(self, text: str, limit: int) -> str:
         most = limit * self._longest_token
