@@ -188,6 +188,16 @@ class Counter:
         """Read the counter."""
         return {"total": self.total}
 
+    @staticmethod
+    def twice(number: int) -> int:
+        """
+        Double a number.
+
+        Args:
+            number: The number.
+        """
+        return 2 * number
+
     def get_reward(self) -> float:
         return self.total / 10
 

@@ -95,7 +95,7 @@ def test_public_methods_are_tools_and_the_last_turn_calls_none(played: Any) -> N
         row=row,
     )
     assert first.observation == [row["prompt"][0], {"role": "user", "content": "Go on. It is 4 now."}]
-    assert [tool["function"]["name"] for tool in first.info["tools"]] == ["add", "read"]
+    assert [tool["function"]["name"] for tool in first.info["tools"]] == ["add", "read", "twice"]
     assert first.info["tools"][0]["function"]["parameters"]["properties"]["number"]["type"] == "integer"
     (result,) = added.observation
     assert (result["role"], result["name"], result["content"]) == ("tool", "add", "10")
@@ -113,7 +113,7 @@ def test_a_call_that_fails_or_cannot_be_read_is_told_to_the_policy(played: Any) 
     assert malformed.info == {"tool_calls": 0, "malformed_calls": 1}
     assert "could not be read" in malformed.observation[0]["content"]
     assert unknown.info == {"tool_calls": 0, "malformed_calls": 1}
-    assert "there is no tool '_hidden', only add, read" in unknown.observation[0]["content"]
+    assert "there is no tool '_hidden', only add, read, twice" in unknown.observation[0]["content"]
     assert not unknown.is_last
 
 
@@ -136,7 +136,9 @@ def test_what_makes_a_class_of_tools_is_refused_in_words_and_its_arguments_may_b
     with pytest.raises(ConfigError, match=r"^environment 'make_counter' is no class.*functools\.partial"):
         played({"kind": "tools", "path": "example_environments:make_counter"})
     environment = tools_of(partial(example_environments.Counter, 2), "hermes", {})()
-    asyncio.run(environment.reset(0, {}))
+    _, info = asyncio.run(environment.reset(0, {}))
+    twice = info["tools"][-1]["function"]
+    assert (twice["name"], list(twice["parameters"]["properties"])) == ("twice", ["number"])
     assert asyncio.run(environment.step(call("add", '{"number": 3}')))[1] == pytest.approx(0.6)
 
 

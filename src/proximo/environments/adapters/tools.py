@@ -89,7 +89,7 @@ def tool_methods(made: Any) -> list[Callable[..., Any]]:
 def _bound(made: type, name: str) -> Callable[..., Any]:
     """A method as an object of the class has it: without `self`."""
     method = getattr(made, name)
-    return MethodType(method, made) if inspect.isfunction(method) else method
+    return MethodType(method, made) if inspect.isfunction(inspect.getattr_static(made, name)) else method
 
 
 class Tools:
