@@ -10,12 +10,11 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import is_on_trunk
-from proximo.ppo.experience import make_experience
+from proximo.ppo import step
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
-from proximo.ppo.roles.reward import RewardWorker
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import ReferenceWorker
+from proximo.ppo.roles.worker import ReferenceWorker, RewardWorker
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
 from proximo.records import Experience, Passes, Scored
@@ -72,4 +71,4 @@ def experience_of(roles: Roles, batch: Sequence[Scored], *, kl_coefficient: floa
         reference_logprobs=None if reference is None else reference.logprobs(responses)[0],
         values=None if value is None else value.values(responses),
     )
-    return make_experience(batch, passes, config=roles.policy.config, kl_coefficient=kl_coefficient)[0]
+    return step.experience_of(batch, passes, state(kl_coefficient), config=roles.policy.config)[0]

@@ -21,7 +21,7 @@ from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
-from proximo.ppo.roles.reward import answer_responses
+from proximo.ppo.roles.worker import answer_responses
 from proximo.ppo.step_arguments import as_prompts, as_responses
 from proximo.records import Prompt
 from proximo.supervised.kto_trainer import label_sample

@@ -95,19 +95,7 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
             {"value__explained_variance": lambda part: -0.3 + 0.305 * part, "score__mean": stuck},
         ),
         ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
-        ("Answers lose diversity", {"response__distinct_2": lambda part: 0.4 - 0.35 * part, "score__mean": stuck}),
         ("Most groups have zero variance", {"group__zero_variance_fraction": lambda part: part, "score__mean": stuck}),
-        (
-            "The score rises with the length of answers",
-            {
-                "response__tokens_mean": lambda part: 30 + 60 * part,
-                "score__task_reward_mean": lambda part: 0.3,
-                "score__form__mean": lambda part: part,
-                "score__warmth__mean": lambda part: part,
-            },
-        ),
-        ("The score rises with the length of answers", {"response__tokens_mean": lambda part: 30 + 60 * part}),
-        ("Answers repeat themselves", {"response__repeat_4gram": lambda part: 0.05 + 0.5 * part * part}),
         ("Responses were unscored", {"response__unscored": lambda part: float(part == 0.5)}),
         ("Updates were skipped", {"value__skipped_updates": lambda part: float(part > 0.9)}),
         ("Some metrics were not finite", {"progress__non_finite_metrics": lambda part: float(part == 1)}),
@@ -120,12 +108,8 @@ def test_a_sick_run_raises_that_alarm_and_no_other(title, curves):
 @pytest.mark.parametrize(
     "curves",
     [
-        # Longer answers that solve more, longer answers whose score stands still or falls.
         {"response__tokens_mean": lambda part: 30 + 60 * part, "score__task_reward_mean": lambda part: part},
-        {"response__tokens_mean": lambda part: 30 + 12 * part},
-        # Lists and tables repeat themselves from the start.
         {"response__repeat_4gram": lambda part: 0.4 + 0.1 * part},
-        {"response__repeat_4gram": lambda part: 0.01 + 0.2 * part},
         {"group__zero_variance_fraction": lambda part: 0.45, "group__zero_advantage_fraction": lambda part: 0.9},
     ],
 )
@@ -134,11 +118,8 @@ def test_what_looks_like_hacking_and_is_none_raises_no_alarm(curves):
 
 
 def test_of_ten_steps_two_trends_are_compared_and_of_nine_they_are_not() -> None:
-    curves = {"score/mean": 2.0, "response/tokens_mean": 30.0}
-    for count, found in ((10, ["The score rises with the length of answers"]), (9, [])):
-        lines = [
-            {"step": step, **{name: slope * step for name, slope in curves.items()}} for step in range(1, count + 1)
-        ]
+    for count, found in ((10, ["The score does not rise"]), (9, [])):
+        lines = [{"step": step, "score/mean": -1.0 * step, "score/std": 1.0} for step in range(1, count + 1)]
         assert titles(Run(name="run", lines=tuple(lines))) == found
 
 

@@ -11,7 +11,9 @@ import torch
 from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.schema.fields import kinds_of, sections_of
-from proximo.ppo.experience import make_experience, token_values
+from proximo.ppo.experience import token_values
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
@@ -36,7 +38,7 @@ def build(
         full_kl=None if full_kl is None else torch.tensor(full_kl),
     )
     config = PPOConfig(**({"advantage": {"standardise": False} | (advantage or {}), "kl": "none"} | options))
-    return make_experience(batch, passes, config=config, kl_coefficient=kl_coefficient)[0]
+    return experience_of(batch, passes, TrainState(kl_coefficient=kl_coefficient), config=config)[0]
 
 
 @pytest.mark.parametrize(

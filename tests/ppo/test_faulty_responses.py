@@ -12,7 +12,7 @@ from ppo.test_updates import Gathered
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.experience import make_experience
+from proximo.ppo.step import experience_of
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.task import rows_to_log
 from proximo.records import Passes, Scored, ScoreState
@@ -70,7 +70,7 @@ def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     reference, _ = roles.reference.logprobs(responses)
     passes = Passes(old_logprobs=old, reference_logprobs=reference, values=values if config.uses_critic else None)
-    experience, raw, shaped = make_experience(scored, passes, config=config, kl_coefficient=0.1)
+    experience, raw, shaped = experience_of(scored, passes, state(0.1), config=config)
     roles.policy.train(experience, state(0.1))
     if config.uses_critic:
         roles.value.train(experience, state())

@@ -10,7 +10,8 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import LARGE, ppo_trainer
 from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import make_experience
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Passes
 from records_made import response, scored
@@ -37,7 +38,7 @@ def step(
     )
     config = PPOConfig(advantage=advantage, kl={"kind": "reward" if kl else "none"})
     passes = Passes(old_logprobs=old, values=values, reference_logprobs=reference)
-    made, raw, _ = make_experience(batch, passes, config=config, kl_coefficient=0.05, returns_seen=seen)
+    made, raw, _ = experience_of(batch, passes, TrainState(kl_coefficient=0.05, return_moments=seen), config=config)
     return made, raw.spread.seen
 
 

@@ -15,8 +15,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing import is_on_trunk, scalar_on
-from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.build import Roles, make_learners
+from proximo.ppo.step import experience_of
 from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Passes
 from records_made import drawn
@@ -50,7 +50,7 @@ def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tup
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=draw, dtype=old.dtype)
     passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
-    experience, _, _ = make_experience(batch, passes, config=config, kl_coefficient=0.1)
+    experience, _, _ = experience_of(batch, passes, state(0.1), config=config)
     return roles, experience
 
 

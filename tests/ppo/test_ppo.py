@@ -17,9 +17,9 @@ from proximo.data.rows import Row
 from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.experience import make_experience
+from proximo.ppo.step import experience_of
 from proximo.ppo.step_arguments import as_prompts
-from proximo.ppo.train_state import adapted_coefficient
+from proximo.ppo.train_state import TrainState, adapted_coefficient
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Passes, Response, Scored
 from proximo.rollout.stopping import ending_ids
@@ -110,7 +110,7 @@ def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() 
     )
     passes = Passes(old_logprobs=torch.zeros(8), reference_logprobs=torch.full((8,), -0.6), values=torch.zeros(12))
     scored = [Scored(response=each, score=1.0) for each in (cut, cut, cut, ended)]
-    experience, *_ = make_experience(scored, passes, config=made.config, kl_coefficient=1.0)
+    experience, *_ = experience_of(scored, passes, TrainState(kl_coefficient=1.0), config=made.config)
     # 1.2 nats in the one answer that counts are above the target; with three zeros beside it, they would be below.
     assert adapted_coefficient(1.0, experience, made.config.kl) == pytest.approx(1 + 0.2 / 10)
 

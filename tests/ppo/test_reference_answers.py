@@ -20,7 +20,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
-from proximo.ppo.roles.reward import answer_responses
+from proximo.ppo.roles.worker import answer_responses
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt
 from proximo.rewards.function import FunctionReward

@@ -12,10 +12,11 @@ from proximo.algorithms.advantages import ReturnSpread
 from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
-from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores
+from proximo.ppo.experience import RawAdvantages, ShapedScores, count_responses, shape_scores
 from proximo.ppo.selection import check_constant_rewards
+from proximo.ppo.step import experience_of
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
-from proximo.ppo.train_state import ConstantRewardSteps
+from proximo.ppo.train_state import ConstantRewardSteps, TrainState
 from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
@@ -39,9 +40,10 @@ def shape(
     truncation: Any = "scored",
     **options: Any,
 ) -> ShapedScores:
-    counted = torch.tensor(counts or [each.valid for each in batch])
     config = PPOConfig(rollout={"max_new_tokens": 8}, score=options, truncation=truncation)
-    return shape_scores(batch, counted, config=config, moments=moments)
+    counted = torch.tensor(counts or [each.valid for each in batch])
+    found = count_responses(batch, config)._replace(counted=counted)
+    return shape_scores(batch, found, config=config, moments=moments)
 
 
 def made(batch: list[Scored], *, reference: list[float] | None = None, **options) -> Experience:
@@ -56,7 +58,7 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
         "kl": {"kind": "reward" if reference else "none"},
         "advantage": {"standardise": False, "gae_lambda": 1.0},
     }
-    return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
+    return experience_of(batch, passes, TrainState(kl_coefficient=1.0), config=PPOConfig(**(base | options)))[0]
 
 
 def test_a_single_first_score_is_neither_nan_nor_blown_up() -> None:

@@ -1,17 +1,20 @@
 """Trajectories in a step: the value after a cut, rewards of turns, one count each. Numbers worked by hand."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from proximo.algorithms.advantages import StepRewards
+from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.environments.reward import EnvironmentReward
 from proximo.errors import ConfigError, GuardError
 from proximo.ppo.episodes import episode_fields, episode_metrics, evaluation_metrics
-from proximo.ppo.experience import make_experience
 from proximo.ppo.selection import check_scored_fraction
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import cut_minibatch
 from proximo.records import Episode, Experience, Finish, Fork, Passes, Response, Scored, Turn
 from records_made import prompt, response
@@ -38,7 +41,9 @@ def experience(batch: list[Scored], *, values: list[float] | None = VALUES, **op
         old_logprobs=torch.zeros(5 * len(batch)),
         values=None if values is None else torch.tensor(values * len(batch)),
     )
-    return make_experience(batch, passes, config=PPOConfig(**(plain | options)), kl_coefficient=0.0).experience
+    return experience_of(
+        batch, passes, TrainState(kl_coefficient=0.0), config=PPOConfig(**(plain | options))
+    ).experience
 
 
 def returns_of(finish: Finish, **options: Any) -> list[float]:
@@ -52,6 +57,33 @@ def test_each_turn_has_its_reward_at_its_last_token() -> None:
     assert made.rewards.tolist() == [1.0, 0.0, 0.0, 2.0, 0.0]
     summed = experience(scored_by_environment(played(Finish.TERMINATED), per_turn=False))
     assert summed.rewards.tolist() == [0.0, 0.0, 0.0, 3.0, 0.0]
+
+
+class TurnReturnsConfig(AdvantageConfig):
+    """An estimator of one's own: the rewards of a turn and of later ones, halved with each turn."""
+
+    is_per_token: ClassVar[bool] = True
+
+    def estimate(self, step: StepRewards) -> tuple[torch.Tensor, None]:
+        assert step.reference_logprobs is None
+        assert step.old_logprobs.shape == step.rewards.shape
+        advantages = torch.zeros_like(step.rewards)
+        for row in torch.arange(sum(step.lengths)).split(list(step.lengths)):
+            later = 0.0
+            for turn in reversed(range(int(step.turns[row].max()) + 1)):
+                own = row[step.turns[row] == turn]
+                later = step.rewards[own].sum() + 0.5 * later
+                advantages[own] = later
+        return advantages, None
+
+
+def test_an_estimator_of_ones_own_sees_the_turns() -> None:
+    longer = (TURNS[0], Turn(start=2, end=3, text="b", reward=4.0), Turn(start=3, end=4, text="c", reward=2.0))
+    three = replace(played(Finish.TERMINATED, to="q"), episode=Episode(turns=longer))
+    answer = response([7, 8, 9, 10, 11], to=prompt("r"), mask=[True] * 5)
+    scored = [*scored_by_environment(played(Finish.TERMINATED), three), Scored(response=answer, score=8.0)]
+    made = experience(scored, values=None, advantage=TurnReturnsConfig())
+    assert made.advantages.tolist() == [2.0, 0.0, 2.0, 2.0, 0.0, 3.5, 0.0, 5.0, 2.0, 0.0, 8.0, 8.0, 8.0, 8.0, 8.0]
 
 
 def test_what_the_environment_ended_is_worth_nothing_afterwards() -> None:
@@ -128,14 +160,13 @@ def test_metrics_show_turns_faults_and_numbers_of_the_environment() -> None:
     }
     held_out = {name: value.value for name, value in evaluation_metrics(batch).items()}
     assert (held_out["evaluation/turns"], held_out["evaluation/info/won"]) == (1.5, 0.5)
-    assert episode_metrics([Scored(response=response(), score=1.0)]) == {}
 
 
 def test_samples_show_every_turn() -> None:
     turns = (replace(TURNS[0], observation="higher", num_tool_calls=1), replace(TURNS[1], observation="right"))
-    fields = episode_fields(replace(played(Finish.TERMINATED), episode=Episode(turns=turns)))
+    fields = episode_fields(Episode(turns=turns), num_forks=1)
     assert fields["response"] == (
         "[turn 1, 1 tool call] a\n[environment, reward 1] higher\n[turn 2] b\n[environment, reward 2] right"
     )
     assert [turn["reward"] for turn in fields["turns"]] == [1.0, 2.0]
-    assert episode_fields(response()) == {}
+    assert fields["forks"] == 1

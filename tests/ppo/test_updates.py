@@ -14,8 +14,8 @@ from proximo.learner.optimizers import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.build import Roles
+from proximo.ppo.step import experience_of
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
 from roles_made import roles_of, state
@@ -60,7 +60,7 @@ def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=generator, dtype=old.dtype)
     passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
-    return roles, make_experience(batch, passes, config=options, kl_coefficient=0.1)[0]
+    return roles, experience_of(batch, passes, state(0.1), config=options)[0]
 
 
 def gradients(role: str, dtype: torch.dtype = torch.float64, poison: bool = False, **options) -> dict[str, Tensor]:

@@ -16,8 +16,9 @@ import torch
 
 from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import Passes, make_experience
-from proximo.records import Experience, Finish, Scored, ScoreState
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
+from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
 NATS = 0.375
@@ -79,7 +80,7 @@ def made(advantage: dict[str, Any], **options: Any) -> Experience:
     config = PPOConfig(advantage=advantage, responses_per_prompt=4, **options)
     if not config.uses_critic:
         passes = replace(passes, values=None)
-    return make_experience(records, passes, config=config, kl_coefficient=NATS)[0]
+    return experience_of(records, passes, TrainState(kl_coefficient=NATS), config=config)[0]
 
 
 def to_go(rewards: list[float], gamma: float) -> list[float]:
@@ -251,12 +252,13 @@ def test_whether_a_step_is_flat_is_judged_by_rewards_before_they_are_whitened() 
     passes = Passes(old_logprobs=torch.full((2,), -1.0), values=torch.zeros(4))
     config = PPOConfig(score={"whiten_rewards": "zero_mean"}, kl="none")
     seen = RunningMoments(count=101, mean=1.0, squares=100.0)
-    found, *_ = make_experience(near, passes, config=config, kl_coefficient=0.0, returns_seen=seen)
+    before = TrainState(kl_coefficient=0.0, return_moments=seen)
+    found, *_ = experience_of(near, passes, before, config=config)
     assert found.rewards.abs().min() > 0.9
     assert found.is_flat
     assert not found.advantages.any()
     less = PPOConfig(advantage={"least_spread": 0.0004}, kl="none")
-    assert not make_experience(near, passes, config=less, kl_coefficient=0.0, returns_seen=seen)[0].is_flat
+    assert not experience_of(near, passes, before, config=less)[0].is_flat
 
 
 def test_groups_that_are_left_out_are_still_in_the_running_moments() -> None:
@@ -267,7 +269,7 @@ def test_groups_that_are_left_out_are_still_in_the_running_moments() -> None:
     advantage = {"kind": "group_centred", "zero_variance_groups": "exclude"}
     options = {"responses_per_prompt": 2, "kl": "none", "score": {"normalise": "standardise"}}
     config = PPOConfig(advantage=advantage, **options)
-    found, _, shaped = make_experience(batch, passes, config=config, kl_coefficient=0.0)
+    found, _, shaped = experience_of(batch, passes, TrainState(kl_coefficient=0.0), config=config)
     assert found.mask.tolist() == [False, False, True, True]
     assert (shaped.moments.count, shaped.moments.mean) == (4, 3.0)
     assert found.advantages.tolist() == pytest.approx([0.0, 0.0, -1 / stdev([4, 4, 1, 3]), 1 / stdev([4, 4, 1, 3])])

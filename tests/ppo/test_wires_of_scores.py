@@ -13,7 +13,7 @@ import torch
 
 from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import shape_scores
+from proximo.ppo.experience import count_responses, shape_scores
 from proximo.records import Finish, Scored, ScoreState
 from records_made import response, scored
 
@@ -113,7 +113,9 @@ def test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings(name: s
     counts = torch.tensor([each.valid and place != 1 for place, each in enumerate(records)])
     squares = sum((x - fmean(EARLIER)) ** 2 for x in EARLIER)
     moments = RunningMoments(count=len(EARLIER), mean=fmean(EARLIER), squares=squares)
-    found = shape_scores(records, counts, config=config, moments=moments)
+    found = shape_scores(
+        records, count_responses(records, config)._replace(counted=counts), config=config, moments=moments
+    )
     part_of_moments = [each for each, has in zip(records, counts, strict=True) if has and has_score(each, options)]
     seen = EARLIER + [first_part(each, options) for each in part_of_moments]
     wanted = [worth(each, options, seen) for each in records]

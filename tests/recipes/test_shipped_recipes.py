@@ -35,7 +35,8 @@ def test_two_prompts_a_step_are_enough(shipped: ShippedRecipe) -> None:
     _, stage = ppo_stage(load_recipe(shipped.command, shipped.name, fewer).recipe)
     responses = 2 * stage.ppo.responses_per_prompt
     updates = -(-responses // stage.ppo.responses_per_update)
-    assert updates == min(stage.ppo.num_minibatches, responses // (2 if stage.ppo.policy_loss.is_pairwise else 1))
+    unit = 2 if stage.ppo.policy_loss.objective.is_pairwise else 1
+    assert updates == min(stage.ppo.num_minibatches, responses // unit)
 
 
 def test_the_updates_of_a_step_are_as_equal_as_they_can_be() -> None:

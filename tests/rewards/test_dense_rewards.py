@@ -14,13 +14,14 @@ from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.experience import make_experience
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.step import experience_of
+from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.token_rewards import scored_by_prefix, scored_by_token
+from proximo.rewards.source import scored_by_prefix, scored_by_token
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response, scored
 
@@ -44,7 +45,7 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
     kl = {"kind": "none" if reference is None else "reward"}
     base = {"advantage": {"standardise": False, "gae_lambda": 1.0}, "kl": kl, "rollout": {"max_new_tokens": 3}}
     passes = Passes(old_logprobs=old, reference_logprobs=against, values=values)
-    return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
+    return experience_of(batch, passes, TrainState(kl_coefficient=1.0), config=PPOConfig(**(base | options)))[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from proximo.models.attention.cache import RowCache
 from proximo.models.backbone import Backbone
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout import drawing
+from proximo.rollout import decoding
 from proximo.rollout.decoding_graphs import LEAST_PASSES
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -85,8 +85,8 @@ def with_graphs(patch: pytest.MonkeyPatch, capture: Callable[..., Any]) -> None:
             assert device.type == "cpu"
             return capture
 
-    patch.setattr(drawing, "kernels_of", Kernels)
-    patch.setattr(drawing, "passes_at_once", lambda _: 8)
+    patch.setattr(decoding, "kernels_of", Kernels)
+    patch.setattr(decoding, "passes_at_once", lambda _: 8)
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def test_other_weights_get_other_graphs(monkeypatch: pytest.MonkeyPatch) -> None
 
         return responses(engine=engine, on_finished=load)
 
-    monkeypatch.setattr(drawing, "passes_at_once", lambda _: 8)  # weights take effect after a block
+    monkeypatch.setattr(decoding, "passes_at_once", lambda _: 8)  # weights take effect after a block
     expected = run()
     with_graphs(monkeypatch, capture)
     assert [tokens for tokens, _ in run()] == [tokens for tokens, _ in expected]

@@ -13,7 +13,7 @@ from proximo.errors import TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.records import Finish, Prompt
-from proximo.rollout import drawing, local_session
+from proximo.rollout import decoding, local_session
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import CallRequest, Session
@@ -212,7 +212,7 @@ def test_weights_that_are_loaded_between_two_tokens_are_used_from_then_on() -> N
 def test_blocks_of_an_accelerator_sample_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is over goes on while its block does. Its lane then continues from its end."""
     expected = [each.facts() for each in play(engine_of(), trajectories(9, num_turns=5))]
-    for module in (drawing, local_session):
+    for module in (decoding, local_session):
         monkeypatch.setattr(module, "passes_at_once", lambda _: count)
     found = [each.facts() for each in play(engine_of(), trajectories(9, num_turns=5))]
     for ours, theirs in zip(found, expected, strict=True):

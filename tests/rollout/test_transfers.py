@@ -12,8 +12,8 @@ from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.precision.placement import Precision
 from proximo.records import Finish, Prompt, Response
-from proximo.rollout import drawing
-from proximo.rollout.drawing import TOKENS_PER_TRANSFER
+from proximo.rollout import decoding
+from proximo.rollout.decoding import TOKENS_PER_TRANSFER
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo_cpu.library import library
@@ -61,7 +61,7 @@ def test_responses_are_those_of_one_token_at_a_time(rule: str, monkeypatch: pyte
     model = model_of(torch.float64)
     expected = generate(model, **RULES[rule])
     for count in (2, 5, 64):
-        monkeypatch.setattr(drawing, "passes_at_once", lambda _, count=count: count)
+        monkeypatch.setattr(decoding, "passes_at_once", lambda _, count=count: count)
         told: list[Response] = []
         found = generate(model, **RULES[rule], on_finished=told.append)
         assert facts(found) == facts(expected), count
@@ -84,7 +84,7 @@ def test_with_kernels_they_are_the_same_bits(rule: str, monkeypatch: pytest.Monk
     model = model_of(torch.float32)
     expected = generate(model, **RULES[rule])
     for count in (3, 8):
-        monkeypatch.setattr(drawing, "passes_at_once", lambda _, count=count: count)
+        monkeypatch.setattr(decoding, "passes_at_once", lambda _, count=count: count)
         found = generate(model, **RULES[rule])
         assert facts(found) == facts(expected)
         assert all(a.logprobs.equal(b.logprobs) for a, b in zip(found, expected, strict=True))
@@ -98,7 +98,7 @@ def test_no_row_goes_beyond_the_positions_of_the_model(name: str, monkeypatch: p
     assert limit is not None
     prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([limit - 9, 3]))]
     options = SamplingOptions(max_new_tokens=9, random_limit_min=2)
-    monkeypatch.setattr(drawing, "passes_at_once", lambda _: 64)
+    monkeypatch.setattr(decoding, "passes_at_once", lambda _: 64)
     engine = LocalEngine(model, tiny_tokenizer(), eos_token_ids=[])
     found = engine.generate(prompts, num_samples=2, options=options, key=RandomKey(seed=1, purpose="test"))
     assert [len(each.token_ids) for each in found] == [
@@ -108,7 +108,7 @@ def test_no_row_goes_beyond_the_positions_of_the_model(name: str, monkeypatch: p
 
 def test_only_a_response_is_looked_at_and_not_what_its_row_wrote_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third draw ends it. Numbers that are none stop the run up to there, and are cut off behind."""
-    plain, draws = drawing.sample, []
+    plain, draws = decoding.sample, []
 
     def drawn(*given: Any, **options: Any) -> Any:
         tokens, logprobs = plain(*given, **options)
@@ -116,8 +116,8 @@ def test_only_a_response_is_looked_at_and_not_what_its_row_wrote_later(monkeypat
         broken = torch.nan if len(draws) >= first_broken else 0.0
         return torch.full_like(tokens, 2 if len(draws) >= 3 else 5), logprobs + broken
 
-    monkeypatch.setattr(drawing, "passes_at_once", lambda _: 8)
-    monkeypatch.setattr(drawing, "sample", drawn)
+    monkeypatch.setattr(decoding, "passes_at_once", lambda _: 8)
+    monkeypatch.setattr(decoding, "sample", drawn)
 
     def generated() -> list[Response]:
         draws.clear()
@@ -146,7 +146,7 @@ def test_on_cuda_the_host_waits_once_for_several_tokens(name: str, monkeypatch: 
         rows = len(drawn[0][0])
         return [[5] * len(drawn)] * rows, [[-1.0] * len(drawn)] * rows
 
-    monkeypatch.setattr(drawing, "_fetch", fetch)
+    monkeypatch.setattr(decoding, "_fetch", fetch)
     prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([4, 6]))]
     new_tokens = 2 * TOKENS_PER_TRANSFER + 4
     with fake_cuda(model.model):

@@ -45,6 +45,12 @@ class StepRewards:
     """[T + R] the value before each token, and one more per response after its last; None without a critic."""
     bootstrap: Bool[Tensor, "responses"]
     """True where the value after the last token stands for a future that was cut off."""
+    turns: Int[Tensor, "tokens"]
+    """The number from 0 of the turn in which the policy wrote the token; -1 where it did not. 0 without turns."""
+    old_logprobs: Float[Tensor, "tokens"]
+    """Of the policy before the updates of the step."""
+    reference_logprobs: Float[Tensor, "tokens"] | None
+    """Of the reference; None without one."""
 
     @property
     def whole_returns(self) -> Float[Tensor, "responses"]:

@@ -11,8 +11,9 @@ Use of each (tests/algorithms/test_exact_gradients.py shows every line of this t
 - In the reward: `k1` gives the gradient of the KL of the whole sequence. `full_kl` gives the part of it that runs
   through the states visited later; the part at the state itself needs `full_kl` in the loss too, with the same
   coefficient. `k2`, `k3` and `absolute` give the gradient of something else.
-- In the loss: `k2`, `weighted_k3` and `full_kl` give the KL's gradient at each state visited, not that of which states
-  are visited. `k1` gives none (its expectation is 0), plain `k3` that of the opposite KL, reference from policy.
+- In the loss: `weighted_k3` and `full_kl` give the KL's gradient at each state visited, not that of which states are
+  visited. `k2` does so only for tokens that the policy itself sampled: in the first update of a step, where it equals
+  `weighted_k3`. `k1` gives none (its expectation is 0), plain `k3` that of the opposite KL, reference from policy.
 
 Source of k1, k2, k3: J. Schulman, "Approximating KL Divergence", 2020.
 """

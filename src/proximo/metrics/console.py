@@ -1,10 +1,11 @@
 """Shows the progress of a run: a live view on a terminal or in a notebook, plain lines elsewhere, or only warnings."""
 
 import errno
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -357,3 +358,32 @@ def _number(label: str, number: str) -> Text:
 
 def _print(console: Console, message: str) -> None:
     console.print(with_addresses(redacted(message)), markup=False, highlight=False, soft_wrap=True)
+
+
+class _Notes(logging.Handler):
+    """Turns log records into lines or phases of the progress view."""
+
+    def __init__(self, progress: ProgressView) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show = self._progress.phase if getattr(record, "phase", False) else self._progress.note
+        show(record.getMessage())
+
+
+@contextmanager
+def progress_messages(progress: ProgressView) -> Generator[None]:
+    """Inside, log messages (for example what the run waits for) go to the progress view and to log.txt."""
+    notes = _Notes(progress)
+    logs = [logging.getLogger(package) for package in ("proximo", "proximo_verifiers")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.addHandler(notes)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+            log.removeHandler(notes)

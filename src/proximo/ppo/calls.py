@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
-from proximo.rewards.token_rewards import is_list
+from proximo.rewards.source import is_list
 from proximo.run.memory import memory_advice
 from proximo.user_code import user_errors_named
 from proximo_verifiers.callables import calling_problem

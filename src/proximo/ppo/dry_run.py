@@ -207,7 +207,7 @@ def _steps(recipe: PPORecipe) -> Iterator[Line]:
     yield "one step", f"{prompts} x {ppo.responses_per_prompt:,} = {scored}"
     if ppo.samples_per_prompt is not None:
         sampled = ppo.prompts_per_step * ppo.samples_per_prompt
-        kept = "best and worst" if ppo.policy_loss.is_pairwise else "best"
+        kept = "best and worst" if ppo.policy_loss.objective.is_pairwise else "best"
         yield "", f"the {kept} of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt"
     cut = f"{count_of(minibatches, 'minibatch', 'minibatches')} of {of_update:,}{uneven}"
     yield "", f"{count_of(ppo.epochs_per_step, 'epoch')} x {cut} = {count_of(updates, 'update')}"
@@ -275,7 +275,7 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         reason = f"advantage {ppo.advantage.kind} has no critic"
         yield from given_keys(ppo, ("value_loss", "value_optimizer"), prefix, reason)
     yield from _unused_in_advantage(ppo, f"{prefix}advantage.")
-    if ppo.policy_loss.is_pairwise:
+    if ppo.policy_loss.objective.is_pairwise:
         yield from given_keys(ppo, ("keep_groups_together",), prefix, "pairs are always kept together")
     if ppo.kl.reference_every_steps is None:
         yield from given_keys(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
@@ -287,7 +287,7 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
 
 def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     policy, guards = ppo.policy_loss, ppo.guards
-    if policy.is_pairwise:
+    if policy.objective.is_pairwise:
         reason = f"objective {policy.objective.kind} is the mean over pairs"
         yield from given_keys(policy, ("aggregation",), f"{prefix}policy_loss.", reason)
     if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:

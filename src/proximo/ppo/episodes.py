@@ -13,10 +13,8 @@ from proximo.records import Episode, Finish, Response, Scored, Turn
 
 
 def episode_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
-    """The metrics of the episodes of a step; empty for responses without environments. Failed ones are only counted."""
+    """The metrics of the episodes of a step. Failed ones are only counted."""
     played = [(s.response, s.response.episode) for s in scored if s.response.episode is not None]
-    if not played:
-        return {}
     failures = Counter(str(each.failure).partition(":")[0] for _, each in played if each.failure is not None)
     kept = [(response, episode) for response, episode in played if response.finish is not Finish.ABORTED]
     responses, episodes = [response for response, _ in kept], [episode for _, episode in kept]
@@ -96,11 +94,8 @@ def _lines(number: int, turn: Turn) -> list[str]:
     return [f"[turn {number}{calls}{malformed}] {turn.text}", answer]
 
 
-def episode_fields(response: Response) -> Mapping[str, Any]:
-    """Fields of samples.jsonl for an episode; none for a response without an environment."""
-    episode = response.episode
-    if episode is None:
-        return {}
+def episode_fields(episode: Episode, *, num_forks: int) -> Mapping[str, Any]:
+    """Fields of samples.jsonl for an episode."""
     turns = [
         {
             "text": turn.text,
@@ -111,5 +106,5 @@ def episode_fields(response: Response) -> Mapping[str, Any]:
         }
         for turn in episode.turns
     ]
-    fields = {"turns": turns, "forks": len(response.forks), "info": dict(episode.info)}
+    fields = {"turns": turns, "forks": num_forks, "info": dict(episode.info)}
     return {"response": transcript(episode), **fields}

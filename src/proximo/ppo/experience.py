@@ -24,11 +24,11 @@ from proximo.algorithms.masking import (
     standardise,
     value_positions,
 )
-from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.rewards import RewardKLConfig
+from proximo.config.ppo.rewards import KL, RewardKLConfig
 from proximo.errors import ConfigError, DataError
-from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
+from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,19 @@ class ShapedScores:
     """[T] float32: part of its response's shaped score that each token earns; None if no source rewards tokens."""
 
 
+class CountedResponses(NamedTuple):
+    """The raw scores of the responses of a step, and which responses count. All [R]."""
+
+    scores: Tensor
+    """float64: the score minus that of the answer it is compared with; 0 for a response without a score."""
+    have_score: Tensor
+    """bool: responses with a score (`has_score`)."""
+    counted: Tensor
+    """bool: responses that enter baselines and statistics (`counts`)."""
+    trained: Tensor
+    """bool: responses with tokens in the loss: the counted ones, without excluded groups of zero variance."""
+
+
 class StepExperience(NamedTuple):
     """The experience of a step, with what its metrics need of the way there."""
 
@@ -65,52 +78,68 @@ class StepExperience(NamedTuple):
     shaped_scores: ShapedScores
 
 
-def make_experience(
-    scored: Sequence[Scored],
-    passes: Passes,
-    *,
-    config: PPOConfig,
-    kl_coefficient: float,
-    moments: RunningMoments = NOTHING_SEEN,
-    returns_seen: RunningMoments = NOTHING_SEEN,
-) -> StepExperience:
-    """Shape the scores, place them on tokens, subtract the KL, and estimate advantages and returns (docs/ppo.md).
+def count_responses(scored: Sequence[Scored], config: PPOConfig) -> CountedResponses:
+    """The raw scores of the responses of a step, and which of them count.
 
     A response that is unscored, has no token of the policy, or is cut under `truncation: mask` counts
     nowhere: not in the loss, the baseline of its group, or the standardising. The same holds for an excluded
     zero-variance group, except that its scores enter the running moments.
-
-    `moments` and `returns_seen`: moments of the scores and returns of earlier steps. The updated ones are returned with
-    the shaped scores and the raw advantages. If the returns of a step hardly differ, all its advantages are 0.
     """
-    lengths = tuple(len(s.response.token_ids) for s in scored)
-    counted = counted_mask(scored, config)
-    trained = counted
+    have_score = torch.tensor([has_score(s, config) for s in scored], dtype=torch.bool)
+    raw = [_raw_score(s, config) if has else 0.0 for s, has in zip(scored, have_score.tolist(), strict=True)]
+    counted = trained = counted_mask(scored, config)
     if config.advantage.excludes_zero_variance:
         trained = counted & ~in_zero_variance_group(scored, counted, config)
-    mask = torch.cat([s.response.response_mask for s in scored]) & trained[segment_ids(lengths)]
-    shaped = shape_scores(scored, counted, config=config, moments=moments)
+    return CountedResponses(torch.tensor(raw, dtype=torch.float64), have_score, counted, trained)
+
+
+def make_experience(
+    scored: Sequence[Scored],
+    found: CountedResponses,
+    passes: Passes,
+    penalty: Tensor,
+    *,
+    config: PPOConfig,
+    kl_coefficient: float,
+    moments: RunningMoments,
+    returns_seen: RunningMoments,
+) -> StepExperience:
+    """Shape the scores, place them on tokens, subtract the KL, and estimate advantages and returns (docs/ppo.md).
+
+    `penalty`: [T] nats, of `kl_in_reward`. `moments` and `returns_seen`: of the scores and returns of earlier steps.
+    The updated ones are returned with the shaped scores and the raw advantages. If the returns of a step hardly
+    differ, all its advantages are 0.
+    """
+    lengths = tuple(len(s.response.token_ids) for s in scored)
+    mask = torch.cat([s.response.response_mask for s in scored]) & found.trained[segment_ids(lengths)]
+    shaped = shape_scores(scored, found, config=config, moments=moments)
     estimator = config.advantage
     if shaped.token_rewards is not None and not estimator.is_per_token:
         raise ConfigError(
             f"the reward source has token-level rewards, but advantage {estimator.kind} uses one "
             "advantage per response: use gae or a return to go, or return one score per response"
         )
-    rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
+    rewards = shaping.shape_rewards(
+        penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
+    )
     # Measured before whitening, after which every step has the same spread.
     spread = return_spread(
         rewards, mask, lengths, gamma=estimator.discount, least=estimator.least_relative_spread, seen=returns_seen
     )
     rewards = _whitened(rewards, mask, config)
-    groups = pair_ids(scored) if config.policy_loss.objective.is_pairwise else group_ids(scored)
+    # Where the value after the last token stands for what was cut off: by the environment, or at a limit.
+    cut_off = {Finish.TRUNCATED, Finish.LENGTH} if config.truncation.bootstraps else {Finish.TRUNCATED}
     step = StepRewards(
         rewards=rewards,
         mask=mask,
         lengths=lengths,
-        group_ids=groups,
-        counted=counted,
+        group_ids=pair_ids(scored) if config.policy_loss.objective.is_pairwise else group_ids(scored),
+        counted=found.counted,
         values=passes.values,
-        bootstrap=torch.tensor([_goes_on(s.response, config) for s in scored], dtype=torch.bool),
+        bootstrap=torch.tensor([s.response.finish in cut_off for s in scored], dtype=torch.bool),
+        turns=torch.cat([s.response.turn_numbers for s in scored]),
+        old_logprobs=passes.old_logprobs,
+        reference_logprobs=passes.reference_logprobs,
     )
     advantages, returns = estimator.estimate(step)
     advantages = torch.where(mask, advantages, 0.0)
@@ -125,8 +154,7 @@ def make_experience(
     correction = int(estimator.unbiased_variance)
     match estimator.standardise:
         case "group":
-            groups = group_ids(scored)
-            advantages = standardised_in_groups(advantages, groups, mask, lengths, correction=correction)
+            advantages = standardised_in_groups(advantages, group_ids(scored), mask, lengths, correction=correction)
         case True:
             advantages = standardise(advantages, mask, correction=correction)
     experience = Experience(
@@ -145,31 +173,28 @@ def make_experience(
 
 
 def shape_scores(
-    scored: Sequence[Scored], counts: Tensor, *, config: PPOConfig, moments: RunningMoments
+    scored: Sequence[Scored], found: CountedResponses, *, config: PPOConfig, moments: RunningMoments
 ) -> ShapedScores:
     """Shape scores, in this order: baseline, bias and scale, normalising, clip, truncation scale, penalties.
 
     Args:
         scored: R responses.
-        counts: [R] bool, False for responses that count nowhere. They do not enter the moments.
+        found: their raw scores. Those that do not count do not enter the moments.
         config: its section `score` selects the operations.
         moments: running moments of the scores of all earlier steps.
 
     A response without a score (cut, with `truncation: unscored`) has shaped score 0 and enters no statistic.
     """
     options, lengths = config.score, [len(s.response.token_ids) for s in scored]
-    have_score = torch.tensor([has_score(s, config) for s in scored], dtype=torch.bool)
-    counted = have_score & counts
-    raw = [_raw_score(s, config) if has else 0.0 for s, has in zip(scored, have_score.tolist(), strict=True)]
-    # float64, so that the result is rounded to float32 only once, at the end.
-    values = torch.tensor(raw, dtype=torch.float64)
-    values = shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
+    counted = found.have_score & found.counted
+    # In float64, so that the result is rounded to float32 only once, at the end.
+    values = shaping.shift_and_scale(found.scores, bias=options.bias, scale=options.scale)
     if options.normalise != "none":
         moments = shaping.update_moments(moments, values[counted])
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
     # Token rewards are scaled by the same factor as the scores, without bias and mean, which belong to the whole.
     factor = options.scale / ((moments.deviation or 1.0) if options.normalise != "none" else 1.0)
-    factors = torch.where(have_score, factor, 0.0)
+    factors = torch.where(found.have_score, factor, 0.0)
     values, earned = _clipped(scored, values, factors, lengths, limit=options.clip)
     if config.truncation.scale != 1:
         cut = [config.truncation.scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored]
@@ -179,7 +204,7 @@ def shape_scores(
     if earned is not None:
         earned = torch.where(replaced[segment_ids(lengths)], 0.0, earned).float()
     return ShapedScores(
-        values=torch.where(have_score, values, 0.0).float(),
+        values=torch.where(found.have_score, values, 0.0).float(),
         counted=counted,
         penalised=None if penalised is None else penalised & counted,
         moments=moments,
@@ -188,8 +213,7 @@ def shape_scores(
 
 
 def _raw_score(scored: Scored, config: PPOConfig) -> float:
-    baseline = config.baseline_answer
-    if baseline is None:
+    if (baseline := config.baseline_answer) is None:
         return scored.score
     if scored.answer_score is None:
         key = f"advantage {config.advantage.kind}" if baseline == "greedy" else "score.minus_reference_answer"
@@ -246,31 +270,16 @@ def _penalised(
     return values - line, penalised | (line > 0), replaced
 
 
-def _rewards(
-    shaped: ShapedScores,
-    passes: Passes,
-    mask: Tensor,
-    lengths: Sequence[int],
-    *,
-    config: PPOConfig,
-    kl_coefficient: float,
-) -> Tensor:
-    penalty = torch.zeros_like(passes.old_logprobs)
-    if isinstance(config.kl, RewardKLConfig):
-        penalty = kl.clamped(_kl_per_token(passes, config.kl.estimator), config.kl.clamp)
-    return shaping.shape_rewards(
-        penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
-    )
-
-
-def _kl_per_token(passes: Passes, estimator: str) -> Tensor:
-    if estimator == "full":
-        if passes.full_kl is None:
-            raise ValueError("estimator full needs the KL over the vocabulary from the reference call")
-        return passes.full_kl
-    if passes.reference_logprobs is None:
-        raise ValueError(f"estimator {estimator} needs reference log-probs")
-    return kl.ESTIMATES[estimator](passes.old_logprobs, passes.reference_logprobs)
+def kl_in_reward(passes: Passes, config: KL) -> Tensor:
+    """[T] nats: the KL that is subtracted from the reward of each token, before the coefficient; 0 without one."""
+    if not isinstance(config, RewardKLConfig):
+        return torch.zeros_like(passes.old_logprobs)
+    given = passes.full_kl if config.estimator == "full" else passes.reference_logprobs
+    if given is None:
+        raise ValueError(f"the KL in the reward, by {config.estimator}, needs what the reference says of the responses")
+    if config.estimator != "full":
+        given = kl.ESTIMATES[config.estimator](passes.old_logprobs, given)
+    return kl.clamped(given, config.clamp)
 
 
 def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
@@ -318,14 +327,7 @@ def has_score(scored: Scored, config: PPOConfig) -> bool:
     """
     response, truncation = scored.response, config.truncation
     earned = response.episode is not None and truncation.bootstraps
-    unscored = response.finish is Finish.LENGTH and not (truncation.keeps_score or earned)
-    return scored.valid and not unscored
-
-
-def _goes_on(response: Response, config: PPOConfig) -> bool:
-    """Whether the value after the last token stands for what was cut off: by the environment, or at a limit."""
-    at_limit = response.finish is Finish.LENGTH and config.truncation.bootstraps
-    return response.finish is Finish.TRUNCATED or at_limit
+    return scored.valid and (response.finish is not Finish.LENGTH or truncation.keeps_score or earned)
 
 
 def group_ids(scored: Sequence[Scored]) -> Tensor:

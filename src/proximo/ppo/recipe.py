@@ -176,7 +176,7 @@ class PPORecipe(TrainerRecipe):
     def _loss_fits_the_run(self) -> Self:
         if problem := self.ppo.trunk_problem(shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
-        if self.ppo.policy_loss.needs_sampled_logprobs and self.sampler_is_exact:
+        if self.ppo.needs_sampled_logprobs and self.sampler_is_exact:
             weighs = self.ppo.policy_loss.behaviour_weight is not None
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
@@ -227,7 +227,7 @@ class PPORecipe(TrainerRecipe):
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
                 f"{places[0]} and {places[1]}: put both on one device, or use "
-                f"{'k2' if self.ppo.kl.full_in == 'loss' else 'k1'}"
+                f"{'weighted_k3' if self.ppo.kl.full_in == 'loss' else 'k1'}"
             )
         return self
 

@@ -14,7 +14,7 @@ from proximo.data.prompts import load_prompts
 from proximo.data.token_cache import TokenCache
 from proximo.environments.prompts import row_prompts
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles.reward import answer_responses
+from proximo.ppo.roles.worker import answer_responses
 from proximo.ppo.task import make_difficulty_filter
 from proximo.records import Prompt, Response
 from proximo.run.make.conversion import example_options, prompt_options

@@ -73,7 +73,7 @@ def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
     def eligible(scored: Scored) -> bool:
         return counts(scored, config) and has_score(scored, config)
 
-    if config.policy_loss.is_pairwise:
+    if config.policy_loss.objective.is_pairwise:
         kept = [best_and_worst_of(group, eligible) for group in groups]
     else:
         kept = [best_of(group, config.responses_per_prompt, eligible) for group in groups]

@@ -9,7 +9,7 @@ from typing import Any
 from proximo.algorithms.controllers import KLController
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.calls import Calls, TracedCall, TracingCalls, Unknown
-from proximo.ppo.experience import StepExperience, make_experience
+from proximo.ppo.experience import StepExperience, count_responses, kl_in_reward, make_experience
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampled_logprobs
 from proximo.ppo.selection import Batch, has_enough_groups, select
@@ -101,10 +101,12 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
 
 
 def experience_of(scored: Sequence[Scored], passes: Passes, state: TrainState, *, config: PPOConfig) -> StepExperience:
-    """`make_experience` with the coefficient and the moments of a run's state."""
+    """The experience of scored responses: which of them count, the KL in their rewards, and the moments of the run."""
     return make_experience(
         scored,
+        count_responses(scored, config),
         passes,
+        kl_in_reward(passes, config.kl),
         config=config,
         kl_coefficient=state.kl_coefficient,
         moments=state.score_moments,

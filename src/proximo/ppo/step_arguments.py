@@ -17,7 +17,7 @@ from proximo.errors import DataError, TrainingError
 from proximo.message_text import count_of
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.token_rewards import as_number, is_list, scored_by_token
+from proximo.rewards.source import as_number, is_list, scored_by_token
 from proximo.rollout.stopping import ending_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -119,7 +119,9 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
     valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
     counted = counted_responses(experience)
-    metrics: dict[str, MetricValue] = response_metrics(experience.scored) | episode_metrics(experience.scored)
+    metrics: dict[str, MetricValue] = response_metrics(experience.scored)
+    if any(s.response.episode is not None for s in experience.scored):
+        metrics |= episode_metrics(experience.scored)
     metrics |= (score_metrics(experience.scored) if outcome.is_scored else {}) | {
         "reward/mean": Mean.of(totals[i] for i in counted),
         "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),

@@ -27,8 +27,7 @@ from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import sampling_options
-from proximo.ppo.roles.reward import eager_begin
-from proximo.ppo.roles.worker import logprobs_of
+from proximo.ppo.roles.worker import eager_begin, logprobs_of
 from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.ppo.train_state import TrainState
@@ -196,7 +195,7 @@ def _beside(reference: Scored | None) -> dict[str, Any]:
 
 
 def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> dict[str, Any]:
-    response = scored.response
+    response, episode = scored.response, scored.response.episode
     messages = response.prompt.messages or ()
     return {
         "kind": kind,
@@ -210,7 +209,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),
-        **episode_fields(response),
+        **({} if episode is None else episode_fields(episode, num_forks=len(response.forks))),
         "finish": response.finish.value,
         **({} if scored.state is ScoreState.SCORED else {"state": scored.state.value, "reason": scored.reason}),
     }

@@ -176,7 +176,7 @@ class PPOTrainer:
         False if the engine or the policy rounds more than float32, if earlier weights may have sampled, and if
         behaviour weights or rejection compare the two, since responses may then come from any sampler.
         """
-        compared = self.config.policy_loss.needs_sampled_logprobs
+        compared = self.config.needs_sampled_logprobs
         exact = self.policy.precision is Precision.FLOAT32 and self.roles.policy.engine.logprobs_are_the_learners
         return exact and not (self.config.rollout.staleness or compared or self.config.rollout.reshapes_distribution)
 
@@ -347,7 +347,7 @@ class PPOTrainer:
             responses,
             policy=self.policy,
             policy_version=self.policy_version,
-            others_allowed=self.config.policy_loss.needs_sampled_logprobs,
+            others_allowed=self.config.needs_sampled_logprobs,
             masks=masks,
         )
         return self.roles.policy.with_logprobs(records)

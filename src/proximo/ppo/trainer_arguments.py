@@ -19,12 +19,11 @@ from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_row
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import refuse_half_shared
 from proximo.models.transformers_model import base_of, is_adapted
-from proximo.ppo.roles.reward import check_answers
+from proximo.ppo.roles.worker import check_answers
 from proximo.records import Prompt
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.source import CheckingSource, NoReward, RewardSource, source_problem
-from proximo.rewards.token_rewards import is_list
+from proximo.rewards.source import CheckingSource, NoReward, RewardSource, is_list, source_problem
 from proximo.rewards.weighted import Reward, WeightedReward, as_pairs
 from proximo_verifiers.callables import calling_problem
 

@@ -24,8 +24,7 @@ from proximo.rewards.function_binding import (
     WantedColumns,
     function_name,
 )
-from proximo.rewards.source import BatchStatistics, grade_metrics
-from proximo.rewards.token_rewards import as_number, is_list, scored_by_token
+from proximo.rewards.source import BatchStatistics, as_number, grade_metrics, is_list, scored_by_token
 from proximo.user_code import error_text, where_raised
 from proximo_verifiers.grader import GradeCounts
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress

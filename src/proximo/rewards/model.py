@@ -21,8 +21,7 @@ from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.source import BatchStatistics
-from proximo.rewards.token_rewards import scored_by_prefix, scored_by_token
+from proximo.rewards.source import BatchStatistics, scored_by_prefix, scored_by_token
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

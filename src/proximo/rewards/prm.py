@@ -21,7 +21,7 @@ from proximo.errors import ConfigError, DataError
 from proximo.models.scalar import ScalarModel, step_separator_of
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.model import Dense, ModelReward, Reading
-from proximo.rewards.token_rewards import scored_by_token
+from proximo.rewards.source import scored_by_token
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase

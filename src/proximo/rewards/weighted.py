@@ -22,12 +22,13 @@ from proximo.rewards.source import (
     MeasuredSource,
     RewardSource,
     is_eager,
+    is_list,
     is_shared,
     score_on_ranks,
+    weighted_sum,
     with_responses,
     without_responses,
 )
-from proximo.rewards.token_rewards import is_list, weighted_sum
 
 Part = RewardSource | RewardFunction
 Reward = Part | Sequence[Part | tuple[float, Part]]

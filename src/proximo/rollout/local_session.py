@@ -25,7 +25,7 @@ from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, send
 from proximo.models.precision.compute import Casts, casting
-from proximo.rollout.drawing import Growing, RowDecoding, passes_at_once
+from proximo.rollout.decoding import Growing, RowDecoding, passes_at_once
 from proximo.rollout.session import CallRequest, ModelCall, check_call
 from proximo.rollout.stopping import StopRules
 

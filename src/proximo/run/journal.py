@@ -3,7 +3,6 @@
 If rank 0 was killed, its launcher or another rank writes the outcome (`write_outcome_of_lost`).
 """
 
-import logging
 import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import RunConfig
 from proximo.errors import ProximoError, redacted
 from proximo.message_text import count_of
-from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
+from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress, progress_messages
 from proximo.metrics.report.page import write_report
 from proximo.metrics.report.run_summary import PUSH_FAILURES
 from proximo.metrics.report.views import run_alarms, without_update
@@ -271,32 +270,3 @@ def progress_warnings(progress: ProgressView) -> Generator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show  # ty: ignore[invalid-assignment]
         yield
-
-
-class _Notes(logging.Handler):
-    """Turns log records into lines or phases of the progress view."""
-
-    def __init__(self, progress: ProgressView) -> None:
-        super().__init__(logging.INFO)
-        self._progress = progress
-
-    def emit(self, record: logging.LogRecord) -> None:
-        show = self._progress.phase if getattr(record, "phase", False) else self._progress.note
-        show(record.getMessage())
-
-
-@contextmanager
-def progress_messages(progress: ProgressView) -> Generator[None]:
-    """Inside, log messages (for example what the run waits for) go to the progress view and to log.txt."""
-    notes = _Notes(progress)
-    logs = [logging.getLogger(package) for package in ("proximo", "proximo_verifiers")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.addHandler(notes)
-        log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
-            log.removeHandler(notes)

@@ -21,6 +21,7 @@ from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConf
 from proximo.config.rewards.verifiers import CodeRewardConfig, CustomVerifierRewardConfig, VerifierRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
+from proximo.config.schema.own_sections import is_own_kind
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.text_files import refuse_other_than_text
 from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
@@ -108,6 +109,17 @@ def _section_inputs(section: Section, key: str, start: str | None) -> Iterator[I
             yield from data_inputs(section, key)
         case FunctionRewardConfig() | VerifierRewardConfig() | ModelRewardConfig() | RemoteRewardConfig():
             yield from reward_inputs(section, key)
+        case _:
+            yield from _own_sections(section, key)
+
+
+def _own_sections(section: Section, key: str) -> Iterator[Input]:
+    """The classes of the user's own among a section and those in it, such as an estimator of advantages."""
+    if is_own_kind(kind := getattr(section, "kind", None)):
+        yield _function(str(kind), key)
+    for name, each in section:
+        if isinstance(each, Section):
+            yield from _own_sections(each, f"{key}.{name}")
 
 
 def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:

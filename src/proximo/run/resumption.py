@@ -116,11 +116,13 @@ def inputs_fingerprint(
 
 
 def function_sources(recipe: Recipe) -> dict[str, str | None]:
-    """User-defined reward function or verifier -> hash of the file that defines it.
+    """User-defined reward function, verifier, estimator or objective -> hash of the file that defines it.
 
     Imports of that file are not followed. Data functions are left out, since their rows are hashed.
     """
-    scoring = [each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.")) and ":" in each.name]
+    scoring = [
+        each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.", "ppo.")) and ":" in each.name
+    ]
     names = sorted({each.name for each in scoring if each.kind in ("function", "verifier")})
     return {
         name: source_digest(name)

@@ -1,4 +1,4 @@
-"""Turns the Python objects of a recipe (functions, rewards, rows, sinks) into import paths."""
+"""Turns the Python objects of a recipe (functions, rewards, rows, sinks, own sections) into plain values."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo import session_functions
+from proximo.config.schema.base import Section
 from proximo.errors import ConfigError
 from proximo.metrics.sinks import Sink
 from proximo_verifiers.callables import methods_problem
@@ -34,6 +35,8 @@ class GivenObjects:
             return _arguments(value, name)
         if name in ROWS:
             return self._sources(value)
+        if isinstance(value, Section):
+            value = _settings(value)
         if isinstance(value, Mapping):
             return {str(each): self._section(item, str(each)) for each, item in value.items()}
         if name in ("reward", "gold") and value is not None:
@@ -171,6 +174,15 @@ def _arguments(value: Any, key: str) -> Any:
             "functools.partial(function, ...)"
         )
     return str(value) if isinstance(value, Path) else value
+
+
+def _settings(section: Section) -> dict[str, Any]:
+    """The settings of a section that was made in Python. The `kind` of one of the user's own is its class."""
+    settings = {name: getattr(section, name) for name in type(section).model_fields if name in section.model_fields_set}
+    if "kind" in type(section).model_fields:
+        is_shipped = type(section).__module__.startswith("proximo.")
+        settings["kind"] = section.model_dump()["kind"] if is_shipped else type(section)
+    return settings
 
 
 def _refuse_splits(source: Any) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, SerializeAsAny, WrapValidator
 
 from proximo.config.schema.base import Section
+from proximo.config.schema.own_sections import taking_own
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class AdvantageConfig(Section):
-    """What all estimators have in common. A subclass of yours is passed to `PPOConfig` as an instance."""
+    """What all estimators have in common. Of a subclass of yours, `kind` in a recipe is `package.module:Class`."""
 
-    kind: str
+    takes_own: ClassVar[bool] = True
+    kind: str = "own"
     """The name of the estimator."""
     needs_critic: ClassVar[bool] = False
     """Whether a value model is trained; `estimate` then also gives its targets."""
@@ -122,7 +124,7 @@ class GAEConfig(DiscountedConfig):
     `gae_lambda` for all. For long chains of thought: VAPO uses 0.05."""
     value_gae_lambda: float | None = Field(None, ge=0, le=1)
     """Lambda for the returns of the value model; null uses that of the advantages. For long chains of thought, in which
-    a reward at the end would hardly reach the first values: VAPO uses 1."""
+    a reward at the end would hardly reach the first values: VC-PPO (arXiv:2503.01491) and VAPO use 1."""
     least_spread: float | None = Field(0.01, ge=0)
     """Do not train the policy on a step whose returns have at most this fraction of the standard deviation of all
     returns of the run, because its advantages are the critic's noise; null trains on every step."""
@@ -266,11 +268,6 @@ class GroupReturnToGoConfig(DiscountedConfig, GroupAdvantageConfig):
         return self.formula(*given, gamma=self.gamma), None
 
 
-def _or_own(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """An estimator of the caller's own is taken as it is."""
-    return value if isinstance(value, AdvantageConfig) else validate(value)
-
-
 Advantage = SerializeAsAny[
     Annotated[
         GAEConfig
@@ -283,7 +280,7 @@ Advantage = SerializeAsAny[
         | ReturnToGoConfig
         | GreedyBaselineConfig,
         Field(discriminator="kind"),
-        WrapValidator(_or_own),
+        WrapValidator(taking_own(AdvantageConfig)),
     ]
 ]
 """All estimators, the default first."""

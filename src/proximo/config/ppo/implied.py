@@ -77,7 +77,7 @@ def pairs_problem(
     responses_per_update: int,
 ) -> str | None:
     """The first option that does not fit an objective over pairs, or the other way round, with the reason."""
-    if not loss.is_pairwise:
+    if not loss.objective.is_pairwise:
         told = "kl: margin is for the objectives online_dpo and online_ipo: use loss or reward"
         return told if kl.in_margin else None
     sizes = responses_per_prompt, responses_per_update

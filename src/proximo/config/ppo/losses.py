@@ -128,16 +128,6 @@ class PolicyLossConfig(Section):
     rejection: Annotated[DivergenceRejectionConfig | RatioRejectionConfig, Field(discriminator="kind")] | None = None
     """Reject tokens or responses on which sampler and policy differ too much; null keeps all."""
 
-    @property
-    def is_pairwise(self) -> bool:
-        """True if the loss compares two responses to a prompt."""
-        return self.objective.is_pairwise
-
-    @property
-    def needs_sampled_logprobs(self) -> bool:
-        """True if the loss needs the sampler's log-probs in addition to the old log-probs."""
-        return self.behaviour_weight is not None or self.rejection is not None
-
 
 class SquaredErrorConfig(Section):
     """Half the squared error."""

@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, SerializeAsAny, WrapValidator
 
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import section_for
+from proximo.config.schema.own_sections import taking_own
 
 
 class ObjectiveConfig(Section):
-    """What all objectives have in common. A subclass of yours is passed to `PPOConfig` as an instance."""
+    """What all objectives have in common. Of a subclass of yours, `kind` in a recipe is `package.module:Class`."""
 
-    kind: str
+    takes_own: ClassVar[bool] = True
+    kind: str = "own"
+    """The name of the objective."""
     is_pairwise: ClassVar[bool] = False
     """Whether the loss compares two responses to a prompt. Its formula is that of a pair then."""
     implies: ClassVar[Mapping[str, Any]] = {}
@@ -61,11 +64,17 @@ class PPOObjectiveConfig(ObjectiveConfig):
     stale samples, whose ratios may be large (arXiv:1912.09729 uses 3)."""
 
 
-class GSPOConfig(ObjectiveConfig):
+class ResponseObjectiveConfig(ObjectiveConfig):
+    """What objectives with one ratio for a response have in common: responses count alike, whatever their length."""
+
+    reads_responses: ClassVar[bool] = True
+    implies: ClassVar[Mapping[str, Any]] = {"policy_loss": {"aggregation": "response_mean"}}
+
+
+class GSPOConfig(ResponseObjectiveConfig):
     """PPO's clip with one ratio for a whole response (arXiv:2507.18071)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:gspo"
-    reads_responses: ClassVar[bool] = True
     clip_is_wider_than_rounding: ClassVar[bool] = False
 
     kind: Literal["gspo"] = "gspo"
@@ -76,11 +85,10 @@ class GSPOConfig(ObjectiveConfig):
     """Upper clip of the ratio at 1 + clip_high."""
 
 
-class GMPOConfig(ObjectiveConfig):
+class GMPOConfig(ResponseObjectiveConfig):
     """The geometric mean of a response's clipped ratios (arXiv:2507.20673)."""
 
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:gmpo"
-    reads_responses: ClassVar[bool] = True
 
     kind: Literal["gmpo"] = "gmpo"
     """Each ratio is clipped by itself before the mean."""
@@ -162,11 +170,6 @@ class OnlineIPOConfig(PairObjectiveConfig):
     """The squared distance of the margin from its target."""
 
 
-def _or_own(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """An objective of the caller's own is taken as it is."""
-    return value if isinstance(value, ObjectiveConfig) else validate(value)
-
-
 Objective = SerializeAsAny[
     Annotated[
         PPOObjectiveConfig
@@ -178,7 +181,7 @@ Objective = SerializeAsAny[
         | OnlineDPOConfig
         | OnlineIPOConfig,
         Field(discriminator="kind"),
-        WrapValidator(_or_own),
+        WrapValidator(taking_own(ObjectiveConfig)),
     ]
 ]
 """All objectives, the default first."""

@@ -180,13 +180,18 @@ class PPOConfig(Section):
     @property
     def responses_per_update(self) -> int:
         """Number of responses in one minibatch."""
-        unit = 2 if self.policy_loss.is_pairwise else 1
+        unit = 2 if self.policy_loss.objective.is_pairwise else 1
         return self.minibatch_responses or unit * -(-self.responses_per_step // (unit * self.num_minibatches))
 
     @property
     def groups_together(self) -> bool:
         """True if the responses to a prompt are put into the same update."""
-        return self.policy_loss.is_pairwise or (self.keep_groups_together and self.responses_per_prompt > 1)
+        return self.policy_loss.objective.is_pairwise or (self.keep_groups_together and self.responses_per_prompt > 1)
+
+    @property
+    def needs_sampled_logprobs(self) -> bool:
+        """True if the policy loss needs the sampler's log-probs in addition to the old log-probs."""
+        return self.policy_loss.behaviour_weight is not None or self.policy_loss.rejection is not None
 
     @property
     def uses_critic(self) -> bool:

@@ -207,9 +207,9 @@ class LossKLConfig(TokenKLConfig):
 
     kind: Literal["loss"] = "loss"
     """The gradient is the KL's own at each visited state."""
-    estimator: Literal["k2", "weighted_k3", "full"] = "k2"
-    """All of them have the gradient of the KL at each visited state; k1 has none on average, plain k3 that of the
-    forward KL."""
+    estimator: Literal["weighted_k3", "k2", "full"] = "weighted_k3"
+    """weighted_k3 and full have the gradient of the KL at each visited state, k2 only in the first update of a step; k1
+    would have none on average, plain k3 that of the forward KL."""
 
     @field_validator("estimator", mode="before")
     @classmethod

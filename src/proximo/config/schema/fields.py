@@ -9,6 +9,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from proximo.config.schema.own_sections import is_own_kind, open_base, own_section
+
 Path = tuple[str, ...]
 
 
@@ -45,7 +47,8 @@ def sections_of(annotation: Any) -> tuple[type[BaseModel], ...]:
 def section_for(annotation: Any, value: Any) -> type[BaseModel] | None:
     """The section class for `value`. If the type allows several, its `kind` decides; None if no class fits.
 
-    Where `kind` may be left out, the first class is the default.
+    Where `kind` may be left out, the first class is the default. Raises ConfigError for a `kind` that is the import
+    path of no fitting class.
     """
     sections = sections_of(annotation)
     if len(sections) < 2:
@@ -53,6 +56,8 @@ def section_for(annotation: Any, value: Any) -> type[BaseModel] | None:
     kind = value.get("kind") if isinstance(value, dict) else value
     if kind is None and not sections[0].model_fields["kind"].is_required():
         return sections[0]
+    if is_own_kind(kind) and (base := open_base(sections[0])) is not None:
+        return own_section(kind, base)
     return next((section for section in sections if kind in kinds_of(section)), None)
 
 

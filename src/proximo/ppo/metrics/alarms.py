@@ -22,20 +22,16 @@ TINY = "The policy hardly moves"
 FLAT = "The score does not rise"
 LONGER = "Longer answers score higher"
 SHORTER = "Shorter answers score higher"
-LENGTHENS = "The score rises with the length of answers"
-SHORTENS = "The score rises as answers get shorter"
 CLIPPED = "The clip fraction is high"
 COLLAPSE = "Entropy collapses"
 CRITIC = "The critic is no better than a constant"
 GROUPS = "Most groups have zero variance"
-REPEATS = "Answers lose diversity"
-CIRCLES = "Answers repeat themselves"
 GOLD = "The score rises while the gold score falls"
 
-OF_LENGTH = (LONGER, SHORTER, LENGTHENS, SHORTENS)
+OF_LENGTH = (LONGER, SHORTER)
 LEARNS_NOTHING = (TINY, FLAT, COLLAPSE, CRITIC, GROUPS)
 """Alarms that a lack of learning signal causes."""
-CAUSED_BY_LARGE_MOVES = (CLIPPED, COLLAPSE, REPEATS, CIRCLES, NO_UPDATE, SKIPPED, NOT_FINITE)
+CAUSED_BY_LARGE_MOVES = (CLIPPED, COLLAPSE, NO_UPDATE, SKIPPED, NOT_FINITE)
 """Alarms that a policy far from its start causes."""
 
 PPO_RULES = (
@@ -110,29 +106,18 @@ PPO_RULES = (
         advice="The policy exploits the reward model. Stop at the best gold score, raise the KL coefficient, or train "
         "the reward model on answers like these.",
     ),
-    Rule(LONGER, WARNING, scores.longer_pays, explains=(LENGTHENS, CUT, *CAUSED_BY_LARGE_MOVES)).worded(
+    Rule(LONGER, WARNING, scores.longer_pays, explains=(CUT, *CAUSED_BY_LARGE_MOVES)).worded(
         when=f"the correlation of length and score among the answers of a step is {scores.MAX_LENGTH_CORRELATION} or "
         "more, as the mean over the steps whose scores differ",
         advice="The reward may favour length. Compare answers of equal length in samples.jsonl, or remove the length "
         "from the score (docs/rewards.md).",
     ),
-    Rule(SHORTER, WARNING, scores.shorter_pays, explains=(SHORTENS, *CAUSED_BY_LARGE_MOVES)).worded(
+    Rule(SHORTER, WARNING, scores.shorter_pays, explains=CAUSED_BY_LARGE_MOVES).worded(
         when=f"that correlation is -{scores.MAX_LENGTH_CORRELATION} or less",
         advice="The reward may favour short answers. Compare answers of equal length in samples.jsonl; if short "
         "answers say too little, set ppo.score.min_tokens.",
     ),
-    Rule(LENGTHENS, WARNING, scores.rises_with_length, trend=True, explains=(CUT, REPEATS, CIRCLES)).worded(
-        when="response/tokens_mean is at least 1.5 times its first fifth and score/mean is above its first fifth by "
-        "more than its noise, while score/task_reward_mean, if available, is not (ten steps or more)",
-        advice="Read the samples: the cause may be longer reasoning, or padding that the reward favours. Set "
-        "ppo.task_reward, and add a length penalty (docs/rewards.md).",
-    ),
-    Rule(SHORTENS, WARNING, scores.rises_with_shortness, trend=True, explains=(REPEATS, COLLAPSE)).worded(
-        when="the same, but response/tokens_mean is at most half of its first fifth",
-        advice="Read the samples: the answers may have lost rambling, or necessary content. Set ppo.task_reward, and "
-        "consider ppo.score.min_tokens.",
-    ),
-    Rule(CUT, WARNING, scores.all_cut_off, trend=True, explains=(NO_UPDATE, CIRCLES, *LEARNS_NOTHING)).worded(
+    Rule(CUT, WARNING, scores.all_cut_off, trend=True, explains=(NO_UPDATE, *LEARNS_NOTHING)).worded(
         when="response/finished_fraction is below 0.1 in the last fifth",
         advice="If answers in samples.jsonl stop midway, raise ppo.rollout.max_new_tokens. If they run on, the policy "
         "never generates the end token: fine-tuning must include it, and it must be the tokenizer's eos_token. "
@@ -150,7 +135,7 @@ PPO_RULES = (
         "high",
         advice="Lower ppo.kl.coefficient: the policy learns to stay at its start.",
     ),
-    Rule(CLIPPED, WARNING, updates.clip_fraction_high, explains=(FLAT, COLLAPSE, REPEATS, CRITIC)).worded(
+    Rule(CLIPPED, WARNING, updates.clip_fraction_high, explains=(FLAT, COLLAPSE, CRITIC)).worded(
         when="policy/clip_fraction is above 0.3 in the last fifth (objective ppo)",
         advice="Updates are too large: lower the learning rate or the epochs per step, or use larger minibatches.",
     ),
@@ -165,7 +150,7 @@ PPO_RULES = (
         advice="Raise the value model's learning rate, start it from the reward model, or let it train first "
         "(ppo.critic_warmup_steps).",
     ),
-    Rule(COLLAPSE, WARNING, updates.entropy_collapses, trend=True, explains=(FLAT, REPEATS, GROUPS)).worded(
+    Rule(COLLAPSE, WARNING, updates.entropy_collapses, trend=True, explains=(FLAT, GROUPS)).worded(
         when="policy/entropy in the last fifth is below a fifth of its value in the first, while the score is not "
         "high and no longer rises",
         advice="The policy gives nearly the same answer every time and has nothing left to learn from. Raise the KL "
@@ -176,16 +161,6 @@ PPO_RULES = (
         advice="In these groups all answers are right, or all are wrong. Use prompts of medium difficulty (data.filter "
         "selects them), or more answers per prompt. "
         "`ppo.advantage.zero_variance_groups: exclude` removes these groups from the loss, `resample` replaces them.",
-    ),
-    Rule(CIRCLES, WARNING, scores.in_circles, trend=True, explains=(REPEATS,)).worded(
-        when="response/repeat_4gram is above 0.3 in the last fifth, and more than twice its value in the first",
-        advice="Either a repeated phrase raises the score, or answers do not end. Read the samples, add a repetition "
-        "penalty, or raise the KL coefficient.",
-    ),
-    Rule(REPEATS, WARNING, scores.repeats_itself, trend=True).worded(
-        when="response/distinct_2 in the last fifth is below half of its value in the first, and the score is not high",
-        advice="Read the samples. If repeated phrases raise the score, use a larger KL coefficient or a better reward "
-        "model.",
     ),
     Rule(FLAT, WARNING, scores.score_flat, trend=True).worded(
         when="score/mean in the last fifth is not above the first by more than its noise, and the score is not high "

@@ -172,59 +172,10 @@ def _describe_correlation(r: float) -> str:
     return f"Among the answers of one step the correlation of length and score is {r:+.2f} (mean over the steps)."
 
 
-def rises_with_length(run: Run) -> str | None:
-    """Responses became at least 1.5 times as long while the score rose."""
-    tokens = _lengths_with_rising_score(run)
-    if tokens is None or tokens[1] < 1.5 * tokens[0]:
-        return None
-    return _describe_trend(run, tokens)
-
-
-def rises_with_shortness(run: Run) -> str | None:
-    """Responses became at most half as long while the score rose."""
-    tokens = _lengths_with_rising_score(run)
-    if tokens is None or tokens[1] > 0.5 * tokens[0]:
-        return None
-    return _describe_trend(run, tokens)
-
-
-def _lengths_with_rising_score(run: Run) -> tuple[float, float] | None:
-    """Mean tokens of the first and last fifth if the score rises and the task reward, if any, does not; else None."""
-    tokens, score, task_reward = (
-        run.series(name) for name in ("response/tokens_mean", "score/mean", "score/task_reward_mean")
-    )
-    if min(len(tokens), len(score)) < MIN_STEPS or not rises(score) or (len(task_reward) and not is_flat(task_reward)):
-        return None
-    return ends(tokens)
-
-
-def _describe_trend(run: Run, tokens: tuple[float, float]) -> str:
-    low, high = ends(run.series("score/mean"))
-    return f"From {number(tokens[0])} to {number(tokens[1])} tokens, with a score from {number(low)} to {number(high)}."
-
-
 def groups_dead(run: Run) -> str | None:
     """Most groups have zero variance, and not because the run has succeeded."""
     means = fifths(run.series("group/zero_variance_fraction"))
     return f"{means[-1]:.0%} of prompts in the last fifth." if means and means[-1] > 0.5 and not succeeds(run) else None
-
-
-def repeats_itself(run: Run) -> str | None:
-    """Distinct-2 fell by half or more. Not raised if the run succeeds, since few answers may be correct."""
-    means = fifths(run.series("response/distinct_2"))
-    if means is None or means[-1] >= 0.5 * means[0] or succeeds(run):
-        return None
-    return f"Distinct-2 fell from {number(means[0])} to {number(means[-1])}."
-
-
-def in_circles(run: Run) -> str | None:
-    """Responses repeat their own 4-grams. Raised whatever the score is."""
-    means = fifths(run.series("response/repeat_4gram"))
-    if means is None or means[-1] <= 0.3 or means[-1] <= 2 * means[0]:
-        return None
-    return (
-        f"{means[-1]:.0%} of the 4-grams of a response occurred in it before; it was {means[0]:.0%} in the first fifth."
-    )
 
 
 def has_one_update(run: Run) -> bool:
@@ -281,25 +232,6 @@ def where_scores_differ(run: Run, name: str) -> Series:
         return series
     kept = [(step, value) for step, value in zip(*_points(series), strict=True) if step in wide]
     return Series(tuple(step for step, _ in kept), tuple(value for _, value in kept))
-
-
-def rises(series: Series) -> bool:
-    """Whether the mean of the last fifth is clearly above that of the first."""
-    first, last = ends(series)
-    return last - first > 5 * fifth_noise(series)
-
-
-def is_flat(series: Series) -> bool:
-    """Whether the mean of the last fifth does not exceed that of the first by more than noise."""
-    first, last = ends(series)
-    return last - first <= 2 * fifth_noise(series)
-
-
-def ends(series: Series) -> tuple[float, float]:
-    """Means of the first and the last fifth. The series must have at least five steps."""
-    means = fifths(series)
-    assert means is not None
-    return means[0], means[-1]
 
 
 def _points(series: Series) -> tuple[tuple[int, ...], tuple[float, ...]]:

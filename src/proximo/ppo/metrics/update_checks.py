@@ -143,9 +143,8 @@ def mostly_left_out(run: Run) -> Finding | None:
 def kl_outweighs_policy_loss(run: Run) -> str | None:
     """With the KL in the loss: its gradient on a token exceeds that of the token's advantage.
 
-    Both are factors of the gradient of the token's log-prob. The factor of k2 and of the full KL is the log-ratio to
-    the
-    reference, whose root mean square is about sqrt(2 * k3) if policy and reference are close.
+    Both are factors of the gradient of the token's log-prob. The factor of the KL is the log-ratio to the
+    reference (of k2 and full exactly), whose root mean square is about sqrt(2 * k3) if policy and reference are close.
     """
     coefficients, k3 = run.series("kl/coefficient"), run.series("kl/k3_per_token")
     means, size = fifths(k3), _size_of_advantages(run)

@@ -22,10 +22,9 @@ from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_m
 from proximo.models.sharing import base_alone, is_on_trunk, scalar_on
 from proximo.models.transformers_model import disable_dropout
 from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
-from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.sampler import RolloutsAhead
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RoleWorker
+from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker, RoleWorker, eager_begin
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import num_minibatches
 from proximo.ppo.update.ptx import make_text_loss
@@ -211,7 +210,7 @@ def _reference(reference: LanguageModel | None, policy: LanguageModel, config: P
         raise ConfigError(
             f"kl.estimator full compares all probabilities of policy and reference at once, but the policy is on "
             f"{policy.device} and the reference on {reference.device}: put both on one device, or set it to "
-            f"{'k2' if config.kl.full_in == 'loss' else 'k1'}"
+            f"{'weighted_k3' if config.kl.full_in == 'loss' else 'k1'}"
         )
     return reference
 

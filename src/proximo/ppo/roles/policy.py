@@ -320,7 +320,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         options = self.config.policy_loss
         self.sampler_guard.trained(experience)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
-        by_token = options.aggregation.weighs_tokens and not options.is_pairwise
+        by_token = options.aggregation.weighs_tokens and not options.objective.is_pairwise
         weights = taken.num_tokens if by_token else taken.num_responses
         metrics: dict[str, MetricValue] = policy_metrics(totals) | update_metrics(self.role, taken, weights)
         if isinstance(updates, JointUpdates):

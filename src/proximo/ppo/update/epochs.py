@@ -116,7 +116,7 @@ class Epochs:
         budget, device, pairs = (
             self.config.tokens_per_microbatch,
             self.model.device,
-            self.config.policy_loss.is_pairwise,
+            self.config.policy_loss.objective.is_pairwise,
         )
         refusal = guard.refusal if guard is not None else lambda _: None
         with learner.training():
@@ -145,7 +145,7 @@ def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: 
             "truncation: mask, or could not be scored"
         )
     groups: list[int] | list[str] | None = None
-    if config.policy_loss.is_pairwise:  # not by the prompt, of which a step may have several pairs
+    if config.policy_loss.objective.is_pairwise:  # not by the prompt, of which a step may have several pairs
         groups = [index // 2 for index in members]
     elif config.groups_together:
         groups = [experience.scored[index].response.prompt.id for index in members]

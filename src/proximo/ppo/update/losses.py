@@ -68,7 +68,7 @@ def policy_loss(
     bonus = options.entropy_coefficient
     tokens = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
     (clean,) = select(batch.mask, tokens.logprobs)
-    if options.is_pairwise:
+    if options.objective.is_pairwise:
         loss, sums = pair_loss(clean, batch, formula=options.objective.formula, beta=kl_coefficient)
         nowhere = torch.zeros_like(batch.mask)
         statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], nowhere, batch.mask)
@@ -114,7 +114,7 @@ def learned_part(experience: Experience, config: PolicyLossConfig) -> Experience
     Rejected tokens are not in it, unless the denominator is that of all; nor are pairs of equal scores, under a loss
     over pairs.
     """
-    if config.is_pairwise:
+    if config.objective.is_pairwise:
         return replace(experience, mask=experience.mask & (experience.advantages != 0))
     if config.rejection is None or config.rejection.denominator == "all":
         return experience
