@@ -188,16 +188,6 @@ class Counter:
         """Read the counter."""
         return {"total": self.total}
 
-    @staticmethod
-    def twice(number: int) -> int:
-        """
-        Double a number.
-
-        Args:
-            number: The number.
-        """
-        return 2 * number
-
     def get_reward(self) -> float:
         return self.total / 10
 
@@ -211,7 +201,8 @@ class Unrewarded:
     def reset(self, start: int, **row: Any) -> None:
         self.total = start
 
-    def add(self, number: int) -> str:
+    @staticmethod
+    def add(number: int) -> str:
         """
         Add to the counter.
 
@@ -224,11 +215,6 @@ class Unrewarded:
 def judged(completions: Any, extra_info: Any) -> list[float]:
     """A reward function that reads a column."""
     return [float(len(each)) for each in completions]
-
-
-def make_counter() -> Counter:
-    """A factory, as TRL takes them."""
-    return Counter(2)
 
 
 class Undescribed(Counter):

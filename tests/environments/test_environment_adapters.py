@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,6 @@ from proximo.environments.players.threads import Players, ThreadPlayers
 from proximo.environments.prompts import given_prompts
 from proximo.errors import ConfigError
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Finish
 from proximo.rewards.function import FunctionReward
 from proximo.rollout.rank_transfers import from_bytes, to_bytes
 from proximo.rollout.session import ModelCall
@@ -77,7 +75,6 @@ def answered(pool: EnvironmentPool) -> EnvironmentStep:
     return answer
 
 
-TOOLS = "proximo.environments.adapters.tools:tools"
 COUNTER = {"kind": "tools", "path": "example_environments:Counter", "kwargs": {"step": 2}}
 
 
@@ -95,7 +92,7 @@ def test_public_methods_are_tools_and_the_last_turn_calls_none(played: Any) -> N
         row=row,
     )
     assert first.observation == [row["prompt"][0], {"role": "user", "content": "Go on. It is 4 now."}]
-    assert [tool["function"]["name"] for tool in first.info["tools"]] == ["add", "read", "twice"]
+    assert [tool["function"]["name"] for tool in first.info["tools"]] == ["add", "read"]
     assert first.info["tools"][0]["function"]["parameters"]["properties"]["number"]["type"] == "integer"
     (result,) = added.observation
     assert (result["role"], result["name"], result["content"]) == ("tool", "add", "10")
@@ -113,7 +110,7 @@ def test_a_call_that_fails_or_cannot_be_read_is_told_to_the_policy(played: Any) 
     assert malformed.info == {"tool_calls": 0, "malformed_calls": 1}
     assert "could not be read" in malformed.observation[0]["content"]
     assert unknown.info == {"tool_calls": 0, "malformed_calls": 1}
-    assert "there is no tool '_hidden', only add, read, twice" in unknown.observation[0]["content"]
+    assert "there is no tool '_hidden', only add, read" in unknown.observation[0]["content"]
     assert not unknown.is_last
 
 
@@ -123,23 +120,14 @@ def test_a_class_that_cannot_be_given_to_the_policy_is_named(played: Any) -> Non
             played({"kind": "tools", "path": f"example_environments:{name}"})
 
 
-def test_a_class_of_tools_without_a_reward_is_refused_where_the_run_has_none() -> None:
-    options = {"path": "example_environments:Unrewarded", "style": "hermes", "kwargs": {}}
-    environment_maker(TOOLS, options)
-    wanted = r"'example_environments:Unrewarded' has no get_reward\(\), and the run has no other.*docs/environments.md"
-    with pytest.raises(ConfigError, match=wanted):
-        environment_maker(TOOLS, options | {"is_rewarded": False})
-    environment_maker(TOOLS, options | {"is_rewarded": False, "path": "example_environments:Counter"})
-
-
-def test_what_makes_a_class_of_tools_is_refused_in_words_and_its_arguments_may_be_bound(played: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^environment 'make_counter' is no class.*functools\.partial"):
-        played({"kind": "tools", "path": "example_environments:make_counter"})
+def test_a_class_of_tools_may_have_bound_arguments_and_static_methods_and_be_no_function() -> None:
+    with pytest.raises(ConfigError, match=r"^environment '<lambda>' is no class.*functools\.partial"):
+        tools_of(lambda: example_environments.Counter(2), "hermes", {})
     environment = tools_of(partial(example_environments.Counter, 2), "hermes", {})()
-    _, info = asyncio.run(environment.reset(0, {}))
-    twice = info["tools"][-1]["function"]
-    assert (twice["name"], list(twice["parameters"]["properties"])) == ("twice", ["number"])
+    asyncio.run(environment.reset(0, {}))
     assert asyncio.run(environment.step(call("add", '{"number": 3}')))[1] == pytest.approx(0.6)
+    _, info = asyncio.run(tools_of(example_environments.Unrewarded, "hermes", {})().reset(0, {"start": 1}))
+    assert list(info["tools"][0]["function"]["parameters"]["properties"]) == ["number"]
 
 
 def test_a_class_of_tools_that_is_given_as_another_kind_is_told_how_to_give_it() -> None:
@@ -167,7 +155,7 @@ class Spoken(FakeSession):
 
     def advance(self, wait_seconds: float) -> list[ModelCall]:
         asked, _ = self._running.popleft()
-        return [replace(self._call(asked, self.turns.pop(0)), finish=Finish.EOS)]
+        return [self._call(asked, self.turns.pop(0))]
 
 
 def test_a_reward_function_in_trls_form_reads_the_whole_episode() -> None:
@@ -176,16 +164,13 @@ def test_a_reward_function_in_trls_form_reads_the_whole_episode() -> None:
     arena = PythonEnvironment(make=example_environments.Counter, tools=True, max_tokens=2000).arena(tokenizer)
     with closing(arena):
         (response,) = play(EnvironmentEngine(FakeEngine(session), arena), given_prompts([{"prompt": "Count."}]))
-    seen: dict[str, Any] = {}
-
-    def judge(prompts: Any, completions: Any, responses: Any) -> list[float]:
-        seen.update(prompts=prompts[0], completion=completions[0], response=responses[0])
-        return [1.0]
-
-    FunctionReward(judge).score(from_bytes(to_bytes([(0, response)]), [response.prompt])[0][1:])
-    assert seen["prompts"] == [{"role": "user", "content": "Count."}]
-    assert seen["response"] == "It is 3."
-    called, result, unread, told, last = json.loads(json.dumps(seen["completion"]))
+    seen: list[Any] = []
+    judge = FunctionReward(
+        lambda prompts, responses, completions: [seen.extend((prompts, responses, *completions)) or 1]
+    )
+    judge.score(from_bytes(to_bytes([(0, response)]), [response.prompt])[0][1:])
+    assert seen[:2] == [[[{"role": "user", "content": "Count."}]], ["It is 3."]]
+    called, result, unread, told, last = json.loads(json.dumps(seen[2]))
     assert (called["role"], called["content"]) == ("assistant", "I add.")
     assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": {"number": 3}}
     assert (result["role"], result["name"], result["content"]) == ("tool", "add", "3")
@@ -201,14 +186,6 @@ def trainer(environment: Any) -> PPOTrainer:
         environment=environment,
         config=PPOConfig(num_steps=1, prompts_per_step=2, num_minibatches=1, rollout={"max_new_tokens": 2}),
     )
-
-
-def test_a_class_with_tools_is_given_in_python() -> None:
-    given = PythonEnvironment(make=example_environments.Counter, tools=True, max_tokens=2000)
-    for response in trainer(given).generate([{"prompt": "Count.", "start": 4}] * 2):
-        assert response.prompt.messages == ({"role": "user", "content": "Count. It is 4 now."},)
-        assert response.episode is not None
-        assert response.episode.failure is None
 
 
 FROZEN = {"kind": "gymnasium", "id": "FrozenLake-v1", "instructions": "0 left, 1 down, 2 right, 3 up\n"}

@@ -152,49 +152,42 @@ def test_a_row_that_no_process_can_be_given_is_named_before_a_step() -> None:
         row_prompts([good, bad])
 
 
-def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+UNREWARDED = {"environment.path": "example_environments:Unrewarded", "environment.kwargs": "{}"}
+JUDGED = {"reward": "[{kind: function, function: 'example_environments:judged'}]"}
+
+
+def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
-    chosen = recipe(
-        tmp_path, "tools", {"environment.path": "example_environments:Unrewarded", "environment.kwargs": "{}"}
-    )
-    for find in (build_task, dry_lines):
+    chosen = recipe(tmp_path, "tools", UNREWARDED)
+    for find in (build_task, lambda chosen: list(dry_run(chosen))):
         with pytest.raises(ConfigError, match=r"Unrewarded' has no get_reward\(\), and the run has no other reward"):
             find(chosen)
 
 
-def dry_lines(chosen: PPORecipe) -> list[tuple[str, str]]:
-    return list(dry_run(chosen))
-
-
 def test_a_dry_run_says_what_rewards_the_episodes_and_where_they_come_from(tmp_path: Path) -> None:
-    own = "{kind: function, function: 'example_environments:judged'}"
-    lines = dry_lines(recipe(tmp_path, "tools", {"reward": f"[{own}]"}))
+    lines = list(dry_run(recipe(tmp_path, "tools", JUDGED)))
     assert ("", "each row of the data below begins an episode") in lines
     assert [text for name, text in lines if name == "reward"] == [
         "environment: get_reward() of the class, after every turn",
         "judged: example_environments:judged (function), weight 1, of the episode",
     ]
-    changes = {"reward": f"[{own}]", "environment.path": "example_environments:Unrewarded", "environment.kwargs": "{}"}
-    said = [text for name, text in dry_lines(recipe(tmp_path, "tools", changes)) if name == "reward"]
-    assert said[0] == "environment: nothing, since its class has no get_reward()"
-    lines = dry_lines(recipe(tmp_path, "class", {"reward": "[]", "data.sources": "[]"}))
+    lines = list(dry_run(recipe(tmp_path, "tools", JUDGED | UNREWARDED)))
+    assert ("reward", "environment: nothing, since its class has no get_reward()") in lines
+    lines = list(dry_run(recipe(tmp_path, "class", {"reward": "[]", "data.sources": "[]"})))
     assert ("", "1,000 episodes, whose rows are their numbers: data has no sources") in lines
     assert ("reward", "environment: what its steps give") in lines
 
 
 def test_a_dry_run_finds_what_a_row_lacks(tmp_path: Path) -> None:
-    own = "[{kind: function, function: 'example_environments:judged'}]"
-    changes = {"reward": own, "environment.path": "example_environments:Unrewarded", "environment.kwargs": "{}"}
     wanted = r"reset\(\) of environment 'example_environments:Unrewarded' has a parameter 'start'.* no such column"
     with pytest.raises(ConfigError, match=rf"^data has no sources: {wanted}; it has episode"):
-        dry_lines(recipe(tmp_path, "tools", {**changes, "data.sources": "[]"}))
-    chosen = recipe(tmp_path, "tools", changes)
-    dry_lines(chosen)
-    (tmp_path / "rows.jsonl").write_text(ROW + '{"prompt": "2 + 2?", "begin": 4}\n')
-    with pytest.raises(DataError, match=rf"rows.jsonl, row 2: {wanted}; it has begin, prompt"):
-        dry_lines(chosen)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 + 2?", "start": 4}\n')
-    with pytest.raises(DataError, match="row 1: reward function 'judged' has a parameter 'extra_info'"):
-        dry_lines(chosen)
+        list(dry_run(recipe(tmp_path, "tools", {**JUDGED, **UNREWARDED, "data.sources": "[]"})))
+    chosen = recipe(tmp_path, "tools", JUDGED | UNREWARDED)
+    list(dry_run(chosen))
+    for row, said in (
+        ('{"begin": 4}', f"{wanted}; it has begin"),
+        ('{"start": 4}', "reward function 'judged' has a parameter 'extra_info'"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(f"{ROW}{row}\n")
+        with pytest.raises(DataError, match=f"rows.jsonl, row 2: {said}"):
+            list(dry_run(chosen))
