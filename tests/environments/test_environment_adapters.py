@@ -127,7 +127,7 @@ def test_a_class_of_tools_may_have_bound_arguments_and_static_methods_and_be_no_
     asyncio.run(environment.reset(0, {}))
     assert asyncio.run(environment.step(call("add", '{"number": 3}')))[1] == pytest.approx(0.6)
     _, info = asyncio.run(tools_of(example_environments.Unrewarded, "hermes", {})().reset(0, {"start": 1}))
-    assert list(info["tools"][0]["function"]["parameters"]["properties"]) == ["number"]
+    assert info["tools"][0]["function"]["parameters"]["required"] == ["number"]
 
 
 def test_a_class_of_tools_that_is_given_as_another_kind_is_told_how_to_give_it() -> None:
