@@ -215,7 +215,7 @@ class LossKLConfig(TokenKLConfig):
     @classmethod
     def _has_the_gradient(cls, estimator: Any) -> Any:
         if estimator == "k3":
-            raise ValueError("plain k3 in the loss has the gradient of the forward KL: use weighted_k3, or k2")
+            raise ValueError("plain k3 in the loss has the gradient of the forward KL: use weighted_k3")
         return estimator
 
     @property
