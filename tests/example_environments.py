@@ -195,6 +195,28 @@ class Counter:
         raise AssertionError("no tool")
 
 
+class Unrewarded:
+    """Tools of a class that says nothing of a reward."""
+
+    def reset(self, start: int, **row: Any) -> None:
+        self.total = start
+
+    @staticmethod
+    def add(number: int) -> str:
+        """
+        Add to the counter.
+
+        Args:
+            number: What to add.
+        """
+        return str(number)
+
+
+def judged(completions: Any, extra_info: Any) -> list[float]:
+    """A reward function that reads a column."""
+    return [float(len(each)) for each in completions]
+
+
 class Undescribed(Counter):
     """Has a tool that says nothing of itself."""
 

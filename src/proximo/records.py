@@ -57,6 +57,8 @@ class Turn:
     reward: float = 0.0
     observation: str = ""
     """What the environment answered, as text: for people."""
+    messages: tuple[Message, ...] = ()
+    """The same in messages: the policy's, with its calls of tools apart, and the environment's."""
     num_tool_calls: int = 0
     num_malformed_calls: int = 0
 
@@ -77,6 +79,12 @@ class Episode:
     def reward(self) -> float:
         """The sum of the rewards of its turns."""
         return sum(turn.reward for turn in self.turns)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation after the first observation, up to the last turn of the policy."""
+        said = [message for turn in self.turns[:-1] for message in turn.messages]
+        return (*said, *(self.turns[-1].messages[:1] if self.turns else ()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

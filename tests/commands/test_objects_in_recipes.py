@@ -21,7 +21,9 @@ from proximo import (
     Training,
     WeightedReward,
 )
+from proximo.config.environment import ROWS
 from proximo.errors import ConfigError, RunFolderError
+from proximo.ppo.recipe import PPORecipe
 from proximo.run import journal
 from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
@@ -86,6 +88,18 @@ def test_a_reward_may_be_given_in_any_form(form, scores, place, tmp_path) -> Non
     lines = numbers(trained(place, tmp_path / "run", {"reward": REWARDS[form]}))
     assert "score/brief/mean" in scores[-1]
     assert [{key: line[key] for key in wanted} for wanted, line in zip(scores, lines, strict=True)] == scores
+
+
+def test_an_environment_may_be_all_that_rewards_and_gives_rows() -> None:
+    given = {"environment": {"kind": "tools", "path": "example_environments:Counter"}, "reward": [], "data.sources": []}
+    recipe = Training("grpo-function", given, quiet=True).recipe
+    assert isinstance(recipe, PPORecipe)
+    assert recipe.reward == ()
+    assert [source.function for source in recipe.data.sources] == [ROWS]
+    with pytest.raises(ConfigError, match="gold is one reward, and got 0"):
+        Training("grpo-function", {"gold": []}, quiet=True)
+    with pytest.raises(ConfigError, match="reward is an empty list: give a function"):
+        PPOTrainer(tiny_language_model(), tiny_tokenizer(), reward=[])
 
 
 def test_the_trainer_takes_the_same_forms() -> None:

@@ -31,6 +31,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "KL and reference", "reference={path: owner/other, lora: {rank: 8}}"),
     ("ppo", "KL and reference", "ppo.kl.estimator=full reference.path=owner/other devices.reference.device=cuda:1"),
     ("ppo", "KL and reference", "reference={path: owner/other, balancing_coefficient: 0.01}"),
+    ("ppo", "KL and reference", "ppo.kl={kind: loss, estimator: k3}"),
     ("dpo", "KL and reference", "model.lora.rank=8 reference.path=owner/other"),
     ("ppo", "Environments", "environment.path=games:Guess"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.minus_reference_answer=true"),

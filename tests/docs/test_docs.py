@@ -20,7 +20,10 @@ from proximo.supervised.prm_recipe import PRMRecipe
 from proximo.supervised.reward_recipe import RewardRecipe
 from proximo.supervised.sft_recipe import SFTRecipe
 
-SECTIONS = "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|kto|gold|ppo"
+SECTIONS = (
+    "run|devices|engine|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|kto|gold|ppo|"
+    r"environment(?!\.json)"
+)
 SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
     "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|mismatch|staleness|sft|reward_model|"

@@ -72,7 +72,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def save_tiny(path: Path) -> None:
-    tiny_language_model().save_pretrained(path)
+    tiny_language_model(max_position_embeddings=2048).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
 
 

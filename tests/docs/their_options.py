@@ -131,7 +131,8 @@ max_steps:A13 num_train_epochs:A13 learning_rate:G5 lr_scheduler_type:G6 warmup_
 weight_decay:G8 max_grad_norm:G7 max_completion_length:C1 temperature:C1 top_p:C1 top_k:C1 beta:D15 epsilon:F1
 epsilon_high:F1 scale_rewards:E4 loss_type:F9 importance_sampling_level mask_truncated_completions:D11
 sync_ref_model:B16 ref_model_sync_steps:B16 ref_model_mixup_alpha:B16 reward_funcs reward_weights use_vllm:C8
-vllm_importance_sampling_correction:F5 peft_config:B11 gradient_checkpointing:G9 bf16:G10 seed:I2 eval_dataset:J4
+vllm_importance_sampling_correction:F5 peft_config:B11 lora_dropout environment_factory:C15 tools:C15
+max_tool_calling_iterations:C15 chat_template_kwargs gradient_checkpointing:G9 bf16:G10 seed:I2 eval_dataset:J4
 eval_strategy:J4 eval_steps:J4 num_generations_eval:J4 logging_steps:J1 report_to:J1 save_steps:I3
 save_total_limit:I3 resume_from_checkpoint:I1 push_to_hub:J6 hub_model_id:J6 log_completions:J3
 reward:J2 reward_std:J2 rewards/right/mean:J2 frac_reward_zero_std:J2 completions/mean_length:J2

@@ -1,6 +1,10 @@
 """Environments of other packages, unchanged, each played by the section of a recipe in worker processes."""
 
+import asyncio
+import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,15 +12,23 @@ from pydantic import TypeAdapter
 
 import example_environments
 from builders import tiny_language_model, tiny_tokenizer
+from chat_families import FAMILIES
+from played_environments import FakeEngine, FakeSession, play
 from proximo.config.environment import EnvironmentConfig, WorkerEnvironmentConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.environments.adapters.tools import tools_of
+from proximo.environments.engine import EnvironmentEngine
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.players.player import environment_maker
 from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.players.processes import ProcessPlayers
 from proximo.environments.players.threads import Players, ThreadPlayers
+from proximo.environments.prompts import given_prompts
 from proximo.errors import ConfigError
 from proximo.ppo.trainer import PPOTrainer
+from proximo.rewards.function import FunctionReward
+from proximo.rollout.rank_transfers import from_bytes, to_bytes
+from proximo.rollout.session import ModelCall
 from proximo.run.make.environments import PythonEnvironment
 from waiting import wait_until
 
@@ -108,17 +120,72 @@ def test_a_class_that_cannot_be_given_to_the_policy_is_named(played: Any) -> Non
             played({"kind": "tools", "path": f"example_environments:{name}"})
 
 
-def test_a_class_with_tools_is_given_in_python() -> None:
-    trainer = PPOTrainer(
+def test_a_class_of_tools_may_have_bound_arguments_and_static_methods_and_be_no_function() -> None:
+    with pytest.raises(ConfigError, match=r"^environment '<lambda>' is no class.*functools\.partial"):
+        tools_of(lambda: example_environments.Counter(2), "hermes", {})
+    environment = tools_of(partial(example_environments.Counter, 2), "hermes", {})()
+    asyncio.run(environment.reset(0, {}))
+    assert asyncio.run(environment.step(call("add", '{"number": 3}')))[1] == pytest.approx(0.6)
+    _, info = asyncio.run(tools_of(example_environments.Unrewarded, "hermes", {})().reset(0, {"start": 1}))
+    assert info["tools"][0]["function"]["parameters"]["required"] == ["number"]
+
+
+def test_a_class_of_tools_that_is_given_as_another_kind_is_told_how_to_give_it() -> None:
+    with pytest.raises(ConfigError, match=r"no method step\(text\); .*kind: tools.*PythonEnvironment\(make=..., tools"):
+        trainer(example_environments.Counter)
+
+
+def test_an_episode_needs_a_reward_in_python_too() -> None:
+    played = trainer(PythonEnvironment(make=example_environments.Unrewarded, tools=True, max_tokens=2000))
+    rows = [{"prompt": "Count.", "start": 4}] * 2
+    with pytest.raises(ConfigError, match=r"no reward: pass reward= .*a class of tools may have get_reward\(\)"):
+        played.train(rows)
+    with pytest.raises(ConfigError, match="no reward: pass reward="):
+        played.train(rows, reward=[])
+    (line,) = played.train(rows, reward=lambda completions: [float(len(each)) for each in completions])
+    assert line["score/mean"] == 1.0
+
+
+class Spoken(FakeSession):
+    """A session whose turns are given as texts."""
+
+    def __init__(self, tokenizer: Any, texts: list[str]) -> None:
+        super().__init__()
+        self.turns = [tokenizer(text + tokenizer.eos_token, add_special_tokens=False)["input_ids"] for text in texts]
+
+    def advance(self, wait_seconds: float) -> list[ModelCall]:
+        asked, _ = self._running.popleft()
+        return [self._call(asked, self.turns.pop(0))]
+
+
+def test_a_reward_function_in_trls_form_reads_the_whole_episode() -> None:
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    session = Spoken(tokenizer, ["I add. " + call("add", '{"number": 3}'), call("add", "{"), "It is 3."])
+    arena = PythonEnvironment(make=example_environments.Counter, tools=True, max_tokens=2000).arena(tokenizer)
+    with closing(arena):
+        (response,) = play(EnvironmentEngine(FakeEngine(session), arena), given_prompts([{"prompt": "Count."}]))
+    seen: list[Any] = []
+    judge = FunctionReward(
+        lambda prompts, responses, completions: [seen.extend((prompts, responses, *completions)) or 1]
+    )
+    judge.score(from_bytes(to_bytes([(0, response)]), [response.prompt])[0][1:])
+    assert seen[:2] == [[[{"role": "user", "content": "Count."}]], ["It is 3."]]
+    called, result, unread, told, last = json.loads(json.dumps(seen[2]))
+    assert (called["role"], called["content"]) == ("assistant", "I add.")
+    assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": {"number": 3}}
+    assert (result["role"], result["name"], result["content"]) == ("tool", "add", "3")
+    assert unread == {"role": "assistant", "content": call("add", "{")}
+    assert told["role"] == "tool"
+    assert last == {"role": "assistant", "content": "It is 3."}
+
+
+def trainer(environment: Any) -> PPOTrainer:
+    return PPOTrainer(
         tiny_language_model(max_position_embeddings=2048),
         tiny_tokenizer(),
-        environment=PythonEnvironment(make=example_environments.Counter, tools=True, max_tokens=2000),
-        config=PPOConfig(rollout={"max_new_tokens": 2}),
+        environment=environment,
+        config=PPOConfig(num_steps=1, prompts_per_step=2, num_minibatches=1, rollout={"max_new_tokens": 2}),
     )
-    for response in trainer.generate([{"prompt": "Count.", "start": 4}] * 2):
-        assert response.prompt.messages == ({"role": "user", "content": "Count. It is 4 now."},)
-        assert response.episode is not None
-        assert response.episode.failure is None
 
 
 FROZEN = {"kind": "gymnasium", "id": "FrozenLake-v1", "instructions": "0 left, 1 down, 2 right, 3 up\n"}

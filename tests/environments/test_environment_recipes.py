@@ -11,8 +11,9 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.loader import load_recipe
 from proximo.data.rows import Row
 from proximo.environments.prompts import row_prompts
-from proximo.errors import DataError, UserError
+from proximo.errors import ConfigError, DataError, UserError
 from proximo.models.pretrained.saving import save_pretrained
+from proximo.ppo.dry_run import dry_run
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 
@@ -149,3 +150,44 @@ def test_a_row_that_no_process_can_be_given_is_named_before_a_step() -> None:
     assert len(row_prompts([good])) == 1
     with pytest.raises(DataError, match="days.parquet, row 2: .*date is not JSON serializable"):
         row_prompts([good, bad])
+
+
+UNREWARDED = {"environment.path": "example_environments:Unrewarded", "environment.kwargs": "{}"}
+JUDGED = {"reward": "[{kind: function, function: 'example_environments:judged'}]"}
+
+
+def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
+    chosen = recipe(tmp_path, "tools", UNREWARDED)
+    for find in (build_task, lambda chosen: list(dry_run(chosen))):
+        with pytest.raises(ConfigError, match=r"Unrewarded' has no get_reward\(\), and the run has no other reward"):
+            find(chosen)
+
+
+def test_a_dry_run_says_what_rewards_the_episodes_and_where_they_come_from(tmp_path: Path) -> None:
+    lines = list(dry_run(recipe(tmp_path, "tools", JUDGED)))
+    assert ("", "each row of the data below begins an episode") in lines
+    assert [text for name, text in lines if name == "reward"] == [
+        "environment: get_reward() of the class, after every turn",
+        "judged: example_environments:judged (function), weight 1, of the episode",
+    ]
+    lines = list(dry_run(recipe(tmp_path, "tools", JUDGED | UNREWARDED)))
+    assert ("reward", "environment: nothing, since its class has no get_reward()") in lines
+    lines = list(dry_run(recipe(tmp_path, "class", {"reward": "[]", "data.sources": "[]"})))
+    assert ("", "1,000 episodes, whose rows are their numbers: data has no sources") in lines
+    assert ("reward", "environment: what its steps give") in lines
+
+
+def test_a_dry_run_finds_what_a_row_lacks(tmp_path: Path) -> None:
+    wanted = r"reset\(\) of environment 'example_environments:Unrewarded' has a parameter 'start'.* no such column"
+    with pytest.raises(ConfigError, match=rf"^data has no sources: {wanted}; it has episode"):
+        list(dry_run(recipe(tmp_path, "tools", {**JUDGED, **UNREWARDED, "data.sources": "[]"})))
+    chosen = recipe(tmp_path, "tools", JUDGED | UNREWARDED)
+    list(dry_run(chosen))
+    for row, said in (
+        ('{"begin": 4}', f"{wanted}; it has begin"),
+        ('{"start": 4}', "reward function 'judged' has a parameter 'extra_info'"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(f"{ROW}{row}\n")
+        with pytest.raises(DataError, match=f"rows.jsonl, row 2: {said}"):
+            list(dry_run(chosen))

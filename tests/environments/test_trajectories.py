@@ -55,6 +55,9 @@ def test_the_tokens_of_a_trajectory_are_flat_and_only_those_of_the_policy_are_in
     ]
     assert (response.episode.turns[1].num_tool_calls, response.episode.turns[1].num_malformed_calls) == (2, 1)
     assert (response.text, response.episode.info) == ("c", {"won": True})
+    assert [(each["role"], each["content"]) for each in response.episode.messages] == [
+        *[("assistant", "a"), ("user", "seen"), ("assistant", "b"), ("user", "seen"), ("assistant", "c")]
+    ]
     assert response.finish.terminated
 
 

@@ -266,7 +266,7 @@ def test_what_on_step_raises_passes_with_a_note_and_the_step_is_done() -> None:
     made = trainer()
     with pytest.raises(EnoughError) as caught:
         made.train(PROMPTS, reward=lengths, on_step=enough)
-    assert "on_step after step 1, which is done" in caught.value.__notes__[0]
+    assert "Training stops. Step 1 is complete; call train again to go on with step 2." in caught.value.__notes__[0]
     assert made.state.steps_done == 1
 
 

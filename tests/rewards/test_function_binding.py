@@ -159,6 +159,7 @@ def test_an_answer_that_is_a_number_is_one_as_a_column_and_text_as_the_reference
     [
         (lambda completions, trainer_state: [], {}, "'trainer_state', which is not given here"),
         (lambda completions, log_metric: [], {}, "'log_metric'.*return a mapping"),
+        (lambda environments, **kwargs: [], {}, r"'environments', .* another process; give its class get_reward\(\)"),
         (lambda responses: [], {"weight": 2}, "has no parameter 'weight', which kwargs sets"),
         (right, {"prompts": []}, "remove 'prompts' from kwargs"),
         (lambda: [], {}, "names nothing that it could score"),
@@ -171,7 +172,8 @@ def test_an_answer_that_is_a_number_is_one_as_a_column_and_text_as_the_reference
     ],
 )
 def test_what_cannot_be_bound_is_refused_with_the_page(function, kwargs, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)reward function 'mine' .*{message}.*\(docs/rewards.md\)"):
+    page = "environments" if "environments" in message else "rewards"
+    with pytest.raises(ConfigError, match=rf"(?s)reward function 'mine' .*{message}.*\(docs/{page}.md\)$"):
         FunctionReward(function, name="mine", kwargs=kwargs)
 
 

@@ -28,8 +28,8 @@ class PlayedEnvironmentConfig(Section):
     max_turns: int = Field(16, ge=1)
     """Turns of the policy in an episode. One that is not over by then ends with finish `length`."""
     max_tokens: int = Field(1024, ge=2)
-    """Tokens that the policy reads and writes in one call: the whole conversation. An episode that reaches it ends with
-    finish `length`. `ppo.rollout.max_new_tokens` limits a single turn."""
+    """Most tokens of a call: the conversation so far, which the policy reads, and the turn that it writes. An episode
+    that reaches it ends with finish `length`. `ppo.rollout.max_new_tokens` limits a single turn."""
     max_observation_tokens: int = Field(512, ge=1)
     """Tokens of one observation. A longer one is cut, with a mark, and counted."""
     max_seconds: float | None = Field(None, gt=0)
@@ -305,7 +305,7 @@ def with_rows(values: Any) -> Any:
     if environment is None or not isinstance(environment, dict | PlayedEnvironmentConfig):
         return values
     given = environment if isinstance(environment, dict) else environment.model_dump()
-    if isinstance(data, dict) and "sources" not in data and given.get("kind") != "skyrl_gym":
+    if isinstance(data, dict) and not data.get("sources") and given.get("kind") != "skyrl_gym":
         num_rows = given.get("num_rows", PlayedEnvironmentConfig.model_fields["num_rows"].default)
         data = data | {"sources": [{"function": ROWS, "kwargs": {"num_rows": num_rows}}]}
     return {"reward": (), **values, "data": data, "environment": {"kind": "class"} | given}

@@ -111,9 +111,9 @@ class ChatCalls:
         text = dialogue.turn_text(call.token_ids, call.finish)
         turn = parse(text, self.style, conversation.tools) if asked.parses_tools else ToolTurn()
         answered = max((place for place, item in enumerate(asked.items) if isinstance(item, int)), default=-1)
-        recording.note(call, asked.messages[answered + 1 :], text)
+        said = turn.message(_before_stop(text, call, recording.options))
+        recording.note(call, asked.messages[answered + 1 :], text, said)
         recording.tool_calls = len(turn.calls), len(turn.malformed)
-        said = _message(_before_stop(text, call, recording.options), turn)
         number = dialogue.wrote(call.token_ids, call.finish)
         conversation.turns.append((tuple(map(words_of, (*asked.messages, said))), number))
         body = _completion(asked, call, said, model)
@@ -154,17 +154,6 @@ def _before_stop(text: str, call: ModelCall, options: SamplingOptions) -> str:
     """What the policy wrote before the stop string that ended it."""
     places = [place for string in options.stop_strings if (place := text.rfind(string)) >= 0]
     return text[: min(places)] if call.finish is Finish.STOP and places else text
-
-
-def _message(text: str, turn: ToolTurn) -> Message:
-    """A turn of the policy as a client gets it: calls of tools, or all that it wrote."""
-    if not turn.calls:
-        return {"role": "assistant", "content": text}
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-        for call in turn.calls
-    ]
-    return {"role": "assistant", "content": turn.text, "tool_calls": calls}
 
 
 def _completion(asked: ChatCall, call: ModelCall, said: Message, model: str) -> dict[str, Any]:

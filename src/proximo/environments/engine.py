@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proximo.environments.dialogue import Dialogue
 from proximo.environments.environment import EnvironmentFault, Environments, EnvironmentStep
+from proximo.environments.tool_calls import Tools, ToolTurn, parse
 from proximo.environments.trajectory import Trajectory, with_observation
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError, DataError, TrainingError
@@ -93,6 +94,8 @@ class Arena:
     """A lane is never used again."""
     times: PlayTimes = field(default_factory=PlayTimes)
     """Times of the rollouts since the last look."""
+    gives_reward: bool = True
+    """False for a class of tools without `get_reward`, whose episodes earn 0."""
 
     def engine(self, inner: Engine) -> "EnvironmentEngine":
         """An engine whose responses are trajectories of the model of `inner`."""
@@ -224,7 +227,7 @@ class EnvironmentEngine:
 
 @dataclass(kw_only=True, slots=True)
 class Lane:
-    """An episode: the trajectory so far, and what it waits for."""
+    """Where one episode is played: its number among those of an engine, the trajectory so far, what it waits for."""
 
     number: int
     prompt: Prompt
@@ -236,6 +239,7 @@ class Lane:
     trajectory: Trajectory = field(init=False)
     dialogue: Dialogue | None = None
     """None until the first observation."""
+    tools: Tools = ()
     call: ModelCall | None = None
     """The last turn of the policy."""
     begun: float = 0.0
@@ -297,7 +301,8 @@ class Play:
             return
         assert lane.dialogue is not None, "the policy is asked after the first observation"
         text = lane.dialogue.turn_text(call.token_ids, call.finish)
-        lane.trajectory.add_call(call, text)
+        turn = parse(text, self._renderer.tool_style, lane.tools) if lane.tools else ToolTurn()
+        lane.trajectory.add_call(call, text, turn.message(text))
         lane.call = call
         self._environments.step(lane.number, text)
 
@@ -331,7 +336,8 @@ class Play:
         self._end(lane, Finish.TRUNCATED if step.truncated else Finish.LENGTH)
 
     def _observe_first(self, lane: Lane, step: EnvironmentStep) -> None:
-        lane.dialogue = dialogue = Dialogue(self._renderer, step.observation, tools=step.info.get("tools"))
+        lane.tools = step.info.get("tools") or ()
+        lane.dialogue = dialogue = Dialogue(self._renderer, step.observation, tools=lane.tools)
         prompt_ids = dialogue.prompt_ids
         prompt = with_observation(lane.prompt, step.observation, prompt_ids)
         lane.begun = self._clock()

@@ -14,7 +14,7 @@ from proximo.environments.conversation import Conversation
 from proximo.environments.environment import EnvironmentStep, Observation
 from proximo.environments.trajectory import MALFORMED_CALLS, TOOL_CALLS, Trajectory, with_observation
 from proximo.errors import ProximoError
-from proximo.records import Finish, Prompt
+from proximo.records import Finish, Message, Prompt
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall, Session
 
@@ -88,14 +88,14 @@ class Recording:
     model_seconds: float = 0.0
     """In which a call waited for its answer."""
 
-    def note(self, call: ModelCall, observation: Observation, text: str) -> None:
+    def note(self, call: ModelCall, observation: Observation, text: str, message: Message | None = None) -> None:
         """Append a call that was answered. `observation`: what was new in its prompt."""
         if self.trajectory is None:
             asked = with_observation(self.prompt, observation, call.request.token_ids)
             self.trajectory = Trajectory(prompt=asked, sample_index=self.sample_index)
         else:
             self.answer(EnvironmentStep(observation=observation))
-        self.trajectory.add_call(call, text)
+        self.trajectory.add_call(call, text, message)
         self.num_calls += 1
         self.tool_calls = (0, 0)
 

@@ -43,6 +43,16 @@ class ToolTurn:
     text: str = ""
     """The words outside calls, after the thought."""
 
+    def message(self, whole: str) -> "Message":
+        """The turn as a message: its calls apart from its words; `whole`, all that it wrote, where there is no call."""
+        if not self.calls:
+            return {"role": "assistant", "content": whole}
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in self.calls
+        ]
+        return {"role": "assistant", "content": self.text, "tool_calls": calls}
+
     def answers(self, results: Sequence[str]) -> "tuple[Message, ...]":
         """Messages for the policy: the result of each call, then what it is told of malformed calls."""
         returned = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from proximo.environments.environment import EnvironmentStep, Observation
-from proximo.records import Episode, Finish, Fork, Prompt, Response, Turn
+from proximo.records import Episode, Finish, Fork, Message, Prompt, Response, Turn
 from proximo.rollout.engine import versions_of_tokens
 from proximo.rollout.session import ModelCall
 
@@ -43,13 +43,16 @@ class Trajectory:
         """Number of tokens that the policy wrote."""
         return sum(self.mask)
 
-    def add_call(self, call: ModelCall, text: str) -> None:
-        """Append what the policy read and wrote. `text`: what the environment is given."""
+    def add_call(self, call: ModelCall, text: str, message: Message | None = None) -> None:
+        """Append what the policy read and wrote. `text`: what the environment is given; `message`: as a message, None
+        for one of the text.
+        """
         self.add_prompt(call.request.token_ids)
         start = len(self.token_ids)
         self._append(call.token_ids, call.logprobs, is_policy=True)
         self.versions += [(version, start + first) for version, first in call.versions]
-        self.turns.append(Turn(start=start, end=len(self.token_ids), text=text))
+        said = {"role": "assistant", "content": text} if message is None else message
+        self.turns.append(Turn(start=start, end=len(self.token_ids), text=text, messages=(said,)))
 
     def add_prompt(self, token_ids: Sequence[int]) -> None:
         """Append what came before a call, or after the last one."""
@@ -78,6 +81,7 @@ class Trajectory:
             self.turns[-1],
             reward=step.reward,
             observation=as_text(step.observation),
+            messages=(*self.turns[-1].messages[:1], *as_messages(step.observation)),
             num_tool_calls=_count(step, TOOL_CALLS),
             num_malformed_calls=_count(step, MALFORMED_CALLS),
         )
@@ -122,6 +126,11 @@ def with_observation(prompt: Prompt, observation: Observation, token_ids: Sequen
     if isinstance(observation, str):
         return replace(prompt, token_ids=tuple(token_ids), text=observation)
     return replace(prompt, token_ids=tuple(token_ids), messages=tuple(observation))
+
+
+def as_messages(observation: Observation) -> tuple[Message, ...]:
+    """An observation as messages: a text is one of the user."""
+    return ({"role": "user", "content": observation},) if isinstance(observation, str) else tuple(observation)
 
 
 def as_text(observation: Observation) -> str:

@@ -49,7 +49,6 @@ class LoRAOptions:
 
     rank: int = 16
     alpha: float = 32.0
-    dropout: float = 0.0
     target_modules: tuple[str, ...] | None = None
     """Last parts of module names, such as `q_proj`; None = every linear layer but the output layer, and in a mixture
     of experts those of attention alone."""
@@ -73,7 +72,6 @@ def add_adapter(model: "PreTrainedModel", options: LoRAOptions) -> "PeftModel":
         task_type=TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM,
         r=options.rank,
         lora_alpha=scale,
-        lora_dropout=options.dropout,
         target_modules=targets,
         modules_to_save=["score"] if scalar else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),

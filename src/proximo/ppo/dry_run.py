@@ -4,13 +4,13 @@ Imports no torch. Keys of shared sections: config/ineffective_keys.py.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import product
 from pkgutil import resolve_name
+from typing import Any
 
 from proximo.config.engine import VLLMEngineConfig
-from proximo.config.environment import ROWS, EnvironmentConfig
+from proximo.config.environment import ROWS, EnvironmentConfig, ProgramEnvironmentConfig, ToolsEnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import FunctionRewardConfig
@@ -20,20 +20,26 @@ from proximo.data.formats.row_formats import prompt_exchanges, prompt_metadata, 
 from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
-from proximo.errors import DataError, as_own_errors
+from proximo.environments.adapters.tools import check_reward, column_problem, gives_reward, tool_methods
+from proximo.environments.players.player import imported
+from proximo.errors import ConfigError, DataError, as_own_errors
 from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.function_binding import BoundFunction, bound_import
 from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
 from proximo.run.preflight import environment_inputs, reward_inputs
+from proximo.user_code import kept_working_directory
 from proximo_verifiers import errors as verifiers
 
 
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
-    yield from _roles(recipe)
-    reader = partial(_read_rows, recipe=recipe, functions=functions) if recipe.environment is None else None
+    tools = _tools_class(recipe)
+    yield from _roles(recipe, tools)
+    reader = partial(_read_rows, recipe=recipe, functions=functions)
+    if recipe.environment is not None:
+        reader = partial(_read_episodes, environment=recipe.environment, functions=functions, tools=tools)
     num_rows = yield from data_lines(recipe, recipe.data, reader)
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
         learns_all = recipe.ptx_data.train_on == "everything"
@@ -60,6 +66,53 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
     return [each for each in bound if each is not None]
 
 
+def _tools_class(recipe: PPORecipe) -> Any:
+    """The class of an environment of kind `tools`, imported; None for other kinds.
+
+    Raises ConfigError for one without tools, without a reward, or with a `reset` that a run without data cannot call.
+    """
+    environment = recipe.environment
+    if not isinstance(environment, ToolsEnvironmentConfig):
+        return None
+    with kept_working_directory():
+        tools = imported(environment.path)
+    tool_methods(tools)
+    if not recipe.reward:
+        check_reward(tools, environment.path)
+    if _is_numbered(recipe) and (problem := column_problem(tools, environment.path, ["episode"])):
+        raise ConfigError(f"data has no sources: {problem}")
+    return tools
+
+
+def _is_numbered(recipe: PPORecipe) -> bool:
+    """Whether the rows are the numbers of episodes, for want of data."""
+    return any(source.function == ROWS for source in recipe.data.sources)
+
+
+def _read_episodes(
+    rows: Iterable[Row],
+    remarks: Counter[Remark],
+    *,
+    environment: EnvironmentConfig,
+    functions: Sequence[BoundFunction],
+    tools: Any,
+) -> Iterator[Exchange]:
+    """Looks at rows that begin episodes. Raises DataError for one that `reset` or a reward function cannot be given."""
+    del remarks
+    for row in rows:
+        is_tools = isinstance(environment, ToolsEnvironmentConfig)
+        if is_tools and (problem := column_problem(tools, environment.path, row.values)):
+            raise DataError(f"{row.origin}: {problem}")
+        _check_columns(row, list(row.values), functions)
+    yield from ()
+
+
+def _check_columns(row: Row, columns: Collection[str], functions: Sequence[BoundFunction]) -> None:
+    for function in functions:
+        if problem := function.wanted.problem(columns):
+            raise DataError(f"{row.origin}: reward function {function.name} {problem}")
+
+
 def _read_rows(
     rows: Iterable[Row], remarks: Counter[Remark], *, recipe: PPORecipe, functions: Sequence[BoundFunction]
 ) -> Iterator[Exchange]:
@@ -68,11 +121,9 @@ def _read_rows(
     for source in (*recipe.reward, recipe.gold):
         if isinstance(source, MathsRewardConfig | CountdownRewardConfig):
             _check_answers(source, rows)
-    for row, function in product(rows, functions):
+    for row in rows:
         answered = [] if row.values.get("answer") is None else ["answer"]
-        columns = dict.fromkeys([*prompt_metadata(row), *answered])
-        if problem := function.wanted.problem(columns):
-            raise DataError(f"{row.origin}: reward function {function.name} {problem}")
+        _check_columns(row, [*prompt_metadata(row), *answered], functions)
     return prompt_exchanges(rows, remarks, recipe.data.first_words)
 
 
@@ -87,7 +138,7 @@ def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequ
             raise DataError(f"{row.origin}: reward source {source.name!r}: {error}") from None
 
 
-def _roles(recipe: PPORecipe) -> Iterator[Line]:
+def _roles(recipe: PPORecipe, tools: Any) -> Iterator[Line]:
     yield "policy", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
     reference = describe_reference(recipe.model, recipe.reference) if recipe.ppo.kl.needs_reference else None
     yield "reference", reference or "none: ppo.kl is none"
@@ -97,20 +148,33 @@ def _roles(recipe: PPORecipe) -> Iterator[Line]:
     if staleness := recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if recipe.environment is not None:
-        yield from _environment(recipe.environment)
+        yield from _environment(recipe, recipe.environment, tools)
     if not recipe.is_rewarded:
         yield "reward", f"none: learns from the reference alone, with the KL in the {recipe.ppo.kl.kind}"
     for index, source in enumerate(recipe.reward):
         first, *_ = reward_inputs(source, f"reward.{index}")
-        yield "reward", f"{source.name}: {first}, weight {source.weight:g}"
+        added = "" if recipe.environment is None else ", of the episode"
+        yield "reward", f"{source.name}: {first}, weight {source.weight:g}{added}"
     if recipe.gold is not None:
         first, *_ = reward_inputs(recipe.gold, "gold")
         yield "gold", f"{recipe.gold.name}: {first}, watched only"
 
 
-def _environment(environment: EnvironmentConfig) -> Iterator[Line]:
+def _environment(recipe: PPORecipe, environment: EnvironmentConfig, tools: Any) -> Iterator[Line]:
+    """Its code, where its episodes come from, and what rewards them."""
     named = next((each.name for each in environment_inputs(environment, "environment")), environment.kind)
     yield "environment", f"{named}, {environment.workers} at once, at most {count_of(environment.max_turns, 'turn')}"
+    numbers = f"{count_of(environment.num_rows, 'episode')}, whose rows are their numbers: data has no sources"
+    yield "", numbers if _is_numbered(recipe) else "each row of the data below begins an episode"
+    match environment:
+        case ToolsEnvironmentConfig() if gives_reward(tools):
+            yield "reward", "environment: get_reward() of the class, after every turn"
+        case ToolsEnvironmentConfig():
+            yield "reward", "environment: nothing, since its class has no get_reward()"
+        case ProgramEnvironmentConfig():
+            yield "reward", "environment: what the program returns"
+        case _:
+            yield "reward", "environment: what its steps give"
 
 
 def _engine(engine: VLLMEngineConfig) -> str:

@@ -151,7 +151,9 @@ def _start_environments(
 ) -> EnvironmentSource | None:
     if recipe.environment is None:
         return None
-    environments = make_environments(recipe.environment, tokenizer, on_every_rank=recipe.engine.kind == "local")
+    everywhere = recipe.engine.kind == "local"
+    is_rewarded = bool(recipe.reward)
+    environments = make_environments(recipe.environment, tokenizer, on_every_rank=everywhere, is_rewarded=is_rewarded)
     started.callback(environments.close)
     return environments
 

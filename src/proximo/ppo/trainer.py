@@ -53,6 +53,7 @@ from proximo.ppo.trainer_arguments import (
     check_rows,
     check_tokenizer,
     check_training,
+    earns,
 )
 from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.source import RewardSource, scored_once, statistics_of
@@ -245,7 +246,8 @@ class PPOTrainer:
             self.roles.reward.source = self._source(reward)
         check_learning(self.roles.reward.source, self.config, has_teacher=self.roles.has_teacher)
         known = self._prompts(prompts)
-        scored = self.roles.reward.source is not None or any(own.is_instead_of("score") for own in self.own_calls)
+        scored = any(own.is_instead_of("score") for own in self.own_calls)
+        scored = scored or earns(self.roles.reward.source, self.environments)
         check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
         check_rows(self.roles.reward.source, known)
         prompts_of = self.in_order(known)
@@ -370,7 +372,8 @@ def _call_on_step(
             on_step(number, metrics)
         except BaseException as error:
             error.add_note(
-                f"raised by on_step after step {number}, which is done; train continues with step {number + 1}"
+                f"raised by on_step. Training stops. Step {number} is complete; call train again to go on with step "
+                f"{number + 1}."
             )
             if not _can_be_sent(error):
                 raise

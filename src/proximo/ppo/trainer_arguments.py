@@ -9,6 +9,8 @@ import torch
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import distillation_problem, environment_problem
 from proximo.distributed.world import current
+from proximo.environments.engine import Arena, EnvironmentSource
+from proximo.environments.reward import EnvironmentReward
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.message_text import count_of
 from proximo.models.heads import check_same_rows
@@ -186,6 +188,8 @@ def as_source(reward: Reward | None, *, task: str | None = None) -> RewardSource
     """
     if reward is None:
         return None
+    if is_list(reward) and not reward:
+        raise ConfigError("reward is an empty list: give a function, a source, or pairs (weight, source)")
     if is_list(reward):
         return WeightedReward([(weight, _as_single(source)) for weight, source in as_pairs(reward)], task=task)
     return _as_single(reward)
@@ -226,6 +230,13 @@ def check_learning(source: RewardSource | None, config: PPOConfig, *, has_teache
         raise ConfigError(problem)
 
 
+def earns(source: RewardSource | None, environments: EnvironmentSource | None) -> bool:
+    """Whether responses get scores: not from a class of tools without `get_reward` alone."""
+    if source is None or not isinstance(environments, Arena) or environments.gives_reward:
+        return source is not None
+    return any(not isinstance(each, EnvironmentReward) for _, each in as_pairs(source))
+
+
 def check_environment(reward: Reward, config: PPOConfig) -> None:
     """Raises ConfigError for options that no episode can have, and for rewards by models, which read one response."""
     models = [str(source.name) for _, source in as_pairs(reward) if isinstance(source, ModelReward)]
@@ -245,8 +256,8 @@ def check_training(
     (`scored` is False), or `on_step` has the wrong signature."""
     if not scored:
         raise ConfigError(
-            "no reward: pass reward= (a function or a source) to train or to the trainer; NoReward() learns "
-            "from reference= alone"
+            "no reward: pass reward= (a function or a source) to train or to the trainer; a class of tools may have "
+            "get_reward() instead, and NoReward() learns from reference= alone"
         )
     if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
         raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")

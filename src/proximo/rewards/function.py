@@ -234,14 +234,23 @@ class ProcessFunctionReward:
 
 
 def function_inputs(responses: Sequence[Response]) -> dict[str, list[Any]]:
-    """The inputs of `BoundFunction`: prompts (text, or messages), responses, metadata, and the answers of the rows."""
+    """The inputs of `BoundFunction`: prompts (text, or messages), what was answered, metadata, answers of the rows."""
     prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
     return {
         "prompts": prompts,
         "responses": [r.text for r in responses],
+        "completions": [_completion(*pair) for pair in zip(prompts, responses, strict=True)],
         "metadata": [_metadata(r) for r in responses],
         "answers": [r.prompt.metadata.get("answer", r.prompt.answer) for r in responses],
     }
+
+
+def _completion(prompt: Any, response: Response) -> Any:
+    """The response in TRL's form: where the prompt is a conversation, the messages after it, else the text."""
+    if isinstance(prompt, str):
+        return response.text
+    said = response.episode.messages if response.episode is not None else ()
+    return list(said or [{"role": "assistant", "content": response.text}])
 
 
 def columns_checked(

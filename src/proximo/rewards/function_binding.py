@@ -35,12 +35,13 @@ OF_A_RESPONSE = ("finish", "token_ids")
 _OWN = frozenset({"responses", "metadata"})
 """Names that are not TRL's, where a column may have them."""
 _NOT_GIVEN = {
-    "trainer_state": "a score does not depend on the step",
-    "log_extra": "return a mapping with score and named components, which are logged",
-    "log_metric": "return a mapping with score and named components, which are logged",
-    "environments": "a response is one turn",
+    "trainer_state": "a score does not depend on the step; give it a default",
+    "log_extra": "return a mapping with score and named components, which are logged; give it a default",
+    "log_metric": "return a mapping with score and named components, which are logged; give it a default",
+    "environments": "an environment lives in another process; give its class get_reward(), which returns what the "
+    "function would read there, such as self.reward, and leave the function out (docs/environments.md)",
 }
-"""Arguments of TRL's that no function gets here, and why."""
+"""Arguments of TRL's that no function gets here, why, and what to do."""
 
 
 def import_function(path: str) -> Callable[..., Any]:
@@ -146,7 +147,7 @@ class BoundFunction:
         named = [each for each in parameters if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
         self._free = {each.name: each for each in named if each.name not in self._set}
         if problem := self._problem({each.name for each in named}):
-            raise ConfigError(f"reward function {name} {problem} ({PAGE})")
+            raise ConfigError(f"reward function {name} {problem}{'' if '.md' in problem else f' ({PAGE})'}")
         wants_trl = "completions" in self._free or "completion_ids" in self._free
         self.wanted = WantedColumns(
             required=tuple(name for name in self._required if name not in OF_A_BATCH),
@@ -159,6 +160,7 @@ class BoundFunction:
         self,
         prompts: Sequence[Any],
         responses: Sequence[str],
+        completions: Sequence[Any],
         metadata: Sequence[Mapping[str, Any]],
         *,
         answers: Sequence[Any],
@@ -177,7 +179,7 @@ class BoundFunction:
         batch = {
             "prompts": list(prompts),
             "responses": list(responses),
-            "completions": [_completion(*pair) for pair in zip(prompts, responses, strict=True)],
+            "completions": list(completions),
             "completion_ids": [list(each["token_ids"]) for each in metadata],
             "metadata": list(metadata),
         }
@@ -206,7 +208,7 @@ class BoundFunction:
         if unknown := next((key for key in self.kwargs if key not in named and not self._takes_all), None):
             return f"has no parameter {unknown!r}, which kwargs sets; its parameters: {', '.join(named) or 'none'}"
         if refused := next((name for name in self._required if name in _NOT_GIVEN), None):
-            return f"has a parameter {refused!r}, which is not given here ({_NOT_GIVEN[refused]}): give it a default"
+            return f"has a parameter {refused!r}, which is not given here: {_NOT_GIVEN[refused]}"
         if not self._free and not self._takes_all:
             return (
                 "names nothing that it could score: name its parameters after their contents, "
@@ -250,11 +252,6 @@ def _set_by_partial(function: Any) -> set[str]:
         names |= set(function.keywords)
         function = function.func
     return names
-
-
-def _completion(prompt: Any, response: str) -> Any:
-    """The response in TRL's form: a list with the assistant's message where the prompt is a conversation."""
-    return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
 
 
 class EventLoop:

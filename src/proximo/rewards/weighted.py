@@ -41,15 +41,13 @@ _Answer = tuple[int, list[Scored] | None, BaseException | None]
 def as_pairs(reward: Any) -> list[tuple[float, Any]]:
     """The parts of a reward with their weights. The parts are not checked.
 
-    Raises ConfigError for an empty list, and for a weight that is not a finite number.
+    Raises ConfigError for a weight that is not a finite number.
     """
     if isinstance(reward, WeightedReward):
         return list(reward.sources)
     if not is_list(reward):
         return [(1.0, reward)]
-    if not reward:
-        raise ConfigError("reward is an empty list: give a function, a source, or pairs (weight, source)")
-    pairs = []
+    pairs: list[tuple[float, Any]] = []
     for part in reward:
         match part:
             case (bool(), _) | (_,) | ():

@@ -121,7 +121,9 @@ def _as_trajectory(
     prompt = replace(row, token_ids=tuple(observed["token_ids"]), text=observed["text"], messages=messages)
     return prompt, {
         "forks": tuple(Fork(start=start, context=tuple(context)) for start, context in forks),
-        "episode": Episode(turns=tuple(Turn(**turn) for turn in turns), **episode),
+        "episode": Episode(
+            turns=tuple(replace(Turn(**turn), messages=tuple(turn["messages"])) for turn in turns), **episode
+        ),
     }
 
 

@@ -41,7 +41,7 @@ class GivenObjects:
             return {str(each): self._section(item, str(each)) for each, item in value.items()}
         if name in ("reward", "gold") and value is not None:
             sections = self._rewards(value)
-            if name == "gold" and len(sections) > 1:
+            if name == "gold" and len(sections) != 1:
                 raise ConfigError(f"gold is one reward, and got {len(sections)}: give one function or source")
             return sections if name == "reward" else sections[0]
         if isinstance(value, list | tuple):

@@ -3,9 +3,9 @@
 The sources of scores: section `reward`.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from proximo.config.schema.base import Section
 
@@ -210,6 +210,13 @@ class LossKLConfig(TokenKLConfig):
     estimator: Literal["weighted_k3", "k2", "full"] = "weighted_k3"
     """weighted_k3 and full have the gradient of the KL at each visited state, k2 only in the first update of a step; k1
     would have none on average, plain k3 that of the forward KL."""
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _has_the_gradient(cls, estimator: Any) -> Any:
+        if estimator == "k3":
+            raise ValueError("plain k3 in the loss has the gradient of the forward KL: use weighted_k3")
+        return estimator
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:

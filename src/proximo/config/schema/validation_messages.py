@@ -48,6 +48,28 @@ EXPECTED = {
 }
 """Type of a pydantic error, without `_type` and `_parsing` at its end -> description of the expected value."""
 
+TRL_WORDS = {
+    "beta": "kl.coefficient",
+    "cliprange": "objective.clip_low",
+    "environment_factory": "environment",
+    "epsilon": "objective.clip_low",
+    "epsilon_high": "objective.clip_high",
+    "init_kl_coef": "kl.coefficient",
+    "kl_coef": "kl.coefficient",
+    "lam": "advantage.gae_lambda",
+    "loss_type": "policy_loss.aggregation",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_steps": "ppo.num_steps",
+    "max_tool_calling_iterations": "environment.max_turns",
+    "num_generations": "ppo.responses_per_prompt",
+    "num_iterations": "ppo.epochs_per_step",
+    "r": "lora.rank",
+    "response_length": "rollout.max_new_tokens",
+    "scale_rewards": "ppo.advantage",
+    "vf_coef": "value_loss.coefficient",
+}
+"""A word of TRL -> the end of the path of our key, for hints alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
@@ -192,7 +214,8 @@ def _unknown(path: Path, source: Source) -> str:
 def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     """Full paths of the known keys that were probably meant, at most MAX_SUGGESTIONS and without `typed` itself.
 
-    A similar name in the same section comes first, then the same name anywhere, then a similar one anywhere. The name
+    A similar name in the same section comes first, then what a word of TRL is here, then the same name anywhere, then a
+    similar one anywhere. The name
     is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
     """
     name = typed[-1].lower().replace("-", "_")
@@ -204,6 +227,8 @@ def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     beside = {path[-1]: [path] for path in others if path[:-1] == typed[:-1] and path != typed}
     longer = [other for other in beside if len(name) > 2 and other.startswith(name)]
     near = [beside[other] for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)]
+    if name in TRL_WORDS:
+        near.append([path for path in others if ".".join(path).endswith(TRL_WORDS[name])])
     near += [ends[end] for end in get_close_matches(name, ends, cutoff=0.75)]
     for paths in near:
         known = [path for path in paths if annotation_at(schema, tree, path) is not None]

@@ -1,4 +1,6 @@
-"""Plays episodes of verifiers, in its own Python environment, whose packages would not fit beside those of Proximo.
+"""A bridge that runs inside the Python installation of verifiers, whose packages do not fit beside those of Proximo.
+
+It plays episodes of verifiers for runs.
 
 `python verifiers_bridge.py SETTINGS`: SETTINGS is JSON with `env` (the section of an EnvConfig), `num_tasks`, `socket`,
 `renderer` (a configuration of the package renderers, or null), `tokenizer` (a folder) and `template_variables`. It

@@ -1,1 +1,1 @@
-"""Environments at play, in processes or threads: deadlines, retries of `reset`, faults. `pool.py` is the way in."""
+"""Processes and threads that run environments: deadlines, retries of `reset`, faults. `pool.py` is the way in."""

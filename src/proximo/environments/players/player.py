@@ -27,6 +27,10 @@ from proximo_verifiers.workers.services import encodable, one_line
 MakeEnvironment = Callable[[], Any]
 MakeMaker = TypeVar("MakeMaker", bound=Callable[..., MakeEnvironment])
 METHODS = ("reset(seed=..., row=...)", "step(text)")
+TOOLS_ADVICE = (
+    "; a class whose public methods are tools has none: it is given as kind: tools in a recipe, and in Python as "
+    "PythonEnvironment(make=..., tools=True)"
+)
 MAX_ANSWER_CHARACTERS = 2**22
 """Largest observation or info, as text. What is longer is a flood, and a fault."""
 
@@ -121,7 +125,8 @@ class Player:
         if request["call"] == "make":
             self._environment = self._make()
             if problem := methods_problem(self._environment, METHODS, may_await=True):
-                raise ConfigError(f"an environment needs {' and '.join(METHODS)}, but {problem}")
+                advice = "" if hasattr(self._environment, "step") else TOOLS_ADVICE
+                raise ConfigError(f"an environment needs {' and '.join(METHODS)}, but {problem}{advice}")
             return None
         if request["call"] == "reset":
             if self._owns_process:

@@ -14,7 +14,7 @@ from proximo.config.environment import (
     WorkerEnvironmentConfig,
 )
 from proximo.distributed.world import current
-from proximo.environments.adapters.tools import tools_of
+from proximo.environments.adapters.tools import gives_reward, tools_of
 from proximo.environments.engine import Arena, EnvironmentSource, Limits
 from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.tool_calls import ToolStyle
@@ -37,11 +37,12 @@ class PythonEnvironment:
     """
 
     make: Callable[[], Any]
-    """The class with `reset` and `step` (`Environment`), or a function that makes an environment."""
+    """The class with `reset` and `step` (`Environment`), or a function that makes one; for `tools` the class itself, or
+    a `functools.partial` of it."""
     max_turns: int = 16
     """Turns of the policy in an episode."""
     max_tokens: int = 1024
-    """Tokens that the policy reads and writes in one call: the whole conversation."""
+    """Most tokens of a call: the conversation so far, which the policy reads, and the turn that it writes."""
     max_seconds: float | None = None
     """An episode that is older begins no further turn; None: no such limit."""
     max_observation_tokens: int | None = 512
@@ -78,7 +79,8 @@ class PythonEnvironment:
         options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
         pool = EnvironmentPool(ThreadPlayers(make), name=name, **options)
         limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
-        return Arena(environments=pool, renderer=renderer, limits=limits)
+        earns = not self.tools or gives_reward(self.make)
+        return Arena(environments=pool, renderer=renderer, limits=limits, gives_reward=earns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,11 +151,13 @@ def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> Environ
     return PythonEnvironment(make=given).arena(tokenizer)
 
 
-def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizerBase", *, on_every_rank: bool) -> Arena:
+def make_environments(
+    config: EnvironmentConfig, tokenizer: "PreTrainedTokenizerBase", *, on_every_rank: bool, is_rewarded: bool = True
+) -> Arena:
     """What the engines of a recipe play in. Environments start now, in worker processes, on the ranks that play.
 
-    Raises ConfigError for an environment that cannot be imported or made, and for tools whose calls in the style of the
-    chat template would not be read.
+    `is_rewarded`: by others than the environment. Raises ConfigError for an environment that cannot be imported or
+    made, for tools whose calls in the style of the chat template would not be read, and where nothing rewards.
     """
     limits = Limits(max_turns=config.max_turns, max_tokens=config.max_tokens, max_seconds=config.max_seconds)
     renderer = TurnRenderer(
@@ -168,6 +172,8 @@ def make_environments(config: EnvironmentConfig, tokenizer: "PreTrainedTokenizer
     if isinstance(config, ProgramEnvironmentConfig) and plays:
         return _agents(config, tokenizer, limits)
     path, options = config.made_by(renderer.tool_style)
+    if isinstance(config, ToolsEnvironmentConfig):
+        options |= {"is_rewarded": is_rewarded}
     return Arena(environments=_started(config, path, options) if plays else None, renderer=renderer, limits=limits)
 
 
