@@ -119,14 +119,6 @@ class Response:
         tokens = (self.token_ids[start:end] for start, end in pairwise(starts))
         return list(zip(contexts, tokens, strict=True))
 
-    @property
-    def turn_numbers(self) -> Tensor:
-        """[T] int64: the turn in which the policy wrote each token, from 0; -1 where it did not write it."""
-        numbers = self.response_mask.long() - 1
-        for number, turn in enumerate(self.episode.turns if self.episode else ()):
-            numbers[turn.start : turn.end] = number
-        return numbers
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:

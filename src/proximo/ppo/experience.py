@@ -28,7 +28,7 @@ from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.rewards import KL, RewardKLConfig
 from proximo.errors import ConfigError, DataError
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
+from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ def make_experience(
         counted=found.counted,
         values=passes.values,
         bootstrap=torch.tensor([s.response.finish in cut_off for s in scored], dtype=torch.bool),
-        turns=torch.cat([s.response.turn_numbers for s in scored]),
+        turns=torch.cat([turn_numbers(s.response) for s in scored]),
         old_logprobs=passes.old_logprobs,
         reference_logprobs=passes.reference_logprobs,
     )
@@ -301,15 +301,12 @@ def counted_mask(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
     return torch.tensor([counts(s, config) for s in scored], dtype=torch.bool)
 
 
-def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
-    """Whether no response has a learning signal: returns hardly differ, or all groups have zero variance.
-
-    An update would still change the weights, by the optimizer's momentum and by other terms of the loss: AdamW scales
-    even a small persistent gradient to a full-size step.
-    """
-    excludes = config.advantage.excludes_zero_variance
-    nothing = excludes and not bool(experience.mask.any()) and bool(counted_mask(experience.scored, config).any())
-    return experience.is_flat or nothing
+def turn_numbers(response: Response) -> Tensor:
+    """[T] int64: the turn in which the policy wrote each token, from 0; -1 where it did not write it."""
+    numbers = response.response_mask.long() - 1
+    for number, turn in enumerate(response.episode.turns if response.episode else ()):
+        numbers[turn.start : turn.end] = number
+    return numbers
 
 
 def token_values(experience: Experience) -> Tensor:

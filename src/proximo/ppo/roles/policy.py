@@ -21,7 +21,7 @@ from proximo.metrics.values import MetricValue, Sum
 from proximo.models.heads import Divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
-from proximo.ppo.experience import nothing_to_learn
+from proximo.ppo.experience import counted_mask
 from proximo.ppo.roles.sampler import NUM_CANARIES, RolloutsAhead, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
@@ -233,7 +233,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         loss.
         """
         learned = learned_part(experience, self.config.policy_loss)
-        if nothing_to_learn(experience, self.config) or _has_none_left(learned, experience):
+        if _has_nothing_to_learn(experience, self.config) or _has_none_left(learned, experience):
             return self._no_update(experience)
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
@@ -334,6 +334,17 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             first_minibatch=reduce(add, taken.results[0].statistics),
             share_trained=len(taken.results) / taken.num_planned,
         )
+
+
+def _has_nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
+    """Whether no response has a learning signal: returns hardly differ, or all groups have zero variance.
+
+    An update would still change the weights, by the optimizer's momentum and by other terms of the loss: AdamW scales
+    even a small persistent gradient to a full-size step.
+    """
+    excludes = config.advantage.excludes_zero_variance
+    nothing = excludes and not bool(experience.mask.any()) and bool(counted_mask(experience.scored, config).any())
+    return experience.is_flat or nothing
 
 
 def _has_none_left(learned: Experience, experience: Experience) -> bool:
