@@ -12,6 +12,7 @@ import fake_cuda as fake_cuda_module
 from architectures import build_architecture
 from builders import tiny_language_model
 from fake_cuda import CUDA, fake_cuda
+from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, pack_responses
@@ -32,6 +33,24 @@ def test_a_pass_in_bf16_takes_one_attention_kernel_for_each_layer(name: str) -> 
     assert kernels.operators["_varlen_attn"] == 2
     assert found.device == CUDA
     assert found.dtype == torch.float32
+
+
+def test_grouped_heads_take_one_kernel_for_each_layer_also_where_it_is_not_told_of_them(monkeypatch) -> None:
+    """As in torch 2.11, whose kernel has no `enable_gqa`."""
+    kernel, told = varlen.varlen_kernel(), []
+
+    def old(query: Tensor, key: Tensor, *given: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        told.append((query.shape[1], key.shape[1]))
+        grouped = {"enable_gqa": True} if varlen.names_grouped_heads(kernel) else {}
+        return kernel(query, key, *given, scale=scale, window_size=window_size, **grouped)
+
+    monkeypatch.setattr(varlen, "varlen_kernel", lambda: old)
+    base = tiny_language_model("llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=32)
+    model = LanguageModel(base, precision=Precision.BF16)
+    with fake_cuda(model.model) as kernels:
+        model.response_logprobs(pack_responses([[3, 4, 5], [6, 7]], [[8, 9], [10, 11, 12]]).to(CUDA))
+    assert told == [(4, 2), (4, 2)]
+    assert kernels.operators["_varlen_attn"] == 2
 
 
 def test_in_float32_there_is_one_call_for_each_sequence() -> None:
