@@ -12,6 +12,7 @@ import fake_cuda as fake_cuda_module
 from architectures import build_architecture
 from builders import tiny_language_model
 from fake_cuda import CUDA, fake_cuda
+from proximo.models import probe
 from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
@@ -61,8 +62,12 @@ def test_in_float32_there_is_one_call_for_each_sequence() -> None:
     assert kernels.operators["_varlen_attn"] == 0
 
 
-def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scores(monkeypatch) -> None:
-    """CUDA has one fused kernel for float32, which knows no grouped heads. On a CPU the keys stay as they are."""
+@pytest.mark.parametrize("at_load", [False, True])
+def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scores(monkeypatch, at_load: bool) -> None:
+    """CUDA has one fused kernel for float32, which knows no grouped heads. On a CPU the keys stay as they are.
+
+    `at_load`: in the passes of the probe.
+    """
     asked: list[tuple[int, int]] = []
 
     def noted(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
@@ -75,7 +80,10 @@ def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scor
     batch = pack_responses([[3, 4, 5]], [[8, 9]])
     monkeypatch.setitem(fake_cuda_module._ON_CUDA, functional.scaled_dot_product_attention, noted)
     with fake_cuda(model.model):
-        model.response_logprobs(batch.to(CUDA))
+        if at_load:
+            assert len(list(probe._packed_passes(model, batch.packed.to(CUDA)))) == 2
+        else:
+            model.response_logprobs(batch.to(CUDA))
     assert set(asked) == {(4, 4)}
 
 

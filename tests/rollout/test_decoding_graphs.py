@@ -28,7 +28,7 @@ WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"}
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operators, with shapes and plain numbers, and the places of what they read or write and did not make."""
+    """Notes operators, with shapes and plain numbers, and the places of what they read or write and did not make."""
 
     def __init__(self) -> None:
         super().__init__()
