@@ -70,7 +70,7 @@ def test_a_compiled_model_has_the_gradients_names_and_samples_of_a_plain_one() -
             torch.testing.assert_close(gradient, plain[name], rtol=1e-5, atol=1e-6, msg=name)
         first = first or compiled.copy()
         assert compiled == first, "another number of sequences was compiled anew"
-    assert len(first) <= 7, "one layer was cut into more pieces: attention and transformers' own loop cut it"
+    assert len(first) <= 8, "one layer is cut into more pieces than by attention and by the loop of transformers"
     assert sum(compiled) > 20
     assert list(model.model.state_dict()) == names
 
