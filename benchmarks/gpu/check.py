@@ -22,6 +22,7 @@ sys.path.extend(str(root / "benchmarks") for root in (Path(__file__).resolve().p
 sys.path.extend([f"{folder}/peers" for folder in sys.path[-2:]])
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic kernels; read at the first product
 
 import torch
 from gpu.bench import Bench
@@ -47,7 +48,7 @@ SECTIONS: dict[Section, int] = {
     plan: 90,
     real_runs: 150,
     project_tests: 90,
-    table: 90,
+    table: 200,
     peers_training: 30,
     peers_generate: 90,
     options: 60,

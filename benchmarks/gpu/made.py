@@ -17,8 +17,11 @@ from work import SIZES, model_config, write_tokenizer
 
 from proximo import LocalEngine, PPOConfig, PPOTrainer, Prompt, RandomKey, Response, SamplingOptions
 from proximo.models.language import LanguageModel
+from proximo.models.loading import load_language_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.sources import ModelSource
+from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import value_on_base
 
@@ -96,15 +99,26 @@ def generated(engine: LocalEngine, prompts: Sequence[Prompt], *, new_tokens: int
     return engine.generate(prompts, num_samples=1, options=options, key=key)
 
 
+def in_4_bits(size: str, *, device: str) -> LanguageModel:
+    """Saved, and loaded with matrices of 4 bits."""
+    with TemporaryDirectory() as folder:
+        causal(size, device=device).bfloat16().save_pretrained(folder)
+        source = ModelSource(path=folder, quantisation=Quantisation.NF4)
+        return load_language_model(source, device=torch.device(device), precision=Precision("bf16"))
+
+
 def parameters_of(model: nn.Module) -> int:
     """Their number."""
     return sum(weight.numel() for weight in model.parameters())
 
 
 def fast_trainer(kind: str, size: str, config: Mapping[str, Any], *, device: str) -> PPOTrainer:
-    """In bf16, made on the device. `kind`: `critic` trains two models in full, `lora` two adapters on one base."""
-    policy = language_model(size, device=device)
-    if kind == "lora":
+    """In bf16, made on the device.
+
+    `kind`: `critic` trains two models in full, `lora` two adapters on one base, `4bit` the same above 4 bits.
+    """
+    policy = (in_4_bits if kind == "4bit" else language_model)(size, device=device)
+    if kind != "critic":
         policy = policy.with_adapter(LoRAOptions(rank=16))
         value = value_on_base(policy, LoRAOptions(rank=16), HeadStart.ZERO)
     else:

@@ -3,6 +3,8 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +13,20 @@ import yaml
 from floor import Lengths, training_flops
 from gpu.bench import Bench, CannotRun
 from gpu.floors import decode_bytes
-from gpu.made import (
-    TINY,
-    config_of,
-    engine_of,
-    fast_trainer,
-    generated,
-    language_model,
-    prompts_of,
-    tokenizer_of,
-)
+from gpu.made import TINY, config_of, engine_of, fast_trainer, generated, language_model, prompts_of, tokenizer_of
 from torch.profiler import ProfilerActivity, profile
 from work import SIZES, Job
 
 from proximo import PPOTrainer
+from proximo.models.precision.placement import use_deterministic_kernels
 from proximo.rollout.decoding_graphs import LEAST_PASSES
 
 LARGE_GIB = 120
 """A device with more memory than this trains 7B too."""
-SHAPE_KEYS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-)
+SMALL_GIB = 24
+"""The memory of the last row of `table`."""
+SHAPE_KEYS = """model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+num_key_value_heads max_position_embeddings tie_word_embeddings"""
 
 
 def rollout_speed(bench: Bench) -> dict[str, Any]:
@@ -81,45 +68,64 @@ def training_speed(bench: Bench) -> dict[str, Any]:
 
 
 def table(bench: Bench) -> dict[str, Any]:
-    """The same at sizes that people train: the first is verl's quickstart, 256 prompts and responses of 512 tokens."""
+    """The same at sizes that people train: the first is verl's quickstart, 256 prompts and responses of 512 tokens.
+
+    With deterministic kernels, and the first once more without; the last in the memory of a small card.
+    """
     cases = [("qwen-0.5b", "critic", 256, 512, 512), ("qwen-1.5b", "critic", 128, 256, 256)]
-    if bench.is_cuda and torch.cuda.get_device_properties(0).total_memory > LARGE_GIB * 2**30:
-        cases.append(("qwen-7b", "lora", 64, 256, 128))
-    return {"steps": _steps(bench, [(TINY, "lora", 8, 20, 12)] if bench.smoke else cases)}
+    cases += [("qwen-4b", "lora", 64, 256, 128), ("qwen-7b", "lora", 64, 256, 128)]
+    small = ("qwen-4b", "4bit", 64, 256, 128)
+    if bench.smoke:
+        cases, small = [(TINY, "lora", 8, 20, 12)], (TINY, "4bit", 8, 20, 12)
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30 if bench.is_cuda else LARGE_GIB
+    steps = _steps(bench, cases if memory > LARGE_GIB else cases[:3], deterministic=True)
+    if find_spec("bitsandbytes") is None:
+        bench.skipped.append("4bit (bitsandbytes is not installed)")
+    else:
+        if bench.is_cuda:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, SMALL_GIB / memory))
+        steps += _steps(bench, [small], deterministic=True)
+        if bench.is_cuda:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    return {"steps": steps + _steps(bench, cases[:1])}
 
 
 def _steps(
-    bench: Bench, cases: Sequence[tuple[str, str, int, int, int]], *, keeps: bool = False
+    bench: Bench, cases: Sequence[tuple[str, str, int, int, int]], *, keeps: bool = False, deterministic: bool = False
 ) -> list[dict[str, Any]]:
     """Cases of model, kind, prompts, their tokens, and new tokens: the second step of each.
 
     `keeps`: the first trainer stays, for `training_profile`.
     """
+    use_deterministic_kernels(deterministic, torch.device(bench.device))
     rows = []
-    for size, kind, num_rows, prompt_tokens, new in cases:
+    for case in cases:
         bench.free()
-        trainer, prompts = _speed_trainer(bench, size, kind, rows=num_rows, tokens=(prompt_tokens, new))
-        for _ in range(2):
-            outcome = trainer.run_step(prompts=prompts)
-            trainer.metrics(outcome)
-        lengths = Lengths(
-            [prompt_tokens] * num_rows, [len(each.response.token_ids) for each in outcome.experience.scored]
-        )
-        adapter = 16 * (kind == "lora")
-        seconds, job = outcome.seconds, Job(models="", size=size, regime="none", epochs=1, adapter_rank=adapter)
-        training = sum(took for call, took in seconds.items() if call.startswith("train"))
-        bench.measured_gib[size] = bench.peak_gib()
-        row = {"size": size, "kind": kind, "rows": num_rows, "prompt": prompt_tokens, "new": new}
-        row |= {"tokens": sum(lengths.whole), "step_s": sum(seconds.values()), "peak_GiB": bench.peak_gib()}
-        row["sampled_tokens_per_second"] = sum(lengths.responses) / seconds["generate"]
-        row["trained_tokens_per_second"] = sum(lengths.whole) / training
-        rows.append({**row, "mfu": training_flops(job, lengths) / training / bench.rates["bf16"], **seconds})
-        if keeps and bench.kept is None:
-            bench.kept = trainer, prompts
-        else:
-            trainer.close()
-        del trainer, outcome
+        name: dict[str, Any] = dict(zip(("size", "kind", "rows", "prompt", "new"), case, strict=True))
+        name["deterministic"] = deterministic
+        rows.append(bench.case(name, partial(_step, bench, *case, keeps=keeps)))
     return rows
+
+
+def _step(bench: Bench, size: str, kind: str, *shape: int, keeps: bool) -> dict[str, Any]:
+    num_rows, prompt_tokens, new = shape
+    trainer, prompts = _speed_trainer(bench, size, kind, rows=num_rows, tokens=(prompt_tokens, new))
+    for _ in range(2):
+        outcome = trainer.run_step(prompts=prompts)
+        trainer.metrics(outcome)
+    lengths = Lengths([prompt_tokens] * num_rows, [len(each.response.token_ids) for each in outcome.experience.scored])
+    adapter = 16 * (kind != "critic")
+    seconds, job = outcome.seconds, Job(models="", size=size, regime="none", epochs=1, adapter_rank=adapter)
+    training = sum(took for call, took in seconds.items() if call.startswith("train"))
+    bench.measured_gib[size] = bench.peak_gib()
+    if keeps and bench.kept is None:
+        bench.kept = trainer, prompts
+    else:
+        trainer.close()
+    row = {"tokens": sum(lengths.whole), "step_s": sum(seconds.values()), "peak_GiB": bench.peak_gib()}
+    row["sampled_tokens_per_second"] = sum(lengths.responses) / seconds["generate"]
+    row["trained_tokens_per_second"] = sum(lengths.whole) / training
+    return {**row, "mfu": training_flops(job, lengths) / training / bench.rates["bf16"], **seconds}
 
 
 def _speed_trainer(bench: Bench, size: str, kind: str, *, rows: int, tokens: tuple[int, int]) -> tuple[PPOTrainer, Any]:
@@ -128,7 +134,7 @@ def _speed_trainer(bench: Bench, size: str, kind: str, *, rows: int, tokens: tup
     config = {
         "prompts_per_step": rows,
         "minibatch_responses": rows // 2,
-        "tokens_per_microbatch": 32768,
+        "tokens_per_microbatch": 2048 if kind == "4bit" else 32768,
         "rollout": {"max_new_tokens": new_tokens, "max_num_seqs": rows},
     }
     return fast_trainer(kind, size, config, device=bench.device), prompts_of(rows, prompt_tokens, size)
@@ -203,7 +209,7 @@ def _plan_recipe(bench: Bench, size: str, *, rows: int, new_tokens: int) -> dict
     folder, config = bench.work / f"model-{size}", config_of(size)
     config.save_pretrained(folder)
     tokenizer_of(size).save_pretrained(folder)
-    shape = {key: value for key, value in config.to_dict().items() if key in SHAPE_KEYS}
+    shape = {key: value for key, value in config.to_dict().items() if key in SHAPE_KEYS.split()}
     rate = {"learning_rate": 1e-6}
     problems = {"function": "proximo.recipes.arithmetic:problems", "kwargs": {"num_rows": 64}}
     return {

@@ -55,6 +55,7 @@ SIZES = {
     "tiny-qwen": Size(**{**QWEN, "vocabulary": 256}, width=128, layers=2, heads=4, mlp=128),
     "qwen-0.5b": Size(**QWEN, width=896, layers=24, heads=14, mlp=4864),
     "qwen-1.5b": Size(**QWEN, width=1536, layers=28, heads=12, mlp=8960),
+    "qwen-4b": Size(**{**QWEN, "key_value_heads": 4}, width=2560, layers=36, heads=20, mlp=9728),
     "qwen-7b": Size(
         vocabulary=152_064, width=3584, layers=28, heads=28, mlp=18_944, key_value_heads=4, model_type="qwen2"
     ),

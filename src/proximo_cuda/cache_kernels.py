@@ -297,7 +297,8 @@ def _error(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOption
 
     capacity, (num_heads, key_heads) = CHUNK + 40, (query.shape[1], keys.shape[1])
     asked = made(query, 2, num_heads, 1, query.shape[3])
-    stored = [each.new_zeros(3, key_heads, capacity, each.shape[3]) for each in (keys, values)]
+    # NaN beyond the end of a row shows that nothing of it is read.
+    stored = [each.new_full((3, key_heads, capacity, each.shape[3]), math.nan) for each in (keys, values)]
     new = [made(each, 1, key_heads, capacity, each.shape[3]) for each in (keys, values)]
     positions, tokens = (torch.tensor(each, device=query.device) for each in ([capacity - 1, 5], range(capacity)))
     for row, count in ((2, capacity), (0, 6)):

@@ -37,13 +37,22 @@ class Draw(Protocol):
 
 
 @triton.jit
-def _noise(low: tl.tensor, high: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """`sampling.exponential_noise` of one row for these token ids, in float32."""
-    bits = ids.to(tl.uint32) * _WEYL + low
-    bits = (bits ^ (bits >> 16)) * _MIX_1 + high
+def _bits(stream: tl.tensor, position: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """The 31 bits of `sampling.exponential_noise` of one row for these token ids."""
+    key = stream.to(tl.uint64) + position.to(tl.uint64) * _GOLDEN
+    key = (key ^ (key >> 30)) * _SPLITMIX_1
+    key = (key ^ (key >> 27)) * _SPLITMIX_2
+    key = key ^ (key >> 31)
+    bits = ids.to(tl.uint32) * _WEYL + key.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * _MIX_1 + (key >> 32).to(tl.uint32)
     bits = (bits ^ (bits >> 15)) * _MIX_2
-    bits = (bits ^ (bits >> 16)) & 0x7FFFFFFF
-    small = (bits.to(tl.int32).to(tl.float32) + 0.5) * -_SCALE
+    return ((bits ^ (bits >> 16)) & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _noise(bits: tl.tensor) -> tl.tensor:
+    """Draws of the standard exponential distribution, in float32."""
+    small = (bits.to(tl.float32) + 0.5) * -_SCALE
     # log1p: the logarithm of a number near 1, without the digits that are lost in 1 + x.
     near = 1.0 + small
     return -tl.where(near == 1.0, small, tl.log(near) * (small / (near - 1.0)))
@@ -87,16 +96,12 @@ def _race(  # noqa: PLR0913, PLR0917
 ) -> None:
     """One program races the tokens of one block of a row."""
     row, part, num_parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    key = tl.load(streams + row).to(tl.uint64) + tl.load(positions + row).to(tl.uint64) * _GOLDEN
-    key = (key ^ (key >> 30)) * _SPLITMIX_1
-    key = (key ^ (key >> 27)) * _SPLITMIX_2
-    key = key ^ (key >> 31)
     lane = tl.arange(0, lanes)
     peak = tl.max(tl.load(peaks + row * num_parts + lane, mask=lane < num_parts, other=-float("inf")), axis=0)
     ids = part * block + tl.arange(0, block)
     found = tl.load(logits + row * row_stride + ids, mask=ids < num_tokens, other=-float("inf"))
     scaled = found.to(tl.float32) / temperature
-    noise = _noise(key.to(tl.uint32), (key >> 32).to(tl.uint32), ids)
+    noise = _noise(_bits(tl.load(streams + row), tl.load(positions + row), ids))
     each = tl.where(ids < num_tokens, tl.exp(scaled - peak) / noise, -1.0)
     place = tl.argmax(each, axis=0)
     slot = row * num_parts + part

@@ -267,6 +267,22 @@ def test_bf16_keeps_a_copy_for_the_rollout_and_computes_the_old_logprobs(place):
     assert "policy_logprobs" in phases
 
 
+def test_training_takes_18_bytes_a_parameter_in_bf16_and_12_with_an_optimizer_in_the_backward_pass(place):
+    """Weights, two moments, gradients and bf16 copies, beside the activations of one short text."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8}
+    large = {f"model.config.{name}": size for name, size in (sizes | {"num_key_value_heads": 8}).items()}
+    large |= {"run.precision": "bf16", "sft.examples_per_step": 1, "sft.tokens_per_microbatch": 48}
+    found = []
+    for optimizer in (SLOW, EARLY):
+        (plan,) = make_plans(
+            SFTRecipe.model_validate(changed(recipe_of("sft", place), large | {"sft.optimizer": optimizer})),
+            device="cuda",
+        )
+        found.append(plan.peak / plan.roles[0].trained)
+    assert found[0] == pytest.approx(18, abs=0.3)
+    assert 12 < found[1] < 12.7, found
+
+
 def test_the_kl_term_of_kto_is_another_reading_by_both_models(place, plain):
     phases = {phase.name: phase for phase in plain["kto"].phases}
     assert list(phases) == ["reference_logprobs", "policy_logprobs", "train"]

@@ -11,13 +11,18 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 import warnings
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from builders import tiny_language_model, tiny_tokenizer
@@ -27,13 +32,14 @@ from proximo.models.attention.packed import AttentionOptions
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack, pack_responses
+from proximo.models.precision import products
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.sampling import RandomKey, SamplingOptions, exponential_noise, plain_draw
 from proximo_cpu import fused_functions, fused_layers, operators
-from proximo_cuda import cache_kernels, decoder, row_kernels
+from proximo_cuda import cache_kernels, decoder, row_kernels, sampling
 
 MODELS = [
     ("qwen2", Precision.BF16, True),
@@ -45,6 +51,11 @@ MODELS = [
 _MM, _FAST_PATH = torch.mm, backbone.fast_path
 
 
+def place_of(tensor: Tensor) -> int:
+    """Where its storage begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def as_modules() -> None:
     """Models run as modules from now on."""
     backbone.fast_path = lambda *which: replace(_FAST_PATH(*which), attention=None, layers=None, decoder=None)
@@ -54,8 +65,13 @@ def as_on_a_device() -> None:
     """Tensors on the CPU count as those of a device from now on."""
 
     def mm(first: Tensor, second: Tensor, *, out_dtype: Any = None, out: Any = None) -> Tensor:
-        wide = first if out_dtype is None else first.to(out_dtype)
-        return _MM(wide, second.to(wide.dtype), out=out)
+        if out_dtype is None:
+            return _MM(first, second, out=out)
+        with _disable_current_modes():  # one kernel on a device
+            made = _MM(first.to(out_dtype), second.to(out_dtype), out=out)
+        if Launches.inside is not None:
+            Launches.inside.note("mm", (first, second), made)
+        return made
 
     def kernels_of(like: Tensor) -> Any:
         return row_kernels.KERNELS if like.dtype in (torch.float32, torch.bfloat16) else None
@@ -66,6 +82,7 @@ def as_on_a_device() -> None:
         return replace(path, attention=None, layers=layers, decoder=decoder.decoder_of)
 
     torch.mm = mm
+    products.has_kernels_for_all = heads.has_kernels_for_all = lambda _: True
     for module in (operators, fused_functions):
         module.is_on_cpu = lambda _: False
     for module in (operators, fused_functions, decoder):
@@ -135,36 +152,60 @@ def errors_of_attention() -> list[float]:
 
 
 class Launches(TorchDispatchMode):
-    """Counts what would be launched on a device inside it: kernels of Triton, and operators that are no views."""
+    """Counts what would be launched on a device inside it: kernels of Triton, and operators that are no views.
+
+    Also the bytes of the matrices that each is given and that were there before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self._made: set[int] = set()
+
+    inside: "Launches | None" = None
+
+    def note(self, name: str, given: Iterable[Any], *made: Tensor) -> None:
+        """One launch."""
+        self._made |= set(map(place_of, made))
+        self.names[name] += 1
+        matrices = [each for each in given if isinstance(each, Tensor) and each.dim() > 1]
+        self.bytes[name] += sum(each.nbytes for each in matrices if place_of(each) not in self._made)
 
     def __enter__(self) -> "Launches":
         self._plain = GridExecutor.__call__
 
         def counted(executor: Any, *arguments: Any, **more: Any) -> None:
-            self.names[executor.fn.__name__] += 1
+            self.note(executor.fn.__name__, arguments)
             with _disable_current_modes():
                 self._plain(executor, *arguments, **more)
 
-        GridExecutor.__call__ = counted
+        GridExecutor.__call__, Launches.inside = counted, self
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        GridExecutor.__call__ = self._plain
+        GridExecutor.__call__, Launches.inside = self._plain, None
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and "empty" not in func.name():
-            self.names[func._overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        given, results = ([each for each in tree_leaves(one) if isinstance(each, Tensor)] for one in (args, made))
+        if results and not func.is_view and not any(word in func.name() for word in ("empty", "view", "detach")):
+            self.note(func._overloadpacket.__name__, given)
+        self._made |= set(map(place_of, results)) - set(map(place_of, given))
+        return made
 
 
-def launches_of_a_pass(num_layers: int) -> Counter[str]:
-    """Of decoding one token in each of two rows, once weights are cast and joined."""
+PROMPT_TOKENS = 7
+"""Of each of two rows whose storage is full after the pass, so that attention is given no more than it reads."""
+
+
+def launches_of_a_pass(num_layers: int) -> dict[str, Launches]:
+    """Of decoding one token in each of two rows, once weights are cast and joined: layers, head and draw."""
     model = LanguageModel(tiny_language_model("qwen2", num_hidden_layers=num_layers), precision=Precision.BF16)
+    held = cache.RowCache(num_rows=2, initial_tokens=8, max_tokens=8)
+    count = {name: Launches() for name in ("placing", "pass", "draw", "plain draw")}
+    given = {"streams": torch.tensor([3, 4]), "positions": torch.tensor([1, 1]), "temperature": 1.0}
 
     class Kernels(cache_kernels.CacheKernels):
         """The interpreter's bf16 is wrong, and its calls are only counted."""
@@ -173,23 +214,54 @@ def launches_of_a_pass(num_layers: int) -> Counter[str]:
 
     cache.RowCache._kernels = property(lambda _: Kernels())
     with torch.inference_mode(), casting():
-        prompts = pack([[3, 4, 5], [6, 7]])
+        prompts = pack([list(range(3, 3 + PROMPT_TOKENS))] * 2)
         captured = cache.PromptCache(prompts.lengths)
         model.prefill(prompts, captured)
-        held = cache.RowCache(num_rows=2, initial_tokens=8, max_tokens=16)
-        with Launches() as placing:
-            held.place_all(captured, {0: [0], 1: [1]})
-        decode, tokens = model.decoder(), torch.tensor([8, 9])
-        for _ in range(2):
+        decode = model.decoder()
+        for number in range(2):  # the first casts
+            with count["placing"] if number else nullcontext():
+                held.place_all(captured, {0: [0], 1: [1]})
             layout = held.advance(2)
-            with Launches() as decoding_pass:
-                decode(tokens, layout.positions, held, layout)
-    return decoding_pass.names + Counter({f"placing {name}": count for name, count in placing.names.items()})
+            with count["pass"] if number else nullcontext():
+                logits = model.head.logits(decode(torch.tensor([8, 9]), layout.positions, held, layout))
+        for name, draw in (("draw", sampling.draw), ("plain draw", plain_draw)):
+            with count[name]:
+                draw(logits, **given)
+    return count
+
+
+def launches_of_training(num_layers: int) -> Counter[str]:
+    """Of the forward and backward pass of a micro-batch of one sequence, once weights are cast."""
+    model = LanguageModel(tiny_language_model("qwen2", num_hidden_layers=num_layers), precision=Precision.BF16)
+    batch = pack_responses([[3, 4, 5]], [[6, 7, 8]])
+    with casting():
+        for _ in range(2):
+            with Launches() as launches:
+                model.response_logprobs(batch).logprobs.sum().backward()
+    return launches.names
+
+
+@triton.jit
+def store_bits(streams: Any, positions: Any, into: Any, width: tl.constexpr) -> None:
+    """One program stores the bits of the noise of one row."""
+    row, ids = tl.program_id(0), tl.arange(0, width)
+    stream, position = tl.load(streams + row), tl.load(positions + row)
+    tl.store(into + row * width + ids, sampling._bits(stream, position, ids))
+
+
+def bits_of_the_noise() -> tuple[Tensor, Tensor]:
+    """[8, 4096] of the kernel's hash, and those that torch's operators made their noise of, in float64."""
+    streams, positions = torch.arange(8) * 0x1234567887654321, torch.arange(8) * 999
+    stored = torch.empty(8, 4096, dtype=torch.int32)
+    store_bits[(8,)](streams, positions, stored, width=4096)
+    noise = exponential_noise(streams, positions, 4096, dtype=torch.float64)
+    return stored, (-torch.expm1(-noise) / (2**-31 * (1 - 2**-24)) - 0.5).round().int()
 
 
 def main() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # of numbers that a kernel masks
     as_modules()
+    modules = launches_of_training(3) - launches_of_training(2)
     expected = [results(*each) for each in MODELS]
     exact = [results(kind, Precision.FLOAT32, adapted) for kind, _, adapted in MODELS]
     as_on_a_device()
@@ -199,6 +271,7 @@ def main() -> None:
     decoder.joined_cast = lambda *given: joins.append(1) or join(*given)
     found = {"expected": expected, "exact": exact, "found": [results(*each) for each in MODELS], "agree": agree}
     found |= {"num_joint": len(joins), "outside": log_probs_of([100, 5, -1], num_tokens=100)}
+    found["training"] = {"modules": modules, "fused": launches_of_training(3) - launches_of_training(2)}
     row_kernels.agree.cache_clear()
     row_kernels.KERNELS.scale = lambda hidden, *_, **__: hidden * torch.nan  # no number is larger than it
     with warnings.catch_warnings(record=True) as said:
@@ -208,7 +281,10 @@ def main() -> None:
             [text for each in said if "fused" in (text := str(each.message))],
         )
     found["attention"] = errors_of_attention()
-    found["launches"] = launches_of_a_pass(3) - launches_of_a_pass(2)
+    passes = {num_layers: launches_of_a_pass(num_layers) for num_layers in (2, 3)}
+    found["launches"] = {num: {name: each.names for name, each in parts.items()} for num, parts in passes.items()}
+    found["bytes"] = passes[3]["pass"].bytes
+    found["bits"] = bits_of_the_noise()
     torch.save(found, sys.argv[1])
 
 

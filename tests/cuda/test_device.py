@@ -16,6 +16,7 @@ import proximo
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: make test does on Linux")
 HERE = Path(__file__).parent
 SOURCES = Path(proximo.__file__).parents[1]
+BENCHMARKS = HERE.parents[1] / "benchmarks"
 NUM_MODELS = 4
 
 
@@ -73,19 +74,57 @@ def test_a_kernel_that_is_wrong_is_named_and_none_is_used(saved: Mapping[str, An
 
 
 def test_attention_over_the_cache_is_that_of_the_definition(saved: Mapping[str, Any]) -> None:
+    """Also where NaN lies beyond the end of each row."""
     assert len(saved["attention"]) == 9
     assert max(saved["attention"]) < 2e-6
 
 
-def test_a_layer_decodes_a_token_in_ten_launches_and_takes_its_prompts_in_one(saved: Mapping[str, Any]) -> None:
-    """Modules take 31 (test_fake_cuda.py), and place a prompt by two copies for each of its rows.
+def test_a_pass_takes_ten_launches_a_layer_and_ten_more_and_places_its_prompts_in_one_a_layer(
+    saved: Mapping[str, Any],
+) -> None:
+    """Modules take 31 a layer (test_fake_cuda.py), and place a prompt by two copies for each of its rows.
 
-    A row with more than one chunk takes an eleventh, which adds the chunks up. The cache is made with the first prompt.
+    Beside the layers there are the embedding, rotary angles, the last norm and the head. A row with more than one chunk
+    takes another launch a layer, which adds the chunks up.
     """
-    assert saved["launches"] == {
-        **{"norm": 2, "addmm": 1, "rotate": 1, "_put": 1, "_attend": 1, "mm": 3, "activate": 1},
-        **{"placing _put": 1, "placing new_zeros": 2},
-    }
+    two, three = (saved["launches"][num_layers] for num_layers in (2, 3))
+    layer = three["pass"] - two["pass"]
+    assert layer == {"norm": 2, "addmm": 1, "rotate": 1, "_put": 1, "_attend": 1, "mm": 3, "activate": 1}
+    rest = {"embedding": 1, "arange": 1, "mul": 3, "cat": 1, "cos": 1, "sin": 1, "norm": 1, "mm": 1}
+    assert two["pass"] - layer - layer == rest
+    assert (two["placing"], three["placing"]) == ({"_put": 2}, {"_put": 3})
+
+
+def test_a_draw_takes_three_launches(saved: Mapping[str, Any]) -> None:
+    drawn = saved["launches"][3]
+    assert drawn["draw"] == {"_weigh": 1, "_race": 1, "_decide": 1}
+    assert drawn["plain draw"].total() > 40
+
+
+def test_a_layer_is_trained_in_less_than_half_the_launches_of_its_modules(saved: Mapping[str, Any]) -> None:
+    fused, modules = (saved["training"][name] for name in ("fused", "modules"))
+    own = {"norm": 2, "norm_backward": 2, "scale": 2, "rotate": 3, "activate": 1, "activate_backward": 1}
+    assert {name: fused[name] for name in own} == own
+    assert fused.total() <= 64
+    assert modules.total() > 2 * fused.total()
+
+
+def test_a_pass_reads_the_bytes_of_the_floor(saved: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second, of two rows: all weights once, and 8 keys and values of each row."""
+    for folder in (BENCHMARKS / "peers", BENCHMARKS):
+        monkeypatch.syspath_prepend(folder)
+    from floor import Lengths
+    from gpu.floors import decode_bytes
+    from work import Size
+
+    size = Size(vocabulary=64, width=16, layers=3, heads=2, mlp=32)
+    two, one = (decode_bytes(size, Lengths(prompts=[7, 7], responses=[count] * 2)) for count in (2, 1))
+    assert sum(saved["bytes"][name] for name in ("mm", "addmm", "_attend")) == two - one
+
+
+def test_the_sampler_has_the_hash_bits_of_the_definition(saved: Mapping[str, Any]) -> None:
+    found, expected = saved["bits"]
+    assert found.equal(expected)
 
 
 def test_a_target_outside_the_vocabulary_has_no_log_prob(saved: Mapping[str, Any]) -> None:

@@ -70,6 +70,7 @@ def test_a_compiled_model_has_the_gradients_names_and_samples_of_a_plain_one() -
             torch.testing.assert_close(gradient, plain[name], rtol=1e-5, atol=1e-6, msg=name)
         first = first or compiled.copy()
         assert compiled == first, "another number of sequences was compiled anew"
+    assert len(first) <= 8, "one layer is cut into more pieces than by attention and by the loop of transformers"
     assert sum(compiled) > 20
     assert list(model.model.state_dict()) == names
 
@@ -113,6 +114,22 @@ def test_in_bf16_other_lengths_compile_nothing_and_weights_are_cast_once_for_an_
             assert (gradient - plain[name]).norm() <= 0.02 * plain[name].norm(), name
     assert all(isinstance(each, torch.nn.Parameter) for each in model.backbone.layers.parameters())
     assert len(list(model.backbone.layers.parameters())) == 9 + 2
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.filterwarnings("ignore")  # whatever torch says of the machine's compiler
+def test_inductor_computes_what_the_layers_compute() -> None:
+    model = LanguageModel(tiny_language_model(num_hidden_layers=1))
+    batches = [batch(count) for count in (2, 3)]
+    expected = [(model.response_logprobs(each).logprobs.detach(), gradients(model, each)) for each in batches]
+    model.compile("inductor")
+    for each, (logprobs, plain) in zip(batches, expected, strict=True):
+        torch.testing.assert_close(model.response_logprobs(each).logprobs.detach(), logprobs, rtol=1e-5, atol=1e-5)
+        found = gradients(model, each)
+        assert found.keys() == plain.keys()
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, plain[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_inductor_on_a_cpu_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ import fake_cuda as fake_cuda_module
 from architectures import build_architecture
 from builders import tiny_language_model
 from fake_cuda import CUDA, fake_cuda
+from proximo.models import probe
+from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, pack_responses
@@ -34,6 +36,24 @@ def test_a_pass_in_bf16_takes_one_attention_kernel_for_each_layer(name: str) -> 
     assert found.dtype == torch.float32
 
 
+def test_grouped_heads_take_one_kernel_for_each_layer_also_where_it_is_not_told_of_them(monkeypatch) -> None:
+    """As in torch 2.11, whose kernel has no `enable_gqa`."""
+    kernel, told = varlen.varlen_kernel(), []
+
+    def old(query: Tensor, key: Tensor, *given: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        told.append((query.shape[1], key.shape[1]))
+        grouped = {"enable_gqa": True} if varlen.names_grouped_heads(kernel) else {}
+        return kernel(query, key, *given, scale=scale, window_size=window_size, **grouped)
+
+    monkeypatch.setattr(varlen, "varlen_kernel", lambda: old)
+    base = tiny_language_model("llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=32)
+    model = LanguageModel(base, precision=Precision.BF16)
+    with fake_cuda(model.model) as kernels:
+        model.response_logprobs(pack_responses([[3, 4, 5], [6, 7]], [[8, 9], [10, 11, 12]]).to(CUDA))
+    assert told == [(4, 2), (4, 2)]
+    assert kernels.operators["_varlen_attn"] == 2
+
+
 def test_in_float32_there_is_one_call_for_each_sequence() -> None:
     model = LanguageModel(build_architecture("gpt2"))
     with fake_cuda(model.model) as kernels:
@@ -42,8 +62,12 @@ def test_in_float32_there_is_one_call_for_each_sequence() -> None:
     assert kernels.operators["_varlen_attn"] == 0
 
 
-def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scores(monkeypatch) -> None:
-    """CUDA has one fused kernel for float32, which knows no grouped heads. On a CPU the keys stay as they are."""
+@pytest.mark.parametrize("at_load", [False, True])
+def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scores(monkeypatch, at_load: bool) -> None:
+    """CUDA has one fused kernel for float32, which knows no grouped heads. On a CPU the keys stay as they are.
+
+    `at_load`: in the passes of the probe.
+    """
     asked: list[tuple[int, int]] = []
 
     def noted(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
@@ -56,7 +80,10 @@ def test_in_float32_grouped_heads_are_repeated_for_the_kernel_that_keeps_no_scor
     batch = pack_responses([[3, 4, 5]], [[8, 9]])
     monkeypatch.setitem(fake_cuda_module._ON_CUDA, functional.scaled_dot_product_attention, noted)
     with fake_cuda(model.model):
-        model.response_logprobs(batch.to(CUDA))
+        if at_load:
+            assert len(list(probe._packed_passes(model, batch.packed.to(CUDA)))) == 2
+        else:
+            model.response_logprobs(batch.to(CUDA))
     assert set(asked) == {(4, 4)}
 
 

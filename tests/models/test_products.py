@@ -160,6 +160,23 @@ def test_a_sum_of_products_in_bf16_is_made_in_place_on_an_accelerator() -> None:
         assert products.add_product(total, first, second) is total
 
 
+def test_cuda_adds_a_product_in_bf16_to_the_sum_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tensor that says that it is on CUDA: `addmm` alone would make a new one."""
+
+    class OnCuda(Tensor):
+        is_cuda = True
+
+    def addmm(total: Tensor, first: Tensor, second: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> Tensor:
+        assert (first.dtype, out_dtype) == (torch.bfloat16, torch.float32)
+        return out.add_(first.float() @ second.float())
+
+    monkeypatch.setattr(torch, "addmm", addmm)
+    first, second, total = torch.ones(5, 8), torch.ones(8, 7), torch.ones(5, 7)
+    found = products.add_product(total, first.bfloat16().as_subclass(OnCuda), second.bfloat16())
+    assert found.data_ptr() == total.data_ptr()
+    assert total.eq(9).all()
+
+
 def test_the_precision_says_how_a_head_multiplies_and_float64_is_never_rounded() -> None:
     for precision in (Precision.FLOAT32, Precision.BF16, Precision.BF16_FLOAT32_HEAD):
         model = LanguageModel(build_architecture("llama"), precision=precision)

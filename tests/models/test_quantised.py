@@ -23,7 +23,7 @@ from proximo.models.packing import pack
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.saving import load_weights, save_pretrained
 from proximo.models.pretrained.sources import ModelSource
-from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers
+from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers, settle_products
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
@@ -101,6 +101,17 @@ def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, asked: li
                 build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
                 build(ScalarModelConfig(**lora), tiny_tokenizer())
     assert asked == [Quantisation.NF4, Quantisation.INT8]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [(Precision.BF16, torch.bfloat16), (Precision.FLOAT32, torch.float32)])
+def test_matrices_of_4_bits_compute_in_the_precision_of_the_run(precision: Precision, dtype: torch.dtype) -> None:
+    stored, plain = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    stored.weight = torch.nn.Parameter(torch.zeros(2, 1, dtype=torch.uint8), requires_grad=False)
+    vars(stored).update(compute_dtype=torch.float16, support_avx512bf16_for_cpu=True)
+    before = set(vars(plain))
+    settle_products(torch.nn.ModuleList([stored, plain]), precision)  # ty: ignore[invalid-argument-type]
+    assert (stored.compute_dtype, stored.support_avx512bf16_for_cpu) == (dtype, False)
+    assert set(vars(plain)) == before
 
 
 def test_a_machine_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

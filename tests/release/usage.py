@@ -17,6 +17,9 @@ TESTS = (
     *("tests/checkpoint/test_store.py", "tests/checkpoint/test_tensors.py", "tests/checkpoint/test_interruption.py"),
     # What torch, transformers, peft, tokenizers and matplotlib decide.
     *(f"tests/models/test_{part}.py" for part in ("parity", "loading", "lora", "saving", "scalar", "sharing")),
+    # What torch's kernels for CUDA are given, without a device.
+    *(f"tests/models/test_{part}.py" for part in ("fake_cuda", "products", "shared_prefixes")),
+    "tests/commands/test_planning.py",
     *("tests/rollout/test_local.py", "tests/rollout/test_engine_architectures.py", "tests/run/test_sinks.py"),
     *("tests/metrics/test_report.py", "tests/metrics/test_plots.py", "tests/metrics/test_tensorboard_sink.py"),
     # Whole runs: of each kind, killed and resumed, in a pipeline, from Python.

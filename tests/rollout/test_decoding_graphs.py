@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,19 +28,26 @@ WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"}
 
 
 class Watch(TorchDispatchMode):
-    """Notes the places of what operators read and did not make, and their names."""
+    """Notes operators, with shapes and plain numbers, and the places of what they read or write and did not make."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outside: set[int] = set()
+        self.calls: list[tuple[Any, ...]] = []
         self.names: set[str] = set()
+        self.outside: set[int] = set()
+        self.written: set[int] = set()
         self._made: set[int] = set()
         self._kept: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_leaves((args, kwargs))
         self.names.add(func._overloadpacket.__name__)
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        self.outside |= {place_of(each) for each in given} - self._made
+        self.calls.append((str(func), *map(form_of, given)))
+        self.outside |= places_of(given) - self._made
+        arguments = func._schema.arguments
+        by_name = dict(zip([each.name for each in arguments], args, strict=False)) | (kwargs or {})
+        writes = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+        self.written |= places_of(tree_leaves([by_name.get(name) for name in writes])) - self._made
         made = func(*args, **(kwargs or {}))
         for each in tree_leaves(made):
             if isinstance(each, Tensor) and place_of(each) not in self.outside:
@@ -49,27 +56,45 @@ class Watch(TorchDispatchMode):
         return made
 
 
+def form_of(given: Any) -> Any:
+    """Of an argument, what a graph keeps: its number, or of a tensor all but its numbers."""
+    if isinstance(given, Tensor):
+        return given.dtype, tuple(given.shape), given.stride(), given.storage_offset()
+    return given if isinstance(given, int | float) else str(given)
+
+
+def places_of(given: Sequence[Any]) -> set[int]:
+    return {place_of(each) for each in given if isinstance(each, Tensor)}
+
+
 def place_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 class StandIn:
-    """In place of CUDA's capture. A replay must read the same places as the capture, which does not do the work."""
+    """In place of CUDA's capture, which does not do the work. A replay must do what the first did, at the same places.
+
+    It may write its inputs, its results and the cache.
+    """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.replays: list[int] = []
         self._changed = changed
 
-    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
-        seen: list[set[int]] = []
+    def __call__(self, work: Any) -> Callable[[], None]:
+        seen: list[tuple[Any, ...]] = []
+        its = work.__self__
+        own = places_of([its._inputs, its._tokens, its._logprobs, *tree_leaves(list(its._cache._storage.values()))])
         self.replays.append(0)
         number = len(self.replays) - 1
 
         def again() -> None:
             with Watch() as watch:
                 work()
-            seen.append(watch.outside)
-            assert seen[-1] == seen[0], "the pass reads what is elsewhere by now"
+            seen.append((watch.outside, watch.calls))
+            assert seen[-1][0] == seen[0][0], "the pass reads what is elsewhere by now"
+            assert seen[-1][1] == seen[0][1], "the pass has other shapes or numbers by now"
+            assert watch.written <= own, "the pass writes what is not its own"
             assert not watch.names & WAITS
             self.replays[number] += 1
             self._changed()
@@ -125,6 +150,29 @@ def test_graphs_draw_what_single_passes_draw(kind: str, monkeypatch: pytest.Monk
         assert logprobs == pytest.approx(theirs, abs=1e-6)
     assert len(capture.replays) > 1  # rows became fewer, and the storage grew
     assert max(capture.replays) > 20
+
+
+def with_a_length_of_the_host(cache: RowCache, positions: Tensor, rows: Tensor) -> Any:
+    cache._step = cache._row_layout(positions, rows, num_tokens=max(cache.lengths), are_first=False)
+    return cache._step
+
+
+ONE_PASS = RowCache.one_pass
+
+
+def with_a_count(cache: RowCache, positions: Tensor, rows: Tensor) -> Any:
+    cache.__dict__.setdefault("count", torch.zeros(1)).add_(1)
+    return ONE_PASS(cache, positions, rows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"), [(with_a_length_of_the_host, "other shapes or numbers"), (with_a_count, "not its own")]
+)
+def test_the_stand_in_refuses_what_a_graph_would_not_repeat(fault: Any, seen: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(RowCache, "one_pass", fault)
+    with_graphs(monkeypatch, StandIn())
+    with pytest.raises(AssertionError, match=seen):
+        responses()
 
 
 def warned(caught: pytest.WarningsRecorder) -> list[str]:
