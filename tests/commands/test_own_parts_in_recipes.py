@@ -1,6 +1,7 @@
 """Estimators and objectives of a user's own in a run: by import path, as classes, as instances."""
 
 import json
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from proximo import Training
 from proximo.algorithms.advantages import StepRewards
 from proximo.algorithms.objectives import TokenLosses
+from proximo.commands.pipeline.run import resolved_values
 from proximo.config.ppo.advantage import AdvantageConfig, GAEConfig, GroupCentredConfig
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.errors import ConfigError, RunFolderError
@@ -112,6 +114,13 @@ def test_the_run_says_its_class_and_refuses_to_go_on_with_another_source(place, 
     (tmp_path / "an_estimator.py").write_text(f"{source}    # changed\n")
     with pytest.raises(RunFolderError, match="an_estimator:Mine"):
         made(place, tmp_path / "run", changes | {"ppo.num_steps": 4}).fit(quiet=True, resume="must")
+
+
+def test_a_stage_with_ones_own_goes_to_other_ranks_as_plain_values(place, tmp_path) -> None:
+    recipes = [made(place, tmp_path / "run", PARTS["paths"](TimesConfig, UnclippedConfig)).recipe for _ in range(2)]
+    assert recipes[0] == recipes[1]
+    values = pickle.loads(pickle.dumps(resolved_values(recipes[0], tmp_path)))
+    assert type(recipes[0]).model_validate(values) == recipes[0]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def resolved(stage: Any, folder: Path) -> Any:
+    return type(stage).model_validate(pipeline.resolved_values(stage, folder))
+
+
 def test_every_stage_leaves_its_lines_and_the_gold_score_is_watched(finished: Path) -> None:
     assert [line["step"] for line in lines(finished / "sft" / "metrics.jsonl")] == [0, 1, 2]
     assert "evaluation/pair_accuracy" in lines(finished / "reward" / "metrics.jsonl")[-1]
@@ -111,7 +115,7 @@ def test_every_model_of_every_checkpoint_loads_with_transformers_alone(finished:
 def test_the_value_model_starts_from_the_reward_model_with_its_head(finished: Path) -> None:
     from proximo.ppo.from_recipe import build_task
 
-    stage = pipeline.resolve_references(recipe(finished).ppo, finished)
+    stage = resolved(recipe(finished).ppo, finished)
     value = build_task(stage).ppo.roles.value
     saved = AutoModelForSequenceClassification.from_pretrained(pipeline.whole_result(finished, "@reward"))
     assert value is not None
@@ -155,14 +159,14 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     weight = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(after_sft.state_dict()[weight], base.state_dict()[weight])
-    policy = build_task(pipeline.resolve_references(made.ppo, tmp_path / "run")).ppo.policy
+    policy = build_task(resolved(made.ppo, tmp_path / "run")).ppo.policy
     ids = torch.tensor([[5, 6, 7]])
     reference = base_alone(policy)
     hidden = reference.hidden_states(pack([[5, 6, 7]]))
     torch.testing.assert_close(reference.head.logits(hidden), after_sft(ids).logits[0], rtol=0, atol=1e-5)
     sharing = {"kind": "model", "path": "@reward", "share_base": True}
     one_base = PPORecipe.model_validate(made.ppo.model_dump() | {"reward": [sharing], "value": {"init_from": "reward"}})
-    task = build_task(pipeline.resolve_references(one_base, tmp_path / "run"))
+    task = build_task(resolved(one_base, tmp_path / "run"))
     assert "one copy of the base serves the policy and reference, value, reward_model" in task.notes
 
 

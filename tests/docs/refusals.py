@@ -50,7 +50,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "Environments", "environment={kind: agent, path: a.py:run, host: 0.0.0.0, token_env: T} reward=[]"),
     ("ppo", "Without a reward", "reward=[] ppo.kl=none"),
     ("ppo", "Without a reward", "reward=[]"),
-    ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.kl={kind: loss, estimator: k2}"),
+    ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.kl={kind: loss, estimator: weighted_k3}"),
     ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher ppo.solved_score=1"),
     ("ppo", "Without a reward", "reward=[] reference.path=owner/teacher data.filter.above=0.9"),
     ("ppo", "Online DPO", "ppo.kl.kind=margin"),

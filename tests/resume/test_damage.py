@@ -127,7 +127,9 @@ def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
         shutil.move(kept, folder)
 
 
-@pytest.mark.parametrize(("name", "what"), [("policy/model.safetensors", "flipped"), (MANIFEST, "cut")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("policy/model.safetensors", "flipped"), (MANIFEST, "cut"), (MANIFEST, "gone")]
+)
 def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoint(
     name: str, what: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,12 +142,15 @@ def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoi
     content = bytearray(path.read_bytes())
     content[-3] ^= 0x40
     path.write_bytes(content if what == "flipped" else content[:-3])
+    if what == "gone":
+        shutil.rmtree(path.parent)
     try:
         assert run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto")) == 0
         assert_same_outcome(folder, expected, after=f"damage to {name}")
         aside = folder / CHECKPOINTS / "damaged-step-000005"
-        assert (aside / name).is_file()
-        said = f"the checkpoint of step 5 is damaged, and its folder is now {aside.name}: {path} "
+        assert (aside / name).is_file() is (what != "gone")
+        found = "it is missing" if what == "gone" else f"{path} "
+        said = f"step 5 is passed over, and what there is of it is now in {aside.name}: {found}"
         assert said in (folder / "log.txt").read_text()
     finally:
         shutil.rmtree(folder)

@@ -245,12 +245,14 @@ def test_a_push_that_one_server_did_not_get_is_no_loss_for_the_next(tmp_path: Pa
     assert fake.has(expected, BF16)
 
 
+@pytest.mark.parametrize("num_faulty", [1, 2])
 def test_changes_that_a_server_reads_wrongly_are_followed_by_the_whole(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    num_faulty: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stale(fake: FakeVLLM, path: str, body: dict[str, Any]) -> None:
         if path == "/update_weights" and "changes" in (info := body["update_info"]):
-            info["path"] = str(shutil.copytree(info["path"], tmp_path / f"seen-{fake.counts[path]}"))
+            seen = tmp_path / f"seen-{fakes.index(fake)}-{fake.counts[path]}"
+            info["path"] = str(shutil.copytree(info["path"], seen))
             (file,) = Path(info["path"]).glob("changes-*")
             data = bytearray(file.read_bytes())
             data[-1] ^= 1
@@ -259,14 +261,16 @@ def test_changes_that_a_server_reads_wrongly_are_followed_by_the_whole(
     policy = model()
     engine, fakes = served(policy, tmp_path, count=2)
     pushes(policy, engine, 1)
-    fakes[0].fault = stale
+    for fake in fakes[:num_faulty]:
+        fake.fault = stale
     expected = weights(policy)
     pushes(policy, engine, 1)
     assert fakes[0].has(expected, BF16)
     assert fakes[1].has(expected, BF16)
     assert "gets all weights instead of changes: status 500 (" in caplog.text
     assert "holds other changes than were announced" in caplog.text
-    fakes[0].fault = None
+    for fake in fakes:
+        fake.fault = None
     for _ in range(2):
         expected = weights(policy)
         pushes(policy, engine, 1)

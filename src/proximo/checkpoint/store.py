@@ -161,6 +161,8 @@ class CheckpointStore:
         `parts` as for `load`. None before the first save. Raises what `load` raises if none is whole.
         """
         wanted, damages = self._latest_step(), dict[int, str]()
+        if wanted is not None and wanted not in self.steps():
+            damages[wanted] = "it is missing"
         for step in reversed([step for step in self.steps() if wanted is not None and step <= wanted]):
             try:
                 return open_checkpoint(self.folder, step, parts=parts), damages
@@ -173,7 +175,7 @@ class CheckpointStore:
     def go_back_to(self, checkpoint: Checkpoint, *, damaged: Collection[int]) -> None:
         """Make an earlier checkpoint the latest, and rename the damaged ones: `damaged-step-000100`."""
         self._point(LATEST, checkpoint.step)
-        for folder in map(self._folder_of, damaged):
+        for folder in filter(Path.exists, map(self._folder_of, damaged)):
             aside = folder.with_name(f"damaged-{folder.name}")
             if aside.exists():
                 atomic.remove(aside)

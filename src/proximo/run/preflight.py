@@ -117,6 +117,9 @@ def _own_sections(section: Section, key: str) -> Iterator[Input]:
     """The classes of the user's own among a section and those in it, such as an estimator of advantages."""
     if is_own_kind(kind := getattr(section, "kind", None)):
         yield _function(str(kind), key)
+        formula = str(getattr(section, "formula_path", "proximo."))
+        if not formula.startswith(("proximo.", "__main__:")):
+            yield _function(formula, f"{key}.formula")
     for name, each in section:
         if isinstance(each, Section):
             yield from _own_sections(each, f"{key}.{name}")

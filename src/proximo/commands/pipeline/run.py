@@ -58,11 +58,19 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     )
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
     check_sources(section for stage in stages for section in stage.sections().values())
-    of_stage = replace(options, resume="never" if resume == "never" else "auto", pipeline_folder=str(folder))
+    of_stage = replace(
+        options,
+        resume="never" if resume == "never" else "auto",
+        passes_over_damage=resume == "auto",
+        pipeline_folder=str(folder),
+    )
     for stage in stages:
         try:
-            resolved = world.on_rank_0(partial(resolve_references, stage, folder), what="the models of earlier stages")
-            status = _run(resolved, replace(of_stage, more_follows=stage is not stages[-1]), given=stage)
+            # As plain values: a section of the user's own cannot be sent.
+            values = world.on_rank_0(partial(resolved_values, stage, folder), what="the models of earlier stages")
+            status = _run(
+                type(stage).model_validate(values), replace(of_stage, more_follows=stage is not stages[-1]), given=stage
+            )
         except Exception as error:
             world.publish(world.explain(error))
             if world.leads:
@@ -84,8 +92,8 @@ def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
         console.print(f"report: {report}", soft_wrap=True)
 
 
-def resolve_references(section: Stage, folder: Path) -> Stage:
-    """The recipe with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
+def resolved_values(section: TrainerRecipe, folder: Path) -> dict[str, Any]:
+    """The values of the recipe with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
 
     def resolve(value: Any, *, merge: bool = True) -> Any:
         if isinstance(value, Mapping):
@@ -97,7 +105,7 @@ def resolve_references(section: Stage, folder: Path) -> Stage:
         return str(whole_result(folder, value) if merge else stage_result(folder, value))
 
     references = {f"{MARK}{kind.name}" for kind in trainer_kinds()}
-    return type(section).model_validate(resolve(section.model_dump(mode="json")))
+    return resolve(section.model_dump(mode="json"))
 
 
 def whole_result(folder: Path, reference: str) -> Path:

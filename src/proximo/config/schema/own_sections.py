@@ -1,6 +1,7 @@
 """Sections of a user's own classes: in a recipe, their `kind` is the import path `package.module:Class`."""
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -31,8 +32,13 @@ def own_section(path: str, base: type[BaseModel]) -> type[BaseModel]:
         raise ConfigError(f"{wanted}, and {module_name} has no {name}")
     if not isinstance(found, type) or not issubclass(found, base) or found is base:
         raise ConfigError(f"{wanted}, and {path} is {found!r:.60}")
-    only: Any = Literal.__getitem__(path)
-    return create_model(name, __base__=found, __module__=found.__module__, kind=(only, path))
+    return _of_kind(found, path)
+
+
+@cache
+def _of_kind(section: type[BaseModel], kind: str) -> type[BaseModel]:
+    only: Any = Literal.__getitem__(kind)
+    return create_model(section.__name__, __base__=section, __module__=section.__module__, kind=(only, kind))
 
 
 def open_base(section: type[BaseModel]) -> type[BaseModel] | None:

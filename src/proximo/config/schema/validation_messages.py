@@ -215,8 +215,7 @@ def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     """Full paths of the known keys that were probably meant, at most MAX_SUGGESTIONS and without `typed` itself.
 
     A similar name in the same section comes first, then what a word of TRL is here, then the same name anywhere, then a
-    similar one anywhere. The name
-    is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
+    similar one anywhere. The name is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
     """
     name = typed[-1].lower().replace("-", "_")
     others = dict.fromkeys(_in_place_of(typed, path) for path in _all_paths(schema))

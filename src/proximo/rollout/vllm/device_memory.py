@@ -54,7 +54,7 @@ class DeviceMemory:
         }
 
     def close(self) -> None:
-        """Free the memory. A process that has it open keeps it until it closes it too."""
+        """Free the memory. No other process may have it open."""
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()
             self._call("cuMemFree_v2", self._address)

@@ -158,7 +158,8 @@ class Dispatch(Generic[Result]):
         nobody = error.connection == "none"
         job.num_failures += not nobody
         server = self._servers[index]
-        server.restart_if_ended()
+        for each in self._servers:
+            each.restart_if_ended()
         if all(each.has_ended() for each in self._servers):
             self._results.put(
                 TrainingError(f"the vLLM server {server.url} answers no more: {error}; {server.last_words()}")

@@ -90,11 +90,11 @@ class PushedWeights:
 
     def clear(self, *, kept: Collection[str] = ()) -> None:
         """Remove all pushes except those that are `kept`."""
+        if self.last is not None and self.last.name not in kept:
+            self.last = self._written = None
         for earlier in self.folder.iterdir():
             if earlier.name not in kept:
                 shutil.rmtree(earlier)
-        if self.last is not None and self.last.name not in kept:
-            self.last = self._written = None
 
     def keep(self, name: str) -> None:
         """Rename the last push, if it is written. An earlier one of this name that was kept takes its place."""
@@ -110,6 +110,7 @@ class PushedWeights:
     def _replace(self, on_host: Iterable[tuple[str, Tensor]], kept: Collection[str]) -> Path:
         """Write whole tensors, in place of pushes that are not kept. Those that are compared are read until then."""
         self.last = self._write(Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.folder)), on_host)
+        self._written = None  # closes the files of before: a network file system keeps a folder with open ones
         self.clear(kept=[*kept, self.last.name])
         self._written = WrittenWeights(self.last) if self._compares else None
         return self.last

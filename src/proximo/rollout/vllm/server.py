@@ -215,8 +215,8 @@ class VLLMServer:
                 return ask()
             except UnansweredError as error:
                 end = min(end, time.monotonic() + self.limits.start_seconds)
-                self.restart_if_ended()
-                if error.connection is None or self.has_ended() or time.monotonic() >= end:
+                is_new = self.restart_if_ended()
+                if (error.connection is None and not is_new) or self.has_ended() or time.monotonic() >= end:
                     raise
                 if error.connection == "lost":
                     self.absence.noticed(str(error))
@@ -224,10 +224,11 @@ class VLLMServer:
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def restart_if_ended(self) -> None:
-        """Start it again if it has ended, where the run started it, and not too often."""
-        if self._restart():
-            self.num_restarts += 1
+    def restart_if_ended(self) -> bool:
+        """Start it again if it has ended, where the run started it, and not too often. Whether it did."""
+        is_new = self._restart()
+        self.num_restarts += is_new
+        return is_new
 
     def close(self) -> None:
         """Close the connections to the server, which keeps running."""

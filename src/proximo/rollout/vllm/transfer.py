@@ -68,10 +68,11 @@ class Transfer:
                     raise
                 LOG.warning("the vLLM server %s gets its weights through files: %s", server.url, error)
                 self._by_memory.discard(server)
+        update = self._in_files(name, digest)
         try:
-            server.load_weights(self._in_files(name, digest), version=name)
+            server.load_weights(update, version=name)
         except (UnansweredError, RequestRefusedError) as error:
-            if not _is_an_answer(error) or not self.files.digests_of_changes:
+            if not _is_an_answer(error) or "changes" not in update:
                 raise
             LOG.warning("the vLLM server %s gets all weights instead of changes: %s", server.url, error)
             server.load_weights(self._in_files(name, digest, whole=True), version=name)
