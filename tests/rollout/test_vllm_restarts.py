@@ -183,6 +183,32 @@ def fakes(count: int) -> Any:
     ]
 
 
+def test_a_server_that_answers_with_an_error_and_ends_is_asked_again_once_it_is_started() -> None:
+    ends = iter([True, False])
+    server = VLLMServer("http://127.0.0.1:9", restart=lambda: next(ends))
+    errors = [UnansweredError("status 500"), UnansweredError("status 500")]
+
+    def ask() -> str:
+        raise errors.pop()
+
+    with pytest.raises(UnansweredError, match="status 500"):
+        server.waiting_for_it(ask)
+    assert (errors, server.num_restarts) == ([], 1), "asked again after the restart, and not without one"
+    server.close()
+
+
+def test_every_server_that_has_ended_is_started_before_a_call_gives_up() -> None:
+    ended = {0, 1}
+    servers = fakes(2)
+    servers[0].has_ended, servers[1].has_ended = lambda: 0 in ended, lambda: 1 in ended
+    servers[1].restart_if_ended = lambda: ended.discard(1)
+    call: Dispatch[Any] = Dispatch(servers, [Job(home=0, ask=str)], attempts=3)
+    job = call._pick(0)
+    assert job is not None
+    call._put_back(job, 0, LOST)
+    assert call._pick(1) is job
+
+
 LOST = UnansweredError("ReadError", connection="lost")
 
 
