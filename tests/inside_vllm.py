@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -59,8 +58,13 @@ def worker_file() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with patch.dict(sys.modules, modules | {"proximo_vllm": module}):
+    modules["proximo_vllm"] = module
+    sys.modules.update(modules)
+    try:
         spec.loader.exec_module(module)
+    finally:  # not by patch.dict, which empties sys.modules for a moment: a thread that imports then imports all anew
+        for name in modules:
+            del sys.modules[name]
     return module
 
 

@@ -116,7 +116,7 @@ def test_the_trainer_takes_the_same_forms() -> None:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ([], "empty list"),
+        ([], "without a reward the policy learns from its reference"),
         ([("a", brief)], "pairs"),
         ([(True, brief)], "pairs"),
         ([(float("nan"), brief)], "pairs"),
