@@ -387,7 +387,7 @@ KNOBS = [
     Knob(shaping.AdaptiveKLConfig, "horizon", "ppo", {"ppo.kl.adaptive.horizon": 40}),
     Knob(shaping.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
     Knob(shaping.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, MOVING),
-    Knob(shaping.LossKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "weighted_k3"}, IN_LOSS),
+    Knob(shaping.LossKLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k2"}, IN_LOSS),
     Knob(shaping.LossKLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-6}, IN_LOSS),
     Knob(ppo.PPOConfig, "average_decay", "ppo", {"ppo.average_decay": 0.5}),
     Knob(ppo.PPOConfig, "evaluate_average", "ppo", {"ppo.evaluate_average": True}, {"ppo.average_decay": 0.5}),
