@@ -1,17 +1,18 @@
 """A chat session with a trained model, for the terminal (`cli/chat.py`) or a program."""
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from proximo.checkpoint.run_folder import RESOLVED_CONFIG
 from proximo.commands.generate import load_engine
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.environments.tool_calls import ToolTurn, parse
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import DataError, ModelError, RunFolderError, UserError
-from proximo.metrics.run_files import read_run
 from proximo.models.pretrained.vocabulary import load_tokenizer
 from proximo.records import Message
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -98,10 +99,10 @@ class Dialogue:
 
 def _has_environment(model: str) -> bool:
     try:
-        config = read_run(find_run(Path(model).expanduser())).config
-    except RunFolderError:  # a model
+        config = json.loads((find_run(Path(model).expanduser()) / RESOLVED_CONFIG).read_bytes())
+    except (RunFolderError, OSError, ValueError):  # a model, or a run that began with nothing
         return False
-    return bool(config and config.get("environment"))
+    return bool(config.get("environment"))
 
 
 def _as_text(turns: Sequence[Message]) -> str:
