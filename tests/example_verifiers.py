@@ -235,38 +235,6 @@ def dies() -> None:
     os._exit(7)
 
 
-def hangs(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
-    time.sleep(1000)
-    return []
-
-
-def crashes(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
-    os._exit(1)
-
-
-def raises(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
-    raise KeyError("answer")
-
-
-def undecided(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float | None]:
-    return [1.0, None, float("nan"), 0.0]
-
-
-def too_few(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
-    return [1.0]
-
-
-def recites(
-    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any], *, bonus: float = 0.0
-) -> list[Any]:
-    """Whether it was handed lists as it should, and where it runs."""
-    right = [isinstance(each["token_ids"], list) and each["finish"] == "eos" for each in metadata]
-    return [
-        {"score": len(text) + bonus, "right": ok, "process": os.getpid()}
-        for text, ok in zip(responses, right, strict=True)
-    ]
-
-
 class Unfinished:
     """A verifier of somebody who has read no page."""
 
@@ -288,8 +256,3 @@ class Dying(Verifier):
         if sum(map(ord, answer.text)) % 2:
             os._exit(1)
         return Grade(score=float(len(answer.text)))
-
-
-async def in_the_form_of_trl(completions, answer, bonus=0.0, **kwargs):
-    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
-    return [float(right in text) + bonus for right, text in zip(answer, texts, strict=True)]

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 import operator
 import threading
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, ScoreState
 from proximo.rewards import function_binding
-from proximo.rewards.function import FunctionReward, ProcessFunctionReward
+from proximo.rewards.function import FunctionReward
 from proximo.rewards.protocol import read_reply, reply_body
 from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
@@ -224,12 +223,6 @@ def test_a_column_that_the_response_would_replace_is_refused(column: str) -> Non
         source.check_prompts([TEXT], {})
     for function in (lambda completions, answer: [], functools.partial(right, finish=1, token_ids=2)):
         FunctionReward(function).check_prompts([asked], {})
-    source = ProcessFunctionReward("example_verifiers:in_the_form_of_trl", name="f")
-    try:
-        with pytest.raises(DataError, match=f"'{column}'.*rename the column"):
-            source.check_prompts([asked], {})
-    finally:
-        source.close()
 
 
 class Client:
@@ -302,19 +295,6 @@ def test_a_function_that_returns_none_does_not_apply_and_the_others_are_summed()
     assert [(each.state, repr(each.score)) for each in sent] == [("scored", "1.0"), ("not_applicable", "nan")]
     first, second = WeightedReward([(1.0, maths), (0.5, code)], task="maths").score(of())
     assert [first.valid, second.valid] == [False, True]
-
-
-def test_a_function_in_a_process_of_its_own_is_bound_alike() -> None:
-    source = ProcessFunctionReward("example_verifiers:in_the_form_of_trl", name="f", kwargs={"bonus": 1.0})
-    try:
-        source.check_prompts([TEXT, CHAT], {})
-        with pytest.raises(DataError, match="prompt 'bare': reward function 'f' has a parameter 'answer'"):
-            source.check_prompts([prompt("bare")], {})
-        assert [each.score for each in source.score(of(CHAT))] == [2.0, 1.0]
-        assert [each.score for each in source.score(of(TEXT))] == [2.0, 1.0]
-        json.dumps(source._columns)
-    finally:
-        source.close()
 
 
 def test_the_end_of_an_async_function_that_does_not_heed_it_is_waited_for_so_long(

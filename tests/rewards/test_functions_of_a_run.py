@@ -63,12 +63,11 @@ def test_what_cannot_be_bound_is_refused_before_a_model_is_loaded(
     place: Path, function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(from_recipe, "build_language_model", no_model)
-    for process in (False, True):
-        (place / "recipe.json").write_text(json.dumps(recipe(place, function, process=process)))
-        for how in (["--dry-run"], []):
-            assert main(["ppo", "recipe.json", *how]) == 2
-            told = capsys.readouterr().err
-            assert all(part in told for part in REFUSED[function])
+    (place / "recipe.json").write_text(json.dumps(recipe(place, function)))
+    for how in (["--dry-run"], []):
+        assert main(["ppo", "recipe.json", *how]) == 2
+        told = capsys.readouterr().err
+        assert all(part in told for part in REFUSED[function])
     assert not (place / "run").exists()
 
 
@@ -83,14 +82,14 @@ def test_a_pipeline_binds_its_functions_before_its_first_stage(place: Path, monk
 
 def test_a_function_of_trl_gives_the_run_that_the_same_one_in_our_form_gives(place: Path) -> None:
     runs = {}
-    for name, function in (("trl", "trl"), ("ours", "ours"), ("in a process", "trl")):
-        made = recipe(place, function, name="length", process=name == "in a process")
+    for name in ("trl", "ours"):
+        made = recipe(place, name, name="length")
         made["run"] = made["run"] | {"folder": str(place / name)}
         Training(made).fit(quiet=True)
         lines = (place / name / "metrics.jsonl").read_text().splitlines()
         shown = ("score/mean", "score/length/mean", "evaluation/score", "policy/loss")
         runs[name] = [{key: value for key, value in json.loads(line).items() if key in shown} for line in lines]
-    assert runs["trl"] == runs["ours"] == runs["in a process"]
+    assert runs["trl"] == runs["ours"]
     assert runs["trl"][-1]["score/length/mean"] > 1
 
 

@@ -670,10 +670,6 @@ SHOWN_ELSEWHERE = {
         "rewards/test_process_reward.py",
         "test_a_step_is_rewarded_at_the_token_that_ends_it_and_the_last_one_at_the_last_token",
     ),
-    (rewards.FunctionRewardConfig, "process"): (
-        "rewards/test_function_process.py",
-        "test_the_function_is_called_elsewhere_with_what_it_is_always_called_with",
-    ),
     # Of a grade, which a test of the verifier shows without a run.
     **{
         (s, name): ("rewards/texts/test_text_options.py", "test_a_key_with_another_value_gives_another_grade")

@@ -1,7 +1,4 @@
-"""The reward sources that call a Python function of the user, in this process or in one of its own.
-
-The function is trusted in both. A process of its own is restarted if the function hangs or crashes.
-"""
+"""The reward source that calls a Python function of the user, which is trusted."""
 
 import contextvars
 import math
@@ -12,34 +9,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from proximo.errors import ConfigError, DataError, ProximoError, TrainingError, as_own_errors
+from proximo.errors import ConfigError, DataError, ProximoError, TrainingError
 from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.function_binding import (
-    FUNCTION_SERVICE,
-    OF_A_RESPONSE,
-    BoundFunction,
-    WantedColumns,
-    function_name,
-)
-from proximo.rewards.source import BatchStatistics, as_number, grade_metrics, is_list, scored_by_token
+from proximo.rewards.function_binding import OF_A_RESPONSE, BoundFunction, WantedColumns, function_name
+from proximo.rewards.source import BatchStatistics, as_number, is_list, scored_by_token
 from proximo.user_code import error_text, where_raised
-from proximo_verifiers.grader import GradeCounts
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress
-from proximo_verifiers.workers.frames import encode
-from proximo_verifiers.workers.loop import START_SECONDS, PoolLimits
-from proximo_verifiers.workers.pool import WorkerPool
-from proximo_verifiers.workers.process import WorkerSpec
-from proximo_verifiers.workers.work import Done, Failed, TimedOut, WorkResult
 
 FunctionResult = float | int | Mapping[str, Any] | None
 """A score; a mapping with `score` or `token_rewards`, and components; or None where the function does not apply."""
 RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[FunctionResult]]]
 """Called with what its parameters name (`function_binding.py`): lists with one entry for each response."""
-ATTEMPTS = 3
-"""Number of times a batch is tried whose function raised or whose process died."""
 TEXT_PROMPTS = "prompts are text here, and so are the completions; data.as_messages=true makes both conversations"
 _Answer = tuple[Any, BaseException | None]
 
@@ -148,89 +131,6 @@ class FunctionReward:
             f"reward function {self.name!r} did not answer for {count_of(num_responses, 'response')} "
             f"within timeout_seconds = {self.timeout_seconds:g}"
         )
-
-
-class ProcessFunctionReward:
-    """Calls a function as `FunctionReward` does, in another process. Its inputs and results cross as JSON.
-
-    The function is the user's own, so its process has the environment variables of the run and no memory limit.
-    """
-
-    concurrent = True
-
-    def __init__(
-        self, path: str, *, name: str, kwargs: Mapping[str, Any] | None = None, timeout_seconds: float = 600.0
-    ) -> None:
-        """`path` is `package.module:function`. Raises ConfigError if the process cannot import or call it."""
-        self.name = name
-        self.timeout_seconds = timeout_seconds
-        spec = WorkerSpec(service=FUNCTION_SERVICE, path=path, options=kwargs or {}, whole_environment=True)
-        limits = PoolLimits(num_workers=1, answer_seconds=timeout_seconds, attempts=ATTEMPTS)
-        with as_own_errors():
-            self._pool = WorkerPool(spec, limits, name=name)
-        self._statistics = GradeCounts()
-        self._columns: tuple[str, ...] = ()
-        self._counted = (0, 0)
-
-    def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """One score per response. Any other failure of the function leaves the batch without scores.
-
-        Raises TrainingError if the function returns no scores, DataError for a row that cannot be written as JSON.
-        """
-        if not responses:
-            return []
-        try:
-            request = encode({"call": function_inputs(responses), "columns": self._columns})
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"reward function {self.name!r}: with `process: true` rows are sent as JSON, and a column "
-                f"cannot be converted ({error}); leave that column out, or write it as text"
-            ) from error
-        # The worst case: every attempt takes almost the whole timeout, and the process starts anew in between.
-        seconds = (ATTEMPTS + 1) * self.timeout_seconds + START_SECONDS
-        with as_own_errors():
-            (outcome,) = self._pool.wait(self._pool.submit([request]), seconds=seconds, limit="its limits")
-        scored = self._scored(responses, outcome)
-        self._count(scored, outcome)
-        return scored
-
-    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """Raises DataError where the function cannot be bound to a prompt, as `FunctionReward.check_prompts` does."""
-        wanted = WantedColumns(**self._pool.about)
-        self._columns = columns_checked(prompts, origins, wanted, before=self._columns, name=self.name)
-
-    def statistics(self) -> dict[str, MetricValue]:
-        """The metrics of this source since the last call. Its seconds are those of whole batches."""
-        taken, self._statistics = self._statistics, GradeCounts()
-        return grade_metrics(taken, self.name)
-
-    def close(self) -> None:
-        """Ends the process of the function."""
-        self._pool.close()
-
-    def _scored(self, responses: Sequence[Response], outcome: WorkResult) -> list[Scored]:
-        match outcome:
-            case Done(value=value):
-                return as_scored(responses, value, name=self.name)
-            case TimedOut(times=times):
-                often = "twice" if times > 1 else "and not again before its limits were over"
-                reason = f"{self.name} did not answer within timeout_seconds = {self.timeout_seconds:g}, {often}"
-            case Failed():
-                reason = f"{self.name}: {outcome.reason}"
-        state = ScoreState.INFRASTRUCTURE_FAULT
-        return [Scored(response=response, score=math.nan, state=state, reason=reason) for response in responses]
-
-    def _count(self, scored: Sequence[Scored], outcome: WorkResult) -> None:
-        counts = self._statistics
-        counts.num_responses += len(scored)
-        if isinstance(outcome, Done | TimedOut):
-            counts.seconds.append(outcome.seconds)
-        counts.num_timeouts += len(scored) * isinstance(outcome, TimedOut)
-        counts.num_failures += sum(item.state is ScoreState.INFRASTRUCTURE_FAULT for item in scored)
-        retries, restarts = self._counted
-        self._counted = (self._pool.num_retries, self._pool.num_restarts)
-        counts.num_retries += self._counted[0] - retries
-        counts.num_restarts += self._counted[1] - restarts
 
 
 def function_inputs(responses: Sequence[Response]) -> dict[str, list[Any]]:

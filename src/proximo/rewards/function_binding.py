@@ -1,19 +1,18 @@
 """Binds the parameters of a user's reward function to its inputs by name, and calls it.
 
-An async function runs in an event loop that lives as long as the function. `function_service` serves a function in a
-worker process. Imports no torch: a worker process and a dry run bind functions too.
+An async function runs in an event loop that lives as long as the function. Imports no torch: a dry run binds functions
+too.
 """
 
 import asyncio
 import functools
 import importlib
 import inspect
-import json
 import re
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature
 from typing import Any
@@ -22,10 +21,8 @@ from proximo.errors import ConfigError, DataError
 from proximo.metrics.definitions import COMPONENT
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import deferral
-from proximo_verifiers.workers.services import ReadyService, find_callable
 
 PAGE = "docs/rewards.md"
-FUNCTION_SERVICE = "proximo.rewards.function_binding:function_service"
 CLOSE_SECONDS = 5.0
 """How long the end of the thread of an event loop is waited for."""
 OF_A_BATCH = ("prompts", "responses", "completions", "completion_ids", "metadata")
@@ -303,16 +300,3 @@ def _run(loop: asyncio.AbstractEventLoop, end: "asyncio.Future[None]") -> None:
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
-
-
-def function_service(path: str, options: Mapping[str, Any]) -> ReadyService:
-    """A reward function. The ready value is what it wants of the columns of a row."""
-    bound = BoundFunction(find_callable(path), options, name=repr(path))
-
-    def serve(request: Mapping[str, Any]) -> Any:
-        results = bound(**request["call"], columns=request["columns"])
-        if hasattr(results, "tolist"):  # numpy arrays and tensors
-            results = results.tolist()
-        return json.loads(json.dumps(results, default=lambda value: value.tolist()))
-
-    return serve, asdict(bound.wanted), bound.close

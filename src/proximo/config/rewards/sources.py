@@ -78,9 +78,6 @@ class FunctionRewardConfig(Section):
     timeout_seconds: float = Field(600.0, gt=0)
     """Time limit of the function for one batch; the run stops when it is exceeded. A function that asks a slow service
     may need more."""
-    process: bool = False
-    """Run the function in its own process. A call that hangs, raises or crashes there is tried again; if it keeps
-    failing, the batch has no scores (`ppo.guards.max_unscored_fraction`)."""
     weight: float = 1.0
     """Weight of this source in the sum."""
 

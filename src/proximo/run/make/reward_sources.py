@@ -10,7 +10,7 @@ from proximo.config.rewards.verifiers import VerifierRewardConfig
 from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
-from proximo.rewards.function import FunctionReward, ProcessFunctionReward
+from proximo.rewards.function import FunctionReward
 from proximo.rewards.function_binding import import_function
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource, source_problem
@@ -25,13 +25,6 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
     Raises ConfigError if the function or service does not exist, and what building a verifier raises.
     """
     match config:
-        case FunctionRewardConfig(process=True):
-            return ProcessFunctionReward(
-                config.function,
-                name=config.name,
-                kwargs=config.kwargs,
-                timeout_seconds=config.timeout_seconds,
-            )
         case FunctionRewardConfig():
             return _function_reward(config)
         case RemoteRewardConfig():
@@ -67,7 +60,7 @@ def check_sources(configs: Iterable[Section]) -> None:
     def check() -> None:
         for config in checked:
             source = build_source_without_model(config)
-            if isinstance(source, FunctionReward | ProcessFunctionReward | RemoteReward):  # not a user's object
+            if isinstance(source, FunctionReward | RemoteReward):  # not a user's object
                 source.close()
 
     current().on_rank_0(check, what="the check of reward sources")
