@@ -11,10 +11,9 @@ from distributed.launched import launched, sft_recipe
 from distributed.ranks import Ranks
 from proximo.checkpoint import ranks
 from proximo.checkpoint.store import CheckpointStore
-from proximo.distributed.world import World, current
+from proximo.distributed.world import current
 from proximo.errors import RunFolderError
 from proximo.run.options import RunOptions
-from proximo.run.rank_metrics import RankMetrics
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -48,7 +47,7 @@ def test_a_run_begins_with_a_look_at_its_folder_by_all_ranks(two: Ranks, tmp_pat
 
 def last_line(folder: Path) -> dict[str, Any]:
     line = read_lines(folder / "metrics.jsonl")[-1]
-    timed = ("time/", "throughput/", "memory/", "ranks/")
+    timed = ("time/", "throughput/", "memory/")
     return {name: value for name, value in line.items() if not name.startswith(timed) and "seconds" not in name}
 
 
@@ -89,29 +88,6 @@ def test_ppo_saved_on_two_ranks_and_on_one_goes_on_on_the_other_number(two: Rank
     assert train(place, alone, 3, "on the same") == 0
     assert_same_step(on_two, alone)
     assert CheckpointStore(on_two / "checkpoints").load().step == 3
-
-
-class TwoAlike(World):
-    """A rank of two that count the same."""
-
-    size = 2
-
-    def gather(self, value: Any, *, what: str) -> list[Any]:
-        return [value, value]
-
-
-def test_a_step_counts_no_token_of_the_evaluation_before_it():
-    """Of which a run that is resumed after it knows nothing."""
-    world = TwoAlike()
-    metrics = RankMetrics(world)
-    world.counts["sampled_tokens"] += 100
-    for _ in range(2):
-        metrics.before_step()
-        world.counts["sampled_tokens"] += 7
-        record = metrics.after_step()
-        assert record is not None
-        assert record.metrics["ranks/sampled_tokens_max"].value == 7
-        world.counts["sampled_tokens"] += 100
 
 
 @pytest.mark.soak

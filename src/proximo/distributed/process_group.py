@@ -150,15 +150,14 @@ class ProcessGroupWorld(World):
 
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
-        """Encloses each collective: adds up its time, and turns its failure into an error that names the rank."""
+        """Encloses each collective, and turns its failure into an error that names the rank."""
         self._move_to(Position(self.position.number + 1, what, waits=True))
-        with self._waiting():
-            try:
-                yield
-            except RankError:
-                raise
-            except (RuntimeError, dist.DistError) as error:
-                raise self._cause(what, error) from error
+        try:
+            yield
+        except RankError:
+            raise
+        except (RuntimeError, dist.DistError) as error:
+            raise self._cause(what, error) from error
         self._move_to(replace(self.position, waits=False))
 
     def _move_to(self, position: Position) -> None:

@@ -5,8 +5,6 @@ trust each other, over the addresses of their process group.
 """
 
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,10 +34,6 @@ class World:
     """All ranks with this rank's CUDA device, if there are several."""
 
     def __init__(self) -> None:
-        self.seconds_waited = 0.0
-        """Seconds in collectives of this class since the start, with the wait for slower ranks."""
-        self.counts: Counter[str] = Counter()
-        """Counts of this rank since the start: `trained_tokens`, `sampled_tokens`."""
         self.traces: Path | None = None
         """The folder of the run for tracebacks of single ranks; None until the run is open."""
         self.server_logs: Path | None = None
@@ -128,18 +122,9 @@ class World:
 
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
-        """Encloses a wait for other ranks, which `what` names, and adds up its time."""
+        """Encloses a wait for other ranks, which `what` names."""
         del what
-        with self._waiting():
-            yield
-
-    @contextmanager
-    def _waiting(self) -> Generator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds_waited += time.perf_counter() - start
+        yield
 
 
 _worlds: list[World] = [World()]

@@ -276,34 +276,4 @@ THROUGHPUT = (
     ),
 )
 
-COUNTED = {
-    "trained_tokens": "Tokens that the updates of this step computed, a shared prompt once",
-    "sampled_tokens": "Tokens that the rollout of this step generated",
-}
-
-RANKS = (
-    *(
-        metric
-        for name, what in COUNTED.items()
-        for metric in (
-            Metric(f"ranks/{name}_min", Last, "tokens").means(
-                f"{what}, on the rank with the fewest. As all of `ranks/`, only with several ranks."
-            ),
-            Metric(f"ranks/{name}_max", Last, "tokens").means(f"{what}, on the rank with the most."),
-            Metric(f"ranks/{name}_imbalance", Last, "ratio", DOWN).means(
-                f"{what}: the most of any rank, divided by the mean. 1 is even."
-            ),
-        )
-    ),
-    Metric("ranks/waiting_share", Last, "fraction", DOWN, repeatable=False).means(
-        "Share of the time since the last step that a rank spent waiting for the others and exchanging records and "
-        "replicated gradients, as the mean over ranks. It leaves out what FSDP does by itself: gathers of weights and "
-        "sums of gradients of sharded models, in which a rank waits too. Where models are sharded, ranks wait for "
-        "longer than this says."
-    ),
-    Metric("ranks/longest_waiting_share", Last, "fraction", DOWN, repeatable=False).means(
-        "The same, of the rank that waited the longest."
-    ),
-)
-
-RUN = (*PROGRESS, *FILTER, *TIME, *THROUGHPUT, *RANKS)
+RUN = (*PROGRESS, *FILTER, *TIME, *THROUGHPUT)

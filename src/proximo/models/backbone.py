@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from proximo.algorithms.losses import ExpertLoad, expert_load
-from proximo.distributed.world import current, is_alone
+from proximo.distributed.world import is_alone
 from proximo.errors import ConfigError, ModelError, RankError
 from proximo.models.attention.cache import cache_argument
 from proximo.models.attention.cache_layouts import ExtensionLayout
@@ -215,8 +215,6 @@ class Backbone:
                 f"a sequence of {longest} tokens was given to a {self.layers.config.model_type} model that reads at "
                 f"most {self.position_limit} positions"
             )
-        if torch.is_grad_enabled():
-            current().counts["trained_tokens"] += packed.num_tokens
         layout = layout or PackedLayout(packed.lengths, self.path.attention, prefixes=packed.prefixes)
         fused = self._fused_layers()
         if fused is not None:

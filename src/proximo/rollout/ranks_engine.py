@@ -110,7 +110,6 @@ class RanksEngine(EngineOfRanks):
                 )
         except Exception as error:  # raised below, when the others know of it
             failure = error
-        current().counts["sampled_tokens"] += sum(len(response.token_ids) for response in own)
         if begun is not None:
             failure = begun.wait_for_others(failure)
         if failure is not None:

@@ -37,7 +37,6 @@ from proximo.run.journal import (
 from proximo.run.memory import memory_advice
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_extras, check_folders, check_push, inputs_of
-from proximo.run.rank_metrics import RankMetrics
 from proximo.run.resumption import check_settings, function_sources, load_to_resume
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Record, Task
@@ -163,7 +162,6 @@ class _Loop:
             environment=describe_environment(device=task.device),
             functions=function_sources(recipe),
         )
-        self.rank_metrics = RankMetrics(self.world)
         self.status_at_end = 0
         """The exit status of a run that took all of its steps."""
 
@@ -225,9 +223,8 @@ class _Loop:
                 entered.enter_context(interruption)
             for step in range(first + 1, last + 1):
                 journal.phase("training")
-                self.rank_metrics.before_step()
                 record = self._step(journal, step)
-                records = [record, self.rank_metrics.after_step(), self._evaluation_due(journal, step)]
+                records = [record, self._evaluation_due(journal, step)]
 
                 def decide(step: int = step, records: Sequence[Record | None] = records) -> _Decision:
                     return self._decide(journal, step, records, schedule, interruption)
