@@ -73,20 +73,6 @@ def logits(model):
     return model.eval()(IDS).logits
 
 
-@pytest.mark.parametrize(
-    ("asked", "noted"),
-    [("a b", "write $'a b\\n'\n"), ("a's", "write $'a\\'s\\n'\n"), ("a " * 50, "write $'...\\n'\n"), ("a b\n", "")],
-)
-def test_a_prompt_that_ends_unlike_those_of_the_run_is_noted(folder, capsys, asked, noted):
-    save_run(folder / "run", {1: {"policy": tiny_language_model()}})
-    rows = [{"step": 0, "kind": "evaluation", "prompt_id": "1", "prompt": "c d\n", "response": "e"}]
-    (folder / "run" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["generate", "run", asked, "--max-new-tokens", "2"]) == 0
-    said = capsys.readouterr().err
-    assert said.endswith(noted)
-    assert ("note: " in said) is bool(noted)
-
-
 def test_a_model_folder_answers_a_prompt_and_the_same_seed_gives_the_same_text(folder, capsys):
     save_model(folder / "model")
     said = []

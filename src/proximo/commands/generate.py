@@ -1,7 +1,6 @@
 """`proximo generate`: samples responses from a trained model, ranked by a reward on request."""
 
 import json
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +13,8 @@ from proximo.checkpoint import atomic
 from proximo.config.engine import EngineConfig, LocalEngineConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.errors import RunFolderError, UserError
+from proximo.errors import UserError
 from proximo.message_text import count_of, format_number
-from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.precision.placement import Precision, resolve_device
@@ -30,13 +28,10 @@ from proximo.rollout.engine import Engine, push_to
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import ending_ids
-from proximo.run.checkpoint_lookup import find_run, language_model_path, reward_model_path
+from proximo.run.checkpoint_lookup import language_model_path, reward_model_path
 from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
 from proximo.run.make.models import DeviceSpec, build_reward_source, reward_model_config
 from proximo.user_code import IMPORT_PATH
-
-LONGEST_SHOWN = 60
-"""A note quotes prompts up to this many characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +60,6 @@ class GenerateOptions:
 
 def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> int:
     """Print the responses to each prompt and return the exit status. A single response is printed without a heading."""
-    if not options.chat and (note := _missing_line_end(model, prompts)):
-        print(f"note: {note}", file=sys.stderr)
     if options.reward is None:
         responses = generate(model, prompts, options)
         shown, scores = responses, [None] * len(responses)
@@ -82,32 +75,6 @@ def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -
     for line in response_lines(shown, scores, num_samples=options.num_samples):
         print(line)
     return 0
-
-
-def _missing_line_end(model: str, prompts: Sequence[str]) -> str | None:
-    """A note if all prompts in the run's samples.jsonl end with a line end, and none of these does.
-
-    The policy never saw such a prompt, and would continue it in the middle of a sentence.
-    """
-    try:
-        samples = read_run(find_run(Path(model).expanduser())).samples
-    except RunFolderError:  # a model
-        return None
-    kept = samples.first_evaluation or samples.training
-    if not kept or not all(each.prompt.endswith("\n") for each in kept) or any(each.endswith("\n") for each in prompts):
-        return None
-    return (
-        "the prompts of this run end with a line end, and yours do not, so that the policy never saw one like them; "
-        f"in a shell, write {_in_a_shell(prompts[0])}"
-    )
-
-
-def _in_a_shell(prompt: str) -> str:
-    """The prompt with a line end behind it, as bash and zsh read it; a long one is left out."""
-    if len(prompt) > LONGEST_SHOWN:
-        return r"$'...\n'"
-    escaped = "".join(f"\\{each}" if each in "\\'" else each for each in prompt)
-    return f"$'{escaped}\\n'"
 
 
 def _record(response: Response, score: float | None) -> dict[str, Any]:
