@@ -130,9 +130,8 @@ def task_inputs(
     *,
     fingerprint: Mapping[str, Any],
     rows: str,
-    notes: Sequence[str] = (),
 ) -> TaskInputs[Model, Example, Any]:
-    """What a task is given. `rows`: the word for its rows in the notes, `pairs`. `notes`: further lines for the log."""
+    """What a task is given. `rows`: the word for its rows in the notes, `pairs`."""
     return TaskInputs(
         model=model,
         tokenizer=begun.tokenizer,
@@ -142,7 +141,7 @@ def task_inputs(
         seed=recipe.run.seed,
         fingerprint=fingerprint,
         notes=(
-            *(f"data: {begun.rows.description}", f"training {rows}: {split.report}", *notes),
+            *(f"data: {begun.rows.description}", f"training {rows}: {split.report}"),
             *(*evaluation_notes(recipe.data, split.held_out_report), *begun.cache.notes),
         ),
     )
