@@ -7,7 +7,7 @@ import pytest
 
 from proximo.data.difficulty import DifficultyFilter, FilterOptions, FilterState
 from proximo.data.order import epoch_order, rows_at
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 
 SEED = 7
 
@@ -132,13 +132,6 @@ def test_a_filter_that_is_put_back_goes_on_as_if_nothing_had_been(stop: int) -> 
     after.state = FilterState.from_json(json.loads(json.dumps(until.state.to_json())))
     assert after.state == until.state
     assert run_on(after, range(stop, 12)) == whole[stop:]
-
-
-def test_bounds_that_are_missing_or_cross_are_refused() -> None:
-    with pytest.raises(ConfigError, match="needs above"):
-        FilterOptions()
-    with pytest.raises(ConfigError, match="below .0.5. must not exceed above .0.4."):
-        FilterOptions(above=0.4, below=0.5)
 
 
 def test_a_filter_that_can_do_nothing_is_refused() -> None:

@@ -225,11 +225,6 @@ PLACES: dict[str, Any] = {
         {"path": "string:capwords", "kwargs": {"s": "ab"}},
         "string:capwords, row 1 | mapping | 'A'",
     ),
-    "weight of 0": ({"path": "a.jsonl", "weight": 0}, "weight | a.jsonl | above 0"),
-    "max_rows of 0": ({"path": "a.jsonl", "max_rows": 0}, "max_rows | at least 1"),
-    "arguments of a file": ({"path": "a.jsonl", "kwargs": {"a": 1}}, "kwargs | not a function"),
-    "a function without a colon": ({"path": "a.b", "format": "function"}, "package.module:function | a.b"),
-    "no path": ({"path": ""}, "needs a path"),
 }
 
 

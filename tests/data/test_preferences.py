@@ -5,7 +5,7 @@ import pytest
 from builders import tiny_tokenizer
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.rows import Row
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 
 SYSTEM = {"role": "system", "content": "s"}
 USER = {"role": "user", "content": "ask"}
@@ -216,5 +216,3 @@ def test_equal_pairs_are_kept_and_counted() -> None:
 
 def test_an_empty_response_is_its_end_of_sequence() -> None:
     assert load({"prompt": "", "chosen": "a", "rejected": ""})[0][0].prompt_token_ids == ()
-    with pytest.raises(ConfigError, match="at least 2"):
-        PairOptions(max_tokens=1)

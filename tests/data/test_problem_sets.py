@@ -15,7 +15,7 @@ from proximo.data.readers.problems import BRACE, as_problem, last_boxed
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource, Problems, with_columns
 from proximo.data.rows import Row
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 from real_data import real_data
 
 GSM8K = {"question": "How many?", "answer": "Half of 48 is <<48/2=24>>24.\n#### 1,024"}
@@ -194,8 +194,6 @@ def test_a_row_that_does_not_fit_is_one_error_with_file_and_row(
 def test_a_name_that_a_template_cannot_fill_is_named_with_the_nearest() -> None:
     with pytest.raises(DataError, match="no column 'qestion'.*nearest: 'question'"):
         made("gsm8k", GSM8K, "{qestion}")
-    with pytest.raises(ConfigError, match="has a template, which needs problems"):
-        DataSource(path="set.jsonl", template="{question}")
 
 
 def test_columns_are_renamed_before_the_rows_are_read_as_problems(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proximo.data.order import epoch_order
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,13 +26,6 @@ class FilterOptions:
     """The first epoch, counted from 1, at whose end prompts are removed; 0 also removes by `base_scores` before it."""
     min_prompts: int = 1
     """This many prompts always stay: those nearest to the bounds."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError if there is no bound, or if the bounds cross."""
-        if self.above is None and self.below is None:
-            raise ConfigError("a filter of prompts needs above (too easy), below (too hard) or both")
-        if self.above is not None and self.below is not None and self.below > self.above:
-            raise ConfigError(f"below ({self.below:g}) must not exceed above ({self.above:g}): no prompt would be left")
 
 
 @dataclass(frozen=True, slots=True)

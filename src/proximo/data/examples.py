@@ -54,13 +54,6 @@ class ExampleOptions:
     """Prompt and response become messages, rendered with the chat template."""
     system: str | None = None
 
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a limit that leaves no target, and blocks without a limit."""
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise ConfigError(f"max_tokens of an example must be at least 2, got {self.max_tokens}")
-        if self.layout == "blocks" and self.max_tokens is None:
-            raise ConfigError("the layout blocks needs max_tokens, the length of a block")
-
 
 def load_text_examples(
     rows: Sequence[Row],

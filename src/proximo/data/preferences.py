@@ -17,7 +17,7 @@ from proximo.data.rows import Row, num_distinct, row_id
 from proximo.data.templates.chat import Learned
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,11 +66,6 @@ class PairOptions:
     learned: Learned = "last"
     """`responses` for a policy, which learns each turn of the assistant in a response. A reward model reads responses
     whole."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a limit below 2."""
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise ConfigError(f"max_tokens of a pair must be at least 2, got {self.max_tokens}")
 
 
 def load_preference_pairs(

@@ -14,7 +14,7 @@ from proximo.data.rendering import Fitted, TooLong, count_unread, encode_exchang
 from proximo.data.rows import Row, num_distinct, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 from proximo.records import Message, Prompt
 
 if TYPE_CHECKING:
@@ -36,14 +36,6 @@ class PromptOptions:
     """Keep only the opening of text prompts: for continuing texts."""
     fill_to_max: bool = False
     """Lengthen every prompt to max_tokens by repeating its last token, to test the longest possible prompts."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for limits below 1."""
-        for name, value in (("max_tokens", self.max_tokens), ("first_words", self.first_words)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} of prompts must be at least 1, got {value}")
-        if self.fill_to_max and self.max_tokens is None:
-            raise ConfigError("fill_to_max needs max_tokens, the length to which prompts are filled")
 
 
 def load_prompts(

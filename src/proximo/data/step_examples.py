@@ -21,7 +21,7 @@ from proximo.data.steps import (
 )
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,13 +58,6 @@ class StepOptions:
     as_messages: bool = False
     """Prompt and solution become messages, rendered with the chat template."""
     system: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a limit below 2, and for an empty separator."""
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise ConfigError(f"max_tokens of a solution must be at least 2, got {self.max_tokens}")
-        if not self.separator:
-            raise ConfigError("step_separator must not be empty: it ends a step")
 
 
 def load_step_examples(

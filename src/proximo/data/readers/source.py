@@ -1,15 +1,13 @@
 """The description of a source of rows, as the user gives it, and the mapping of its columns to fields."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from proximo.data.rows import Row, columns_found, nearest
-from proximo.errors import ConfigError, DataError
-from proximo.user_code import IMPORT_PATH
+from proximo.errors import DataError
 
 Format = Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text", "function"]
 
@@ -44,22 +42,6 @@ class DataSource:
     """Take only this many rows, from the start."""
     whole: bool = False
     """True if a phase takes the whole source instead of its part."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of range, and arguments without a function."""
-        if not self.path:
-            raise ConfigError("a source needs a path: a file, a folder, a Hub name or package.module:function")
-        if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
-            raise ConfigError(f"the weight of source '{self.path}' must be a number above 0, got {self.weight}")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ConfigError(f"max_rows of source '{self.path}' must be at least 1, got {self.max_rows}")
-        is_function = self.format == "function" or IMPORT_PATH.fullmatch(self.path)
-        if self.format == "function" and not IMPORT_PATH.fullmatch(self.path):
-            raise ConfigError(f"a function is named as package.module:function, got '{self.path}'")
-        if self.kwargs and not is_function:
-            raise ConfigError(f"source '{self.path}' has kwargs, but it is not a function")
-        if self.template is not None and self.problems is None:
-            raise ConfigError(f"source '{self.path}' has a template, which needs problems: set it, or use columns")
 
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
