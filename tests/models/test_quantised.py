@@ -144,18 +144,6 @@ def test_a_reference_may_be_quantised(kind: str, folder: Path, asked: list[Quant
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (
-            {"model": {"path": "p", "lora": LORA, "quantisation": "8bit"}},
-            "model.quantisation 8bit .* bf16, or use 4bit",
-        ),
-        (
-            {"model": {"path": "p", "lora": LORA, "quantisation": "4bit"}},
-            "quantised base cannot train: set value.lora",
-        ),
-        (
-            {"value": {"init_from": "policy", "lora": LORA, "quantisation": "4bit"}},
-            "set model.quantisation and remove this",
-        ),
         ({"reference": {"path": "p", "quantisation": "8bit"}}, "reference.quantisation 8bit .* bf16, or use 4bit"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ppo_trainers import lengths, ppo_trainer
-from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, TrainingError
 from proximo.ppo.selection import best_of, keep_best
 from proximo.ppo.trainer import PPOTrainer
@@ -117,8 +116,3 @@ def test_too_many_samples_that_could_not_be_scored_stop_the_run_though_the_kept_
 
     with pytest.raises(TrainingError, match="9 of 15 responses could not be scored"):
         trainer(flaky).train(PROMPTS)
-
-
-def test_a_choice_of_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="must exceed responses_per_prompt"):
-        PPOConfig(samples_per_prompt=2, responses_per_prompt=2)

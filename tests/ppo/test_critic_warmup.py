@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ppo_trainers import LARGE, PROMPTS, count_a_and_letters, ppo_trainer
-from proximo.config.ppo.options import PPOConfig
 
 WARMUP, STEPS = 2, 4
 FALLING = LARGE | {"schedule": "linear"}
@@ -59,10 +58,3 @@ def test_a_policy_that_stands_still_does_not_lower_the_kl_coefficient() -> None:
     lines = trainer().train(PROMPTS, reward=count_a_and_letters)
     assert [line["kl/coefficient"] for line in lines[: WARMUP + 1]] == [0.1] * (WARMUP + 1)
     assert lines[-1]["kl/coefficient"] != 0.1
-
-
-def test_a_warmup_without_a_critic_or_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="group_centred has none"):
-        PPOConfig(critic_warmup_steps=1, advantage="group_centred", responses_per_prompt=2)
-    with pytest.raises(ValueError, match="leaves no steps for the policy"):
-        PPOConfig(critic_warmup_steps=3, num_steps=3)

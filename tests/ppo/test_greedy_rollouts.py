@@ -2,12 +2,10 @@
 
 from functools import partial
 
-import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import PROMPTS, ppo_trainer
-from proximo.config.ppo.options import PPOConfig
 from proximo.models.packing import pack
 from proximo.ppo.trainer import PPOTrainer
 
@@ -33,23 +31,3 @@ def test_a_policy_learns_from_them_and_another_seed_changes_no_response() -> Non
     history = made.train(PROMPTS, reward=lambda responses: [float(len(text)) for text in responses])
     assert history[0]["first_minibatch/max_abs_log_ratio"] < 1e-3
     assert not torch.equal(before, torch.cat([p.detach().flatten() for p in made.policy.model.parameters()]))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"rollout": {"greedy": True, "top_k": 5}}, "makes top_k and top_p useless"),
-        (
-            {"rollout": {"greedy": True}, "responses_per_prompt": 4},
-            "only one response per prompt, but the configuration asks for 4",
-        ),
-        (
-            {"rollout": {"greedy": True}, "samples_per_prompt": 2},
-            "only one response per prompt, but the configuration asks for 2",
-        ),
-        ({"rollout": {"greedy": True}, "evaluation_samples_per_prompt": 2}, "would give copies of one response"),
-    ],
-)
-def test_what_greedy_rollouts_cannot_give_is_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        PPOConfig(**options)

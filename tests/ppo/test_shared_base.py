@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from builders import tiny_language_model
 from ppo_trainers import LARGE, PROMPTS, ppo_trainer
@@ -194,21 +193,6 @@ def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None
         values = again.ppo.roles.value.model.token_scores(packed)
         torch.testing.assert_close(critic.token_scores(packed), values, rtol=0, atol=1e-5)
         assert (expected - again.ppo.roles.reference.model.hidden_states(packed)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": {"path": "p"}}, "share_base of a reward model needs model.lora"),
-        ({"value": {"init_from": "reward", "lora": LORA}}, "so the value model uses that adapter: remove value.lora"),
-        ({"value": {"init_from": "reward", "frozen_layers": 1}}, "remove value.lora and value.frozen_layers"),
-    ],
-)
-def test_a_base_that_cannot_be_shared_is_refused_before_anything_is_loaded(
-    place: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError, match=message):
-        PPORecipe.model_validate(sharing(place) | changes)
 
 
 def test_a_reward_adapter_of_another_base_is_refused(place: Path) -> None:
