@@ -14,7 +14,7 @@ from proximo.config.data import TextDataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
 from proximo.config.schema.base import Section
-from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
 from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
 from proximo.metrics.alarms import WARNING, Rule
@@ -27,8 +27,7 @@ from proximo.plan.fake_tensor_profiler import building
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
-from proximo.run.make.conversion import example_options
-from proximo.run.make.data import read_split
+from proximo.run.make.data import options_of, read_split
 from proximo.run.make.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.resumption import inputs_fingerprint
 from proximo.run.task import Record
@@ -153,7 +152,7 @@ class ToyKind(TrainerKind[ToyRecipe]):
     def build(self, recipe: ToyRecipe) -> ToyTask:
         device_spec, rows = prepare_device(recipe.run), read_split(recipe.data, seed=recipe.run.seed)
         tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path)
-        how = example_options(recipe.data)
+        how = options_of(ExampleOptions, recipe.data)
         inputs = TaskInputs(
             model=build_language_model(recipe.model, tokenizer, device_spec=device_spec),
             tokenizer=tokenizer,

@@ -8,17 +8,16 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from proximo.data.difficulty import DifficultyFilter
-from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
 from proximo.data.load_report import LoadReport
-from proximo.data.prompts import load_prompts
+from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.token_cache import TokenCache
 from proximo.environments.prompts import row_prompts
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.worker import answer_responses
 from proximo.ppo.task import make_difficulty_filter
 from proximo.records import Prompt, Response
-from proximo.run.make.conversion import example_options, prompt_options
-from proximo.run.make.data import SplitRows, evaluation_notes, read_split
+from proximo.run.make.data import SplitRows, evaluation_notes, options_of, read_split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +38,9 @@ def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: To
     if recipe.ptx_data is None:
         return Texts()
     rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
-    examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
+    examples, report = load_text_examples(
+        rows.training, tokenizer, options_of(ExampleOptions, recipe.ptx_data), cache=cache
+    )
     notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
     return Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
 
@@ -65,7 +66,7 @@ def load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenizer
     """Tokenise the rows, or take them as they are where they begin episodes. Raises DataError for a row of no use."""
     if recipe.environment is not None:
         return _load_rows(recipe, rows, tokenizer, cache)
-    options = prompt_options(recipe.data)
+    options = options_of(PromptOptions, recipe.data, max_tokens=recipe.data.max_prompt_tokens)
     held_out: Sequence[Prompt] = []
     prompts, report = load_prompts(rows.training, tokenizer, options, cache=cache)
     difficulty = make_difficulty_filter(recipe, prompts)

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preferences import implicit_rewards, kto_loss, reference_point
-from proximo.config.data import LabelledDataConfig
 from proximo.data.codec import decode, response_text
 from proximo.data.labelled import LabelledOptions, LabelledResponse, load_labelled_responses
 from proximo.errors import DataError
@@ -23,6 +22,7 @@ from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed
 from proximo.plan.stages import StageContext, StageCosts
+from proximo.run.make.data import options_of
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, plan_with_reference, start, task_inputs
 from proximo.supervised.kto_recipe import KTOConfig, KTORecipe
@@ -272,7 +272,7 @@ def _flags(values: Sequence[bool], device: torch.device) -> Tensor:
 def build_task(recipe: KTORecipe) -> KTOTask:
     """Load data, then models, so that a bad data file fails before any weights are loaded."""
     begun = start(recipe, {"policy": recipe.model, "reference": recipe.reference})
-    split = load_split(load_labelled_responses, begun, labelled_options(recipe.data))
+    split = load_split(load_labelled_responses, begun, options_of(LabelledOptions, recipe.data))
     check_prompts(split, "answers")
     _check_labels(split.training)
     longest = max(row.num_tokens for row in split)
@@ -283,17 +283,6 @@ def build_task(recipe: KTORecipe) -> KTOTask:
     models = build_policy_and_reference(recipe, begun, longest=longest)
     inputs = task_inputs(recipe, models.policy, begun, split, fingerprint=models.fingerprint, rows="answers")
     return KTOTask(inputs, reference=models.reference, max_tokens=recipe.data.max_tokens)
-
-
-def labelled_options(data: LabelledDataConfig) -> LabelledOptions:
-    """How rows become labelled answers."""
-    return LabelledOptions(
-        form=data.form,
-        max_tokens=data.max_tokens,
-        too_long=data.too_long,
-        as_messages=data.as_messages,
-        system=data.system,
-    )
 
 
 def _check_labels(training: Sequence[LabelledResponse]) -> None:

@@ -20,6 +20,7 @@ from proximo.data.templates.chat import Learned
 from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import pair_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
+from proximo.run.make.data import options_of
 from proximo.run.task import Record
 from proximo.supervised.building import Split, Start, load_split
 from proximo.supervised.task import Config, Model, SupervisedTask, mean_loss
@@ -103,16 +104,7 @@ def load_pairs(data: PreferenceDataConfig, begun: Start, *, learned: Learned) ->
 
     `learned`: `responses` if a policy learns their tokens, `last` if a reward model reads them.
     """
-    options = PairOptions(
-        form=data.form,
-        min_response_words=data.min_response_words,
-        max_tokens=data.max_tokens,
-        too_long=data.too_long,
-        as_messages=data.as_messages,
-        system=data.system,
-        learned=learned,
-    )
-    return load_split(load_preference_pairs, begun, options)
+    return load_split(load_preference_pairs, begun, options_of(PairOptions, data, learned=learned))
 
 
 def longest_pair(pairs: Iterable[PreferencePair]) -> int:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.process_rewards import step_loss
 from proximo.data.codec import decode, response_text
-from proximo.data.step_examples import StepExample, first_wrong, is_right, load_step_examples
+from proximo.data.step_examples import StepExample, StepOptions, first_wrong, is_right, load_step_examples
 from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
@@ -23,7 +23,7 @@ from proximo.models.scalar import HeadStart, ScalarModel, mark_steps
 from proximo.plan.cost_model import score_loss
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import scalar_model
-from proximo.run.make.conversion import step_options
+from proximo.run.make.data import options_of
 from proximo.run.make.models import build_scalar_model
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, plan_one_model, prepare_model, start, task_inputs
@@ -222,7 +222,8 @@ class PRMTask(SupervisedTask[ScalarModel, StepExample, PRMConfig]):
 def build_task(recipe: PRMRecipe) -> PRMTask:
     """Load data, then the model, so that a bad data file fails before any weights are loaded."""
     begun = start(recipe, {"reward": recipe.model})
-    split = load_split(load_step_examples, begun, step_options(recipe.data))
+    options = options_of(StepOptions, recipe.data, separator=recipe.data.step_separator)
+    split = load_split(load_step_examples, begun, options)
     model = build_scalar_model(
         recipe.model, begun.tokenizer, fresh_head=HeadStart.NORMAL, device_spec=begun.device_spec
     )

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
 from proximo.data.rows import Row
 from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import UpdateResult
@@ -17,7 +17,7 @@ from proximo.models.packing import PackedResponses
 from proximo.plan.cost_model import likelihood_loss
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
-from proximo.run.make.conversion import example_options
+from proximo.run.make.data import options_of
 from proximo.run.make.models import build_language_model
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, plan_one_model, prepare_model, start, task_inputs
@@ -89,7 +89,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
 def build_task(recipe: SFTRecipe) -> SFTTask:
     """Load data, then the model, so that a bad data file fails before any weights are loaded."""
     begun = start(recipe, {"policy": recipe.model}, texts_of=texts_of)
-    split = load_split(load_text_examples, begun, example_options(recipe.data))
+    split = load_split(load_text_examples, begun, options_of(ExampleOptions, recipe.data))
     model = build_language_model(recipe.model, begun.tokenizer, device_spec=begun.device_spec)
     longest = max(len(example.token_ids) for example in split)
     fingerprint = prepare_model(recipe, model, begun, role="policy", longest=longest, dropout=recipe.sft.dropout)

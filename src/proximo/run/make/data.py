@@ -1,12 +1,14 @@
 """Reads the data section of a recipe and splits its rows into training and held-out, before tokenisation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.run import RunConfig
+from proximo.config.schema.base import Section
 from proximo.data.large_lists import collected
 from proximo.data.load_report import LoadReport
 from proximo.data.order import DataPhase, hold_out
@@ -14,6 +16,8 @@ from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource
 from proximo.data.rows import Row, fingerprints
 from proximo.data.token_cache import TokenCache
+
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,22 +67,20 @@ def token_cache(run: RunConfig) -> TokenCache:
     return TokenCache(None if run.token_cache is None else Path(run.token_cache).expanduser())
 
 
+def options_of(kind: Callable[..., Options], section: Section, **others: Any) -> Options:
+    """The options of a loader, a dataclass, from the keys of their names. `others`: fields that are no such key."""
+    names = [field.name for field in fields(cast("Any", kind)) if field.name not in others]
+    return kind(**{name: getattr(section, name) for name in names}, **others)
+
+
 def as_sources(sources: Sequence[SourceConfig]) -> list[DataSource]:
     """The options of the reader."""
     return [
-        DataSource(
-            path=source.path or source.function or "",
+        options_of(
+            DataSource,
+            source,
+            path=source.path or source.function,
             format="function" if source.function else source.format,
-            split=source.split,
-            subset=source.subset,
-            separator=source.separator,
-            columns=source.columns,
-            problems=source.problems,
-            template=source.template,
-            kwargs=source.kwargs,
-            weight=source.weight,
-            max_rows=source.max_rows,
-            whole=source.whole,
         )
         for source in sources
     ]
