@@ -687,7 +687,7 @@ SHOWN_ELSEWHERE = {
     **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     (sinks.WandbSinkConfig, "samples"): (
         "run/test_sample_sinks.py",
-        "test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to",
+        "test_a_tracker_gets_a_table_of_them_where_it_is_told_to",
     ),
     **{(sinks.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
     (run.RunConfig, "push"): ("run/test_pushes.py", "test_the_last_model_is_pushed_once_and_privately"),

@@ -1,10 +1,8 @@
 """The samples of a run reach the trackers that take them: once, after the numbers, and only where asked for."""
 
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,9 +29,6 @@ class Album:
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         Album.told.append(("samples", step, [dict(row) for row in samples]))
-
-    def write_report(self, page: Path) -> None:
-        Album.told.append(("report", 0, page))
 
     def close(self) -> None:
         Album.told.append(("closed", 0, None))
@@ -68,26 +63,7 @@ def test_a_sink_that_takes_samples_is_given_those_of_each_step_after_its_numbers
     assert [(step, json.loads(json.dumps(row))) for step, row in rows] == sampled(recipe)
     order = [(step, what) for what, step, _ in Album.told if what in ("numbers", "samples")]
     assert order == sorted(order), "numbers before samples"
-    assert [what for what, *_ in Album.told[len(order) :]] == ["report", "closed"]
-
-
-def test_a_run_that_fails_sends_its_report_and_one_that_is_stopped_sends_none(recipe: dict[str, Any]) -> None:
-    sink = {"kind": "function", "function": "test_sample_sinks:open_album"}
-
-    def fail(step: int, line: Mapping[str, float]) -> None:
-        raise ArithmeticError("no")
-
-    def stop(step: int, line: Mapping[str, float]) -> None:
-        if step == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(ArithmeticError):
-        run("ppo", changed(recipe, {"run.sinks": [sink]}), replace(START, on_step=fail))
-    assert [what for what, *_ in Album.told[-2:]] == ["report", "closed"]
-    Album.told = []
-    again = replace(START, on_step=stop, overwrite=True)
-    assert run("ppo", changed(recipe, {"run.sinks": [sink]}), again) == 128 + signal.SIGTERM
-    assert [what for what, *_ in Album.told if what in ("report", "closed")] == ["closed"]
+    assert [what for what, *_ in Album.told[len(order) :]] == ["closed"]
 
 
 def test_samples_of_a_step_that_is_done_again_are_not_sent_again_and_a_failure_is_counted(tmp_path: Path) -> None:
@@ -108,31 +84,19 @@ def test_samples_of_a_step_that_is_done_again_are_not_sent_again_and_a_failure_i
     assert "ZeroDivisionError" in warnings[0]
 
 
-class MadeArtifact:
-    """An artifact of Weights & Biases."""
-
-    def __init__(self, name: str, type: str) -> None:
-        self.name, self.type, self.files = name, type, []
-
-    def add_file(self, path: str) -> None:
-        self.files.append(path)
-
-
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to(
+def test_a_tracker_gets_a_table_of_them_where_it_is_told_to(
     recipe: dict[str, Any], asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[tuple[int, dict[str, Any]]] = []
-    artifacts: list[Any] = []
     module = ModuleType("wandb")
     module.__spec__ = ModuleSpec("wandb", loader=None)
     made = SimpleNamespace(
         log=lambda metrics, step: logged.append((step, metrics)),
-        log_artifact=artifacts.append,
         finish=lambda: None,
     )
     members = {"init": lambda **_: made, "Settings": dict, "Table": SimpleNamespace, "login": lambda **_: True}
-    vars(module).update(members, Artifact=MadeArtifact)
+    vars(module).update(members)
     monkeypatch.setitem(sys.modules, "wandb", module)
     sink = {"kind": "wandb", "samples": asked}
     assert run("ppo", changed(recipe, {"run.sinks": [sink]}), START) == 0
@@ -143,31 +107,17 @@ def test_a_tracker_gets_a_table_of_them_and_the_report_where_it_is_told_to(
         for row in table.data
     ]
     if not asked:
-        assert (found, artifacts) == ([], [])
+        assert found == []
         return
     wanted = [(step, {name: cell for name, cell in row.items() if cell is not None}) for step, row in sampled(recipe)]
     assert [(step, row | {"components": json.loads(row["components"])}) for step, row in found] == wanted
-    folder = Path(recipe["run"]["folder"])
-    identity = json.loads((folder / "trackers" / "wandb.json").read_bytes())["id"]
-    (artifact,) = artifacts
-    assert (artifact.name, artifact.type, artifact.files) == (f"report-{identity}", "report", [str(folder)])
 
 
-def test_weights_and_biases_itself_takes_the_table_and_the_report(
-    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_itself_takes_the_table(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
-
-    def written(folder: Path) -> Path:
-        (folder / "report.html").write_text("the page")
-        return folder / "report.html"
-
-    monkeypatch.setattr("proximo.run.journal.write_report", written)
     monkeypatch.setenv("WANDB_MODE", "offline")
     sinks = [{"kind": "wandb", "samples": True}]
     assert run("ppo", changed(recipe, {"run.sinks": sinks}), START) == 0
     folder = Path(recipe["run"]["folder"])
     assert list((folder / "trackers" / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json"))
-    (kept,) = (folder / "trackers" / "wandb").glob("offline-run-*/*.wandb")
-    assert b"report.html" in kept.read_bytes()
     assert "progress/sink_failures" not in read_lines(folder / "metrics.jsonl")[-1]

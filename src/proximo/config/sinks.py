@@ -20,8 +20,8 @@ class WandbSinkConfig(Section):
     name: str | None = None
     """The run's name; null uses the run folder as written in the recipe."""
     samples: bool = False
-    """Also send the rows of samples.jsonl, with prompts and responses, and report.html at the end. For teams that read
-    responses in their tracker; off because texts may be more confidential than metrics."""
+    """Also send the rows of samples.jsonl, with prompts and responses. For teams that read responses in their tracker;
+    off because texts may be more confidential than metrics."""
 
     @property
     def label(self) -> str:

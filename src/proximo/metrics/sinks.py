@@ -34,15 +34,6 @@ class SampleSink(Protocol):
         ...
 
 
-@runtime_checkable
-class ReportSink(Protocol):
-    """A sink that also receives the report at the end of a run that finished or failed."""
-
-    def write_report(self, page: Path) -> None:
-        """Take report.html, which exists. No write of metrics or samples follows."""
-        ...
-
-
 def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Step and metrics of each line of metrics.jsonl; nothing if there is no such file."""
     if not metrics_file.exists():
@@ -97,11 +88,6 @@ class WandbSink:
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         columns, rows = _table(samples)
         self._run.log({"samples": import_module("wandb").Table(columns=columns, data=rows)}, step=step)
-
-    def write_report(self, page: Path) -> None:
-        artifact = import_module("wandb").Artifact(f"report-{self._id}", type="report")
-        artifact.add_file(str(page))
-        self._run.log_artifact(artifact)
 
     def close(self) -> None:
         self._run.finish()

@@ -27,7 +27,7 @@ from proximo.metrics.values import Sum
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.pushes import Pushes
-from proximo.run.sinks import GuardedSink, Logs
+from proximo.run.sinks import Logs
 from proximo.run.task import Record
 
 
@@ -101,7 +101,6 @@ class RunJournal(Journal):
         self._progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
         self._pushes = pushes_of(recipe.run, folder, self._progress)
         self._opened = ExitStack()
-        self._trackers: Sequence[GuardedSink] = ()
 
     @property
     def num_log_lines(self) -> Mapping[str, int]:
@@ -118,7 +117,6 @@ class RunJournal(Journal):
         self._opened.enter_context(progress_messages(self._progress))
         logs = Logs(self._folder, self._progress, self._run, self._resolved, info=self._info)
         self._logs = self._opened.enter_context(logs)
-        self._trackers = logs.trackers
 
     def note(self, message: str) -> None:
         self._progress.note(message)
@@ -176,8 +174,6 @@ class RunJournal(Journal):
                 return
             self.phase("report")
             page = write_report(self._folder.path)
-            for tracker in self._trackers:
-                tracker.write_report(page)
         steps = f": {count_of(total, 'step')}" if state == "finished" else ""
         steps += f", but {reason.removesuffix('.')}" if state == "finished" and reason else ""
         report = self._shown(page)

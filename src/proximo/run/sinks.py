@@ -19,7 +19,7 @@ from proximo.metrics.alarms import find_alarms
 from proximo.metrics.catalogue import Recorder, catalogue
 from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.run_files import Run
-from proximo.metrics.sinks import ReportSink, SampleSink, Sink, TrackedRun, WandbSink, history
+from proximo.metrics.sinks import SampleSink, Sink, TrackedRun, WandbSink, history
 from proximo.metrics.tensorboard_sink import TensorBoardSink
 from proximo.metrics.values import Last, Sum
 from proximo.rewards.function_binding import import_function
@@ -28,8 +28,8 @@ from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem
 
 SINK_METHODS = ("write(step, metrics)", "close()")
-MORE_METHODS = ("write_samples(step, samples)", "write_report(page)")
-"""Methods that a sink may have."""
+SAMPLES_METHOD = "write_samples(step, samples)"
+"""A method that a sink may have."""
 MOST_FAILURES_IN_A_ROW = 3
 """After this many failures in a row a sink is turned off: an unreachable tracker costs a timeout per step."""
 CHECKS_PER_RUN = 50
@@ -66,7 +66,7 @@ class GuardedSink:
         warn: Callable[[str], None],
         samples: bool = True,
     ) -> None:
-        """`samples`: whether to send samples, and the report, which contains some, to a sink that takes them."""
+        """`samples`: whether to send samples to a sink that takes them."""
         self.label = label
         self._samples = samples
         self.num_failures = 0
@@ -117,15 +117,6 @@ class GuardedSink:
             return
         try:
             self._sink.write_samples(step, samples)
-        except Exception as error:
-            self._failed(error)
-
-    def write_report(self, page: Path) -> None:
-        """Send the report of the run's end to a sink that takes reports and samples."""
-        if not (self._samples and isinstance(self._sink, ReportSink)):
-            return
-        try:
-            self._sink.write_report(page)
         except Exception as error:
             self._failed(error)
 
@@ -209,7 +200,7 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     def open_sink(run: TrackedRun) -> Sink:
         with kept_working_directory():
             sink = function(run, **config.kwargs)
-        more = tuple(method for method in MORE_METHODS if hasattr(sink, method.partition("(")[0]))
+        more = (SAMPLES_METHOD,) if hasattr(sink, "write_samples") else ()
         if problem := methods_problem(sink, (*SINK_METHODS, *more)):
             raise ConfigError(
                 f"{config.function} must return a sink, which has {' and '.join(SINK_METHODS)}, but {problem}"
