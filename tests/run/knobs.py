@@ -598,27 +598,16 @@ TEXTS = (
     verifiers.ThinkAnswerRewardConfig,
 )
 GRADED = {
-    "weight": (
-        "rewards/test_function_reward.py",
-        "test_sources_add_up_by_weight_and_keep_their_own_scores_as_components",
-    ),
-    "workers": ("ppo/test_verifier_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
-    "answer_seconds": (
-        "verifiers/test_grades_of_workers.py",
-        "test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants",
-    ),
-    "step_seconds": (
-        "verifiers/test_grades_of_workers.py",
-        "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
-    ),
+    "weight": "test_sources_add_up_by_weight_and_keep_their_own_scores_as_components",
+    "workers": "test_what_a_recipe_says_of_workers_reaches_them",
+    "answer_seconds": "test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants",
+    "step_seconds": "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
 }
 """What all graded kinds share; none of it changes a healthy run."""
 CODE = {
     "test_the_defaults_of_verifier_and_section_are_the_same": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
     "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
-}
-CODE_GRADES = {
     "test_an_answer_without_a_program_has_a_score_of_its_own": ("allow_unfenced",),
     "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_per_test"),
     "test_memory_is_limited_as_asked": ("memory_mib",),
@@ -627,141 +616,91 @@ CODE_GRADES = {
 }
 SHOWN_ELSEWHERE = {
     # The tiny models of these runs write no programs.
-    **{(CodeRewardConfig, n): ("rewards/test_code_source.py", test) for test, names in CODE.items() for n in names},
-    **{
-        (CodeRewardConfig, name): ("verifiers/code/test_code_grades.py", test)
-        for test, names in CODE_GRADES.items()
-        for name in names
-    },
-    (CodeRewardConfig, "sandbox_waived"): (
-        "verifiers/code/test_code_verifier.py",
-        "test_a_guarantee_that_nobody_knows_cannot_be_waived",
-    ),
-    (CodeRewardConfig, "idle_seconds"): (
-        "verifiers/code/test_code_limits.py",
-        "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
-    ),
-    (CodeRewardConfig, "packages"): (
-        "verifiers/code/test_code_rows.py",
-        "test_programs_and_tests_import_the_packages_that_are_named",
-    ),
+    **{(CodeRewardConfig, n): test for test, names in CODE.items() for n in names},
+    (CodeRewardConfig, "sandbox_waived"): "test_a_guarantee_that_nobody_knows_cannot_be_waived",
+    (CodeRewardConfig, "idle_seconds"): "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
+    (CodeRewardConfig, "packages"): "test_programs_and_tests_import_the_packages_that_are_named",
     **{(verifiers.VerifierRewardConfig, name): test for name, test in GRADED.items()},
-    (verifiers.CustomVerifierRewardConfig, "worker_memory_mib"): (
-        "verifiers/test_grades_of_workers.py",
-        "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
-    ),
+    (
+        verifiers.CustomVerifierRewardConfig,
+        "worker_memory_mib",
+    ): "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
     **{
-        (verifiers.AnswerScores, name): (
-            "verifiers/code/test_code_grades.py",
-            "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice",
-        )
+        (verifiers.AnswerScores, name): "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice"
         for name in ("correct", "incorrect")
     },
-    (verifiers.AnswerScores, "no_answer"): (
-        "verifiers/code/test_code_grades.py",
-        "test_an_answer_without_a_program_has_a_score_of_its_own",
-    ),
+    (verifiers.AnswerScores, "no_answer"): "test_an_answer_without_a_program_has_a_score_of_its_own",
     # Responses of two steps are rare here.
-    (rewards.PRMRewardConfig, "aggregate"): (
-        "rewards/test_process_reward.py",
-        "test_the_score_of_a_response_is_an_aggregate_of_its_steps",
-    ),
-    (rewards.PRMRewardConfig, "dense"): (
-        "rewards/test_process_reward.py",
-        "test_a_step_is_rewarded_at_the_token_that_ends_it_and_the_last_one_at_the_last_token",
-    ),
+    (rewards.PRMRewardConfig, "aggregate"): "test_the_score_of_a_response_is_an_aggregate_of_its_steps",
+    (
+        rewards.PRMRewardConfig,
+        "dense",
+    ): "test_a_step_is_rewarded_at_the_token_that_ends_it_and_the_last_one_at_the_last_token",
     # Of a grade, which a test of the verifier shows without a run.
     **{
-        (s, name): ("rewards/texts/test_text_options.py", "test_a_key_with_another_value_gives_another_grade")
+        (s, name): "test_a_key_with_another_value_gives_another_grade"
         for s in TEXTS
         for name in set(s.model_fields) - set(GRADED)
     },
     # Another address, limit or token of a service, whose grades do not depend on them.
     **{
-        (rewards.RemoteRewardConfig, name): (
-            "rewards/remote/test_remote_section.py",
-            "test_every_key_of_the_section_reaches_the_client",
-        )
+        (rewards.RemoteRewardConfig, name): "test_every_key_of_the_section_reaches_the_client"
         for name in rewards.RemoteRewardConfig.model_fields
     },
-    **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
-    (sinks.WandbSinkConfig, "samples"): (
-        "run/test_sample_sinks.py",
-        "test_a_tracker_gets_a_table_of_them_where_it_is_told_to",
-    ),
-    **{(sinks.PushConfig, name): ("run/test_pushes.py", test) for name, test in PUSHES.items()},
-    (run.RunConfig, "push"): ("run/test_pushes.py", "test_the_last_model_is_pushed_once_and_privately"),
-    (run.RunConfig, "folder"): (
-        "run/test_loop.py",
-        "test_a_run_writes_one_line_per_step_and_one_before_the_first",
-    ),
+    **{(s, name): test for s, test in SINKS.items() for name in s.model_fields},
+    (sinks.WandbSinkConfig, "samples"): "test_a_tracker_gets_a_table_of_them_where_it_is_told_to",
+    **{(sinks.PushConfig, name): test for name, test in PUSHES.items()},
+    (run.RunConfig, "push"): "test_the_last_model_is_pushed_once_and_privately",
+    (run.RunConfig, "folder"): "test_a_run_writes_one_line_per_step_and_one_before_the_first",
     **{
-        (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
+        (section, "device"): "test_a_recipe_puts_each_role_on_its_device"
         for section in (devices.PlacedRoleDevicesConfig, rewards.ModelRewardConfig)
     },
     # Of vLLM servers.
     **{
-        (section, name): (
-            "run/test_engine_section.py",
-            "test_every_key_of_the_section_reaches_servers_and_engine",
-        )
+        (section, name): "test_every_key_of_the_section_reaches_servers_and_engine"
         for section in (engine.LocalEngineConfig, engine.VLLMEngineConfig)
         for name in section.model_fields
     },
     # Of several ranks.
     **{
-        (section, "shard"): ("distributed/test_memory_of_ranks.py", "test_a_rank_holds_what_the_formula_says")
+        (section, "shard"): "test_a_rank_holds_what_the_formula_says"
         for section in (devices.DevicesConfig, devices.RoleDevicesConfig)
     },
-    (devices.DevicesConfig, "reduce_gradients"): (
-        "distributed/test_memory_of_ranks.py",
-        "test_gradients_are_reduced_once_per_update_whatever_the_accumulation",
-    ),
+    (devices.DevicesConfig, "reduce_gradients"): "test_gradients_are_reduced_once_per_update_whatever_the_accumulation",
     **{
-        (section, name): (
-            "config/test_devices.py",
-            "test_what_cannot_lie_on_several_ranks_is_refused_where_their_number_is_known",
-        )
+        (section, name): "test_what_cannot_lie_on_several_ranks_is_refused_where_their_number_is_known"
         for section in (devices.DevicesConfig, devices.RoleDevicesConfig)
         for name in ("num", "shard_size", "offload")
     },
-    (devices.DevicesConfig, "timeout_seconds"): (
-        "config/test_devices.py",
-        "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
-    ),
-    (environment.PlayedEnvironmentConfig, "max_seconds"): (
-        "environments/test_environment_engine.py",
-        "test_an_old_trajectory_begins_no_further_turn",
-    ),
-    (environment.PlayedEnvironmentConfig, "template_variables"): (
-        "environments/test_dialogues.py",
-        "test_a_prompt_with_an_empty_thought_is_forked_after_each_turn",
-    ),
+    (
+        devices.DevicesConfig,
+        "timeout_seconds",
+    ): "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
+    (environment.PlayedEnvironmentConfig, "max_seconds"): "test_an_old_trajectory_begins_no_further_turn",
+    (
+        environment.PlayedEnvironmentConfig,
+        "template_variables",
+    ): "test_a_prompt_with_an_empty_thought_is_forked_after_each_turn",
     **{
-        (section, name): ("environments/test_environment_runs.py", "test_a_key_of_the_section_reaches_the_episodes")
+        (section, name): "test_a_key_of_the_section_reaches_the_episodes"
         for section, names in (
             (environment.PlayedEnvironmentConfig, ("num_rows", "max_turns", "max_tokens", "max_observation_tokens")),
             (environment.OwnEnvironmentConfig, ("path", "kwargs")),
         )
         for name in names
     },
-    (environment.WorkerEnvironmentConfig, "workers"): (
-        "environments/test_environment_pool.py",
-        "test_episodes_beyond_the_workers_wait_for_a_lane_that_is_stopped",
-    ),
-    (environment.WorkerEnvironmentConfig, "timeout_seconds"): (
-        "environments/test_environment_pool.py",
-        "test_a_hanging_step_is_a_fault_at_its_deadline_and_only_there",
-    ),
-    (environment.WorkerEnvironmentConfig, "memory_mib"): (
-        "environments/test_environment_processes.py",
-        "test_faults_of_a_step_say_what_happened_and_harm_no_other",
-    ),
+    (
+        environment.WorkerEnvironmentConfig,
+        "workers",
+    ): "test_episodes_beyond_the_workers_wait_for_a_lane_that_is_stopped",
+    (
+        environment.WorkerEnvironmentConfig,
+        "timeout_seconds",
+    ): "test_a_hanging_step_is_a_fault_at_its_deadline_and_only_there",
+    (environment.WorkerEnvironmentConfig, "memory_mib"): "test_faults_of_a_step_say_what_happened_and_harm_no_other",
     **{
-        (section, name): (
-            "environments/test_environment_recipes.py",
-            "test_an_environment_runs_unchanged_from_a_short_recipe",
-        )
+        (section, name): "test_an_environment_runs_unchanged_from_a_short_recipe"
         for section, names in (
             (environment.RegisteredEnvironmentConfig, ("id", "kwargs")),
             (environment.ClassEnvironmentConfig, ("kind",)),
@@ -774,196 +713,125 @@ SHOWN_ELSEWHERE = {
         )
         for name in names
     },
-    (environment.ToolsEnvironmentConfig, "tool_style"): (
-        "environments/test_environment_adapters.py",
-        "test_public_methods_are_tools_and_the_last_turn_calls_none",
-    ),
-    (environment.GymnasiumEnvironmentConfig, "instructions"): (
-        "environments/test_environment_adapters.py",
-        "test_gymnasium_is_played_in_numbers_and_shown_as_text",
-    ),
-    (environment.TextArenaEnvironmentConfig, "opponent"): (
-        "environments/test_environment_adapters.py",
-        "test_textarena_against_an_opponent",
-    ),
-    (environment.ProgramEnvironmentConfig, "kind"): (
-        "environments/test_agent_recipes.py",
-        "test_sections_that_cannot_be_are_refused",
-    ),
-    (environment.ProgramEnvironmentConfig, "host"): (
-        "environments/test_model_server.py",
-        "test_an_address_of_another_machine_is_refused",
-    ),
-    (environment.ProgramEnvironmentConfig, "token_env"): (
-        "environments/test_model_server.py",
-        "test_a_token_is_asked_for",
-    ),
-    (environment.AgentEnvironmentConfig, "path"): (
-        "environments/test_agents.py",
-        "test_a_function_in_a_file_is_played_in_processes",
-    ),
-    (environment.AgentEnvironmentConfig, "command"): (
-        "environments/test_agents.py",
-        "test_a_command_prints_its_reward",
-    ),
+    (environment.ToolsEnvironmentConfig, "tool_style"): "test_public_methods_are_tools_and_the_last_turn_calls_none",
+    (environment.GymnasiumEnvironmentConfig, "instructions"): "test_gymnasium_is_played_in_numbers_and_shown_as_text",
+    (environment.TextArenaEnvironmentConfig, "opponent"): "test_textarena_against_an_opponent",
+    (environment.ProgramEnvironmentConfig, "kind"): "test_sections_that_cannot_be_are_refused",
+    (environment.ProgramEnvironmentConfig, "host"): "test_an_address_of_another_machine_is_refused",
+    (environment.ProgramEnvironmentConfig, "token_env"): "test_a_token_is_asked_for",
+    (environment.AgentEnvironmentConfig, "path"): "test_a_function_in_a_file_is_played_in_processes",
+    (environment.AgentEnvironmentConfig, "command"): "test_a_command_prints_its_reward",
     **{
-        (environment.VerifiersEnvironmentConfig, name): (
-            "environments/test_agent_runs.py",
-            "test_an_environment_of_verifiers_plays_against_the_built_in_engine",
-        )
+        (
+            environment.VerifiersEnvironmentConfig,
+            name,
+        ): "test_an_environment_of_verifiers_plays_against_the_built_in_engine"
         for name in ("python", "env", "renderer")
     },
-    (run.RunConfig, "device"): (
-        "models/test_placement.py",
-        "test_auto_takes_the_fastest_device_and_one_that_is_not_there_is_refused",
-    ),
-    (run.RunConfig, "num_threads"): (
-        "run/test_loop.py",
-        "test_a_resume_with_other_threads_needs_permission_and_is_noted",
-    ),
+    (run.RunConfig, "device"): "test_auto_takes_the_fastest_device_and_one_that_is_not_there_is_refused",
+    (run.RunConfig, "num_threads"): "test_a_resume_with_other_threads_needs_permission_and_is_noted",
     (
         run.RunConfig,
         "grace_seconds",
-    ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
-    (run.RunConfig, "deterministic"): ("models/test_placement.py", "test_a_run_says_so_to_its_device"),
-    (run.RunConfig, "compile"): (
-        "run/test_memory_options.py",
-        "test_every_model_that_trains_is_compiled_as_the_recipe_says",
-    ),
-    (run.OptimizerConfig, "in_backward"): ("learner/test_in_backward.py", "test_one_gradient_exists_at_a_time"),
-    (run.OptimizerConfig, "non_finite_gradient"): (
-        "learner/test_in_backward.py",
-        "test_a_gradient_that_is_not_finite_can_stop_the_run",
-    ),
+    ): "test_a_step_that_takes_longer_than_its_grace_is_given_up",
+    (run.RunConfig, "deterministic"): "test_a_run_says_so_to_its_device",
+    (run.RunConfig, "compile"): "test_every_model_that_trains_is_compiled_as_the_recipe_says",
+    (run.OptimizerConfig, "in_backward"): "test_one_gradient_exists_at_a_time",
+    (run.OptimizerConfig, "non_finite_gradient"): "test_a_gradient_that_is_not_finite_can_stop_the_run",
     **{
-        (losses.DivergenceRejectionConfig, name): (
-            "ppo/test_wires_of_losses.py",
-            "test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator",
-        )
+        (losses.DivergenceRejectionConfig, name): "test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator"
         for name in losses.DivergenceRejectionConfig.model_fields
     },
     **{
-        (losses.RatioRejectionConfig, name): (
-            "ppo/test_wires_of_losses.py",
-            "test_what_is_out_of_the_bounds_of_a_ratio_is_rejected_and_counts_where_it_is_asked_to",
-        )
+        (
+            losses.RatioRejectionConfig,
+            name,
+        ): "test_what_is_out_of_the_bounds_of_a_ratio_is_rejected_and_counts_where_it_is_asked_to"
         for name in losses.RatioRejectionConfig.model_fields
     },
     # An objective of each kind, with its own settings.
     **{
-        (section, name): (
-            "ppo/test_wires_of_losses.py",
-            "test_the_loss_of_the_policy_is_the_formula_of_its_settings",
-        )
+        (section, name): "test_the_loss_of_the_policy_is_the_formula_of_its_settings"
         for section in (objectives.GSPOConfig, objectives.GMPOConfig, objectives.CISPOConfig)
         for name in section.model_fields
     },
     **{
-        (section, "kind"): ("ppo/test_wires_of_losses.py", "test_the_loss_of_the_policy_is_the_formula_of_its_settings")
+        (section, "kind"): "test_the_loss_of_the_policy_is_the_formula_of_its_settings"
         for section in (objectives.PPOObjectiveConfig, objectives.SAPOConfig)
     },
-    (objectives.M2POConfig, "kind"): (
-        "ppo/test_updates.py",
-        "test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_from_the_old_policy",
-    ),
+    (
+        objectives.M2POConfig,
+        "kind",
+    ): "test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_from_the_old_policy",
     **{
-        (section, "kind"): (
-            "ppo/test_online_dpo.py",
-            "test_loss_metrics_and_gradient_are_those_of_one_response_at_a_time_in_any_cut",
-        )
+        (section, "kind"): "test_loss_metrics_and_gradient_are_those_of_one_response_at_a_time_in_any_cut"
         for section in (objectives.OnlineDPOConfig, objectives.OnlineIPOConfig)
     },
     **{
-        (section, "kind"): ("ppo/test_wires_of_advantages.py", "test_advantages_are_the_formula_of_their_settings")
+        (section, "kind"): "test_advantages_are_the_formula_of_their_settings"
         for section in sections_of(advantage.Advantage)
     },
     **{
-        (section, "kind"): (
-            "ppo/test_updates.py",
-            "test_the_policy_gradient_does_not_depend_on_the_micro_batches",
-        )
+        (section, "kind"): "test_the_policy_gradient_does_not_depend_on_the_micro_batches"
         for section in (shaping.LossKLConfig, shaping.NoKLConfig)
     },
-    (shaping.RewardKLConfig, "kind"): ("ppo/test_experience.py", "test_each_measure_of_the_kl_enters_the_reward"),
-    (shaping.MarginKLConfig, "kind"): (
-        "ppo/test_online_dpo.py",
-        "test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it",
-    ),
+    (shaping.RewardKLConfig, "kind"): "test_each_measure_of_the_kl_enters_the_reward",
+    (shaping.MarginKLConfig, "kind"): "test_the_margin_is_the_kl_of_the_recipe_and_nothing_has_to_be_said_of_it",
     **{
-        (section, "kind"): (
-            "ppo/test_wires_of_scores.py",
-            "test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings",
-        )
+        (section, "kind"): "test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings"
         for section in (shaping.ScoredTruncationConfig, shaping.UnscoredTruncationConfig)
     },
-    (shaping.BootstrapTruncationConfig, "kind"): (
-        "ppo/test_wires_of_advantages.py",
-        "test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score",
-    ),
-    (shaping.MaskTruncationConfig, "kind"): (
-        "ppo/test_experience.py",
-        "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
-    ),
+    (
+        shaping.BootstrapTruncationConfig,
+        "kind",
+    ): "test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score",
+    (shaping.MaskTruncationConfig, "kind"): "test_a_cut_response_can_be_left_out_and_then_counts_nowhere",
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     # Where sampler and learner agree to the bit, as in bf16 without kernels, these weights are 1.
     **{
-        (section, name): (
-            "ppo/test_wires_of_losses.py",
-            "test_the_loss_of_the_policy_is_the_formula_of_its_settings",
-        )
+        (section, name): "test_the_loss_of_the_policy_is_the_formula_of_its_settings"
         for section in (losses.TruncatedWeightConfig, losses.MaskedWeightConfig)
         for name in section.model_fields
     },
     **{
-        (section, "kind"): ("ppo/test_wires_of_losses.py", "test_an_average_is_over_what_it_says")
+        (section, "kind"): "test_an_average_is_over_what_it_says"
         for section in (losses.TokenMeanConfig, losses.ResponseMeanConfig, losses.ConstantDivisorConfig)
     },
     **{
-        (section, "kind"): (
-            "ppo/test_wires_of_losses.py",
-            "test_the_loss_of_the_values_is_the_formula_of_its_settings",
-        )
+        (section, "kind"): "test_the_loss_of_the_values_is_the_formula_of_its_settings"
         for section in (losses.SquaredErrorConfig, losses.HuberConfig, losses.SmoothL1Config)
     },
     **{
-        (section, "kind"): (
-            "ppo/test_wires_of_a_step.py",
-            "test_the_unit_of_values_is_the_deviation_of_the_returns_as_they_are_weighed",
-        )
+        (section, "kind"): "test_the_unit_of_values_is_the_deviation_of_the_returns_as_they_are_weighed"
         for section in (losses.ExponentialScaleConfig, losses.CumulativeScaleConfig)
     },
-    (run.RunConfig, "token_cache"): ("data/test_token_cache.py", "test_a_run_keeps_its_ids_where_it_is_told_to"),
+    (run.RunConfig, "token_cache"): "test_a_run_keeps_its_ids_where_it_is_told_to",
     # An extra, which need not be installed.
-    (run.ModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
-    (run.ScalarModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
-    (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
+    (run.ModelConfig, "quantisation"): "test_a_recipe_says_how_the_base_is_stored",
+    (run.ScalarModelConfig, "quantisation"): "test_a_recipe_says_how_the_base_is_stored",
+    (data.SourceConfig, "subset"): "test_a_hub_data_set_is_read_through_datasets",
     (
         rewards.FunctionRewardConfig,
         "timeout_seconds",
-    ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
+    ): "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for",
     # What a verifier does with its options needs no run; that a run asks it, one of its tests shows.
     **{
-        (verifiers.MathsRewardConfig, name): (
-            "verifiers/maths/test_maths_verifier.py",
-            "test_an_option_of_the_maths_verifier_changes_a_grade",
-        )
+        (verifiers.MathsRewardConfig, name): "test_an_option_of_the_maths_verifier_changes_a_grade"
         for name in verifiers.MathsRewardConfig(kind="maths").verifier_options()
         if not name.startswith("symbolic")
     },
-    (verifiers.MathsRewardConfig, "symbolic"): (
-        "verifiers/maths/test_maths_verifier.py",
-        "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
-    ),
+    (
+        verifiers.MathsRewardConfig,
+        "symbolic",
+    ): "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
     **{
-        (verifiers.CountdownRewardConfig, name): (
-            "verifiers/maths/test_countdown.py",
-            "test_an_option_of_the_countdown_verifier_changes_a_grade",
-        )
+        (verifiers.CountdownRewardConfig, name): "test_an_option_of_the_countdown_verifier_changes_a_grade"
         for name in verifiers.CountdownRewardConfig(kind="countdown").verifier_options()
     },
     **{
-        (section, name): ("rewards/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
+        (section, name): "test_sources_of_both_kinds_score_through_workers"
         for section in (verifiers.MathsRewardConfig, verifiers.CountdownRewardConfig)
         for name in ("kind", "name")
     },
 }
+"""Keys that another test shows, by its name."""
