@@ -40,8 +40,7 @@ def test_training_figures_stand_in_for_a_single_evaluation_and_a_single_one_has_
 
 def test_the_table_has_a_row_for_each_figure(tmp_path: Path):
     run = write_ppo_run(tmp_path / "run", num_steps=16)
-    lines = printed(print_before_after, run, title="demo").splitlines()
-    assert lines[0].strip() == "demo"
+    lines = printed(print_before_after, run).splitlines()
     row = next(line.split() for line in lines if "Gold" in line)
     assert row == ["Gold", "score", "0.44", "0.85", "+0.41", "score"]
     assert len(before_after(read_run(run))) == 6
@@ -67,7 +66,7 @@ def test_samples_are_printed_as_they_are_and_no_answer_steers_the_terminal(tmp_p
     assert [word for word in ("[red]old[/red]", "[/nonsense] new", "gold 0.85") if word not in text] == []
     steering = sample(0, 0, response="\x1b[2Jgone\r\nnext")
     write_lines(tmp_path / "samples.jsonl", [steering, *(sample(0, index) for index in range(1, 9))])
-    text = printed(print_samples, tmp_path, width=140, limit=2)
+    text = printed(print_samples, tmp_path, width=140)
     assert "\x1b" not in text
-    assert [word for word in ("[2Jgone", "next", "item 1") if word not in text] == []
-    assert "item 2" not in text
+    assert [word for word in ("[2Jgone", "next", "item 1", "item 2") if word not in text] == []
+    assert "item 3" not in text

@@ -100,16 +100,6 @@ def test_plain_lines_hold_no_control_characters():
     assert "saved [bold]step 1[/bold]\nwarning: the ratio is odd\n" in stream.getvalue()
 
 
-def test_plain_lines_come_at_most_every_n_seconds_but_first_and_last_always():
-    clock = FakeClock()
-    view, stream = opened(info(clock), every_seconds=25)
-    for step in range(1, 11):
-        clock.now += 10
-        view.write(step, LINE)
-    shown = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
-    assert shown == ["step 1/10", "step 4/10", "step 7/10", "step 10/10"]
-
-
 def test_the_time_left_counts_the_steps_of_this_process_only():
     clock = FakeClock()
     resumed = info(clock, first_step=8)

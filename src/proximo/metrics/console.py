@@ -87,13 +87,8 @@ class ProgressInfo:
         return (self.clock() - started) / done * (self.total_steps - step)
 
 
-def open_progress(
-    info: ProgressInfo, *, console: Console | None = None, quiet: bool = False, every_seconds: float = 0.0
-) -> ProgressView:
-    """A live view if the console is a terminal or in a notebook, else one line per step.
-
-    `every_seconds`: show at most one line in so many seconds.
-    """
+def open_progress(info: ProgressInfo, *, console: Console | None = None, quiet: bool = False) -> ProgressView:
+    """A live view if the console is a terminal or in a notebook, else one line per step."""
     console = console or _ResilientConsole(stderr=True)
     if quiet:
         return QuietProgress(console)
@@ -101,7 +96,7 @@ def open_progress(
         return NotebookProgress(info, console)
     if console.is_terminal and not console.is_dumb_terminal:
         return TerminalProgress(info, console)
-    return PlainProgress(info, console, every_seconds=every_seconds)
+    return PlainProgress(info, console)
 
 
 class _ResilientConsole(Console):
@@ -144,17 +139,15 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line per step, for log files and pipes. The first and the last step are always shown, and before the first
-    and after the last one what it is doing, since it may take long.
+    """One line per step, for log files and pipes; before the first and after the last one also what it is doing, since
+    it may take long.
     """
 
-    def __init__(self, info: ProgressInfo, console: Console, *, every_seconds: float = 0.0) -> None:
+    def __init__(self, info: ProgressInfo, console: Console) -> None:
         self._info = info
         self._console = console
-        self._every_seconds = every_seconds
         self._quiet = QuietProgress(console)
         self._started = info.clock()
-        self._last_shown: float | None = None
         self._waiting_for: int | None = info.first_step + 1 if info.first_step else 0
         """The step whose phases are shown; 0 is the evaluation before training. None between the first and the last."""
         self._phases: set[str] = set()
@@ -167,11 +160,6 @@ class PlainProgress:
         numbers = self._info.watched(metrics)
         if step == 0 and not numbers:  # nothing was evaluated
             return
-        now = self._info.clock()
-        due = self._last_shown is None or now - self._last_shown >= self._every_seconds
-        if not due and step < self._info.total_steps:
-            return
-        self._last_shown = now
         left = self._info.seconds_left(step, self._started)
         remaining = [f"{format_duration(left)} left"] if left else []
         _print(self._console, "  ".join([self._info.label(step), *map(" ".join, numbers), *remaining]))

@@ -32,35 +32,29 @@ COLUMNS = {
 """Fields of samples that a table shows -> their headings."""
 TEXTS = ("prompt", "response")
 SAMPLES_SHOWN = 20
+PRINTED_SAMPLES = 3
 STYLES = {True: "green", False: "red", None: ""}
 
 
-def print_before_after(run_folder: Path, *, console: Console, title: str | None = None) -> None:
+def print_before_after(run_folder: Path, *, console: Console) -> None:
     """Print the run's first and last measurements. Prints nothing if there are none."""
     rows = before_after(read_run(run_folder))
     if rows:
-        console.print(before_after_table(rows, title=title))
+        console.print(before_after_table(rows))
 
 
-def print_samples(run_folder: Path, *, console: Console, limit: int = 3) -> None:
-    """Print the first `limit` held-out prompts with their responses before and after training."""
-    pairs = pair_samples(read_run(run_folder))[:limit]
+def print_samples(run_folder: Path, *, console: Console) -> None:
+    """Print the first PRINTED_SAMPLES held-out prompts with their responses before and after training."""
+    pairs = pair_samples(read_run(run_folder))[:PRINTED_SAMPLES]
     if pairs:
         console.print(samples_table(pairs))
 
 
-def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None) -> Table:
+def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
     """Metrics at the first and last step that has them. Improvements are green."""
     others = [row.label for row in rows if row.before is not None and not row.same_prompts]
     caption = f"{', '.join(others)}: {OTHER_PROMPTS}" if others else None
-    table = Table(
-        title=title,
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-    )
+    table = Table(caption=caption, box=box.SIMPLE_HEAD, caption_justify="left")
     for heading in ("", "before", "after", "change"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.add_column("unit", style="dim", no_wrap=True)
