@@ -31,6 +31,7 @@ from proximo.models.precision.products import (
     product,
     weight_operand,
 )
+from proximo.records import SamplingMask
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -125,11 +126,13 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    sampling_mask: SamplingMask | None = None,
     chunk_tokens: int | None = None,
 ) -> TokenLogprobs:
     """hidden [N, D], targets [N] int64 -> log-probs [N] and, if requested, entropy [N]; differentiable once.
 
-    Gradients reach `hidden`, the head's weight and its bias. `chunk_tokens`: None for `head.chunk_tokens`.
+    Gradients reach `hidden`, the head's weight and its bias. `sampling_mask`: of N draws; the softmax is then over its
+    tokens, on the device of `hidden`. `chunk_tokens`: None for `head.chunk_tokens`.
     """
     wide = wide_dtype(hidden, head.weight)
     plan = _Plan(
@@ -139,6 +142,7 @@ def token_logprobs(
         entropy=entropy,
         chunk_tokens=chunk_tokens or head.chunk_tokens,
         narrow=head.narrow and wide is torch.float32,
+        sampling_mask=sampling_mask,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         bias = None if head.bias is None else head.bias.to(wide)
@@ -158,6 +162,7 @@ class _Plan:
     entropy: bool
     chunk_tokens: int
     narrow: bool
+    sampling_mask: SamplingMask | None
 
     def chunks(self, num_positions: int) -> Iterator[slice]:
         for start in range(0, num_positions, self.chunk_tokens):
@@ -174,6 +179,16 @@ class _Plan:
         if self.softcap is not None:
             raw.div_(self.softcap).tanh_().mul_(self.softcap)
         return raw if self.temperature == 1 else raw.div_(self.temperature)
+
+    def restrict(self, scores: Tensor, rows: slice) -> Tensor:
+        """z / temperature [C, V], -inf for tokens that the draws of these rows left out. Overwrites `scores`."""
+        if self.sampling_mask is None:
+            return scores
+        drawn = self.sampling_mask.part(rows.start, rows.stop)
+        row_of_id = torch.arange(len(drawn.counts)).repeat_interleave(drawn.counts).to(scores.device)
+        left_out = (drawn.counts > 0).to(scores.device)[:, None].repeat(1, scores.shape[1])
+        left_out[row_of_id, drawn.token_ids.long()] = False
+        return scores.masked_fill_(left_out, -torch.inf)
 
     def raw_gradient(self, gradient: Tensor, scores: Tensor) -> Tensor:
         """Gradient [C, V] of z / temperature -> gradient [C, V] of W h + b. Overwrites `gradient`."""
@@ -202,7 +217,7 @@ class _FusedHead(torch.autograd.Function):
         entropies = torch.zeros_like(logprobs)
         hidden = plan.operand(hidden)
         for rows in plan.chunks(hidden.shape[0]):
-            scores = plan.scores(_product(hidden[rows], multiplied, bias))
+            scores = plan.restrict(plan.scores(_product(hidden[rows], multiplied, bias)), rows)
             entropy = entropies[rows] if plan.entropy else None
             _statistics(scores, targets[rows], normalisers[rows], logprobs[rows], entropy)
         ctx.plan = plan
@@ -223,6 +238,7 @@ class _FusedHead(torch.autograd.Function):
             scores = plan.scores(_product(hidden[rows], weight, bias))
             # The derivative of the soft-cap needs the scores, which the next line overwrites.
             capped = scores.clone() if plan.softcap is not None else scores
+            plan.restrict(scores, rows)
             chunk_gradients = gradients[0][rows], gradients[1][rows] if plan.entropy else None
             gradient = _score_gradient(scores, targets[rows], normalisers[rows], entropies[rows], *chunk_gradients)
             gradient = plan.raw_gradient(gradient, capped)

@@ -19,7 +19,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError
 from proximo.learner.update import Learner
-from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
+from proximo.models.heads import Divergence, full_divergence, full_kl
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, packed_length, plan_shares, shareable_prefixes
 from proximo.models.precision.compute import casting
@@ -158,7 +158,7 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         def run(batch: PackedResponses) -> Tensor:
             """[N, 2] log-probs and full KL, from one pass of each model."""
             own, hidden = self._hidden(batch), learner.hidden_states(batch.packed, batch.predictors)
-            tokens = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
+            tokens = self.model.logprobs_from(own, batch, temperature=temperature)
             divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
             return torch.stack([tokens.logprobs, divergence], dim=-1)
 

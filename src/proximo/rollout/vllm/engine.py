@@ -272,6 +272,7 @@ class VLLMEngine:
                 policy_version=versions[0],
                 text=stop.text(written.token_ids, written.finish, prompt_end=prompt_end),
                 token_versions=versions if len(set(versions)) > 1 else None,
+                sampling_mask=written.sampling_mask,
             )
             return (index, sample), response
 
@@ -293,6 +294,7 @@ class VLLMEngine:
                 logprobs=written.logprobs,
                 finish=written.finish,
                 versions=self._versions_of(written),
+                sampling_mask=written.sampling_mask,
             )
 
         with self._call():  # fails without weights

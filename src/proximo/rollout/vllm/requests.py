@@ -7,11 +7,15 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import numpy as np
+import torch
 
 from proximo.data.codec import end_of_prompt
 from proximo.http_client import UnansweredError
-from proximo.records import Finish
+from proximo.records import Finish, SamplingMask
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules
 
@@ -31,6 +35,8 @@ class Choice:
     """NaN where the server gave none that is finite."""
     weight_versions: tuple[tuple[str, int], ...]
     """The versions of the weights that made its tokens, each with the index of its first token, in order."""
+    sampling_mask: SamplingMask | None
+    """None where the server gave none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,10 +45,12 @@ class Written:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of the full softmax at the temperature; NaN where the server gave none."""
+    """As in `Response`; NaN where the server gave none."""
     finish: Finish
     weight_versions: tuple[tuple[str, int], ...]
     """As in `Choice`; of an adapter its name."""
+    sampling_mask: SamplingMask | None
+    """As in `Response`."""
 
 
 def write(
@@ -80,11 +88,14 @@ def write(
     if ended is None:
         raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
     length, finish = ended
+    given = choice.sampling_mask if stop.options.leaves_out_tokens else None
+    mask = None if given is None else given.part(0, length)
     named = choice.weight_versions if adapter is None else ((adapter, 0),)
     return Written(
         token_ids=choice.token_ids[:length],
-        logprobs=choice.logprobs[:length] if _are_of_the_full_softmax(stop.options) else (math.nan,) * length,
+        logprobs=choice.logprobs[:length] if _are_of_the_policy(stop.options, mask) else (math.nan,) * length,
         finish=finish,
+        sampling_mask=mask,
         weight_versions=tuple((name, start) for name, start in named if start < length),
     )
 
@@ -147,6 +158,7 @@ def read_choice(reply: bytes, *, limit: int, vocab_size: int) -> Choice:
         token_ids=tuple(token_ids),
         logprobs=_logprobs(choice.get("logprobs"), token_ids),
         weight_versions=_versions(choice.get("weight_versions"), len(token_ids)),
+        sampling_mask=_sampling_mask(choice.get("sampling_mask"), token_ids, vocab_size),
     )
 
 
@@ -183,6 +195,24 @@ def _versions(given: Any, num_tokens: int) -> tuple[tuple[str, int], ...]:
     return tuple(versions)
 
 
+def _sampling_mask(given: Any, token_ids: Sequence[int], vocab_size: int) -> SamplingMask | None:
+    """What each token was drawn from, which it is one of."""
+    if given is None:
+        return None
+    wrong = InvalidReplyError("the sampling mask is not that of the response's tokens")
+    if not isinstance(given, list) or len(given) != len(token_ids) or not all(isinstance(ids, list) for ids in given):
+        raise wrong
+    try:
+        flat = np.fromiter(chain.from_iterable(given), dtype=np.int32)
+    except (TypeError, ValueError, OverflowError):
+        raise wrong from None
+    if flat.min(initial=0) < 0 or flat.max(initial=0) >= vocab_size:
+        raise wrong
+    if not all(token in ids for token, ids in zip(token_ids, given, strict=True)):
+        raise wrong
+    return SamplingMask(token_ids=torch.from_numpy(flat), counts=torch.tensor([len(ids) for ids in given]))
+
+
 def _field(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else None
 
@@ -202,9 +232,10 @@ def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: in
     return None
 
 
-def _are_of_the_full_softmax(options: SamplingOptions) -> bool:
-    """Whether the server's log-probs are those of the full softmax at the temperature.
+def _are_of_the_policy(options: SamplingOptions, mask: SamplingMask | None) -> bool:
+    """Whether the server's log-probs are those that the learner computes.
 
-    At temperature 1 a server gives the model's own; elsewhere, those of the distribution that it draws from.
+    At temperature 1 a server without masks gives the model's own; elsewhere, those of the distribution that it draws
+    from.
     """
-    return options.temperature == 1 or options.draws_from_full_softmax
+    return mask is not None or options.temperature == 1 or options.draws_from_full_softmax

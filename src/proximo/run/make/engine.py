@@ -47,6 +47,8 @@ class Sampling:
     temperature: float
     max_tokens: int
     """Longest prompt and response together."""
+    leaves_out_tokens: bool = False
+    """By top_k or top_p."""
     staleness: int = 0
     """Number of steps that are sampled ahead of training."""
 
@@ -85,13 +87,16 @@ class EngineServers:
         folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         model = self._model(policy, path, folder / "model")
+        on_cpu = device.type == "cpu"
+        has_masks = sampling.leaves_out_tokens and not on_cpu  # vLLM 0.32 has none on a CPU
         spec = ServerSpec(
             python=interpreter(self.config.environment),
             model=model,
             revision=_revision(policy) if model == path else None,
             dtype=self.dtype,
-            raw_logprobs=sampling.temperature == 1,
-            on_cpu=device.type == "cpu",
+            raw_logprobs=sampling.temperature == 1 and not has_masks,
+            sampling_mask=has_masks,
+            on_cpu=on_cpu,
             max_model_len=sampling.max_tokens,
             lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
             num_adapters=sampling.staleness + 2,
