@@ -195,7 +195,8 @@ def _fetch(drawn: Sequence[Drawn]) -> tuple[list[list[int]], list[list[float]], 
     """Copy what each pass drew to the host, as one list per row. Waits for the device."""
     num_rows = len(drawn[0].tokens)
     tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*(each[:2] for each in drawn), strict=True))
-    allowed = _ids_of_rows([each.allowed for each in drawn if each.allowed is not None]) or [None] * len(tokens)
+    masks = [each.allowed for each in drawn if each.allowed is not None]
+    allowed: list[np.ndarray | None] = [*_ids_of_rows(masks)] if masks else [None] * len(tokens)
     every = range(num_rows)
     return (
         [tokens[row::num_rows] for row in every],
@@ -204,11 +205,9 @@ def _fetch(drawn: Sequence[Drawn]) -> tuple[list[list[int]], list[list[float]], 
     )
 
 
-def _ids_of_rows(allowed: Sequence[Tensor]) -> list[np.ndarray | None]:
-    """[B, V] bool of each pass -> the ids of each row. Empty without passes."""
-    if not allowed:
-        return []
-    rows, ids = torch.cat([*allowed]).nonzero().cpu().numpy().T
+def _ids_of_rows(allowed: list[Tensor]) -> list[np.ndarray]:
+    """[B, V] bool of each pass -> the ids that are True in each row, pass by pass."""
+    rows, ids = torch.cat(allowed).nonzero().cpu().numpy().T
     return np.split(ids.astype(np.int32), np.bincount(rows, minlength=len(allowed) * len(allowed[0])).cumsum()[:-1])
 
 
