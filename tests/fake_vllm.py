@@ -62,7 +62,7 @@ class FakeVLLM:
         """Logits after prompts, as a prefix cache would keep them."""
         self.keeps_prefixes = False
         """A prefix cache that nobody resets."""
-        self.gives_masks = True
+        self.gives_masks = False
         """Started with `--return-sampling-mask`."""
         self.counts: Counter[str] = Counter()
         self.turns = FairLock()
@@ -197,6 +197,8 @@ class FakeVLLM:
                 return 404
             model = self.adapters[name]
         given = body["sampling_params"]
+        if self.gives_masks and (given["top_k"] <= 0 or given["temperature"] <= 0):
+            return 400, "return_sampling_mask requires top_k > 0 and temperature > 0"
         options = SamplingOptions(
             max_new_tokens=given["max_tokens"],
             min_new_tokens=given["min_tokens"],
@@ -225,7 +227,7 @@ class FakeVLLM:
                     spans.append({"version": self.version, "start": position, "end": position})
                 spans[-1]["end"] = position + 1
             masks.append(list(range(logits.shape[1])) if allowed is None else allowed[0].nonzero()[:, 0].tolist())
-            if not self.gives_masks:
+            if not self.gives_masks and options.leaves_out_tokens:
                 logprob = (logits / options.temperature).log_softmax(1)[0, token]
             token_ids.append(int(token))
             content.append({"token_id": int(token), "logprob": float(logprob), "rank": 1, "top_logprobs": []})

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proximo.errors import DataError
 from proximo_verifiers.verifier import Finish, ScoreState
 
 Message = Mapping[str, Any]
@@ -58,11 +59,24 @@ class SamplingMask:
 
     @classmethod
     def of(cls, parts: "Sequence[tuple[SamplingMask | None, int]]") -> "SamplingMask | None":
-        """Masks end to end, each with its number of draws; None leaves no token out. None if all are."""
+        """Masks end to end, each with its number of draws; None leaves no token out. None if all are.
+
+        Raises DataError for a mask of another number of draws.
+        """
         if all(mask is None for mask, _ in parts):
             return None
+        for mask, length in parts:
+            if mask is not None and len(mask.counts) != length:
+                raise DataError(
+                    f"a response has {length} tokens, and its sampling mask {len(mask.counts)} draws: cut the mask "
+                    "with the tokens (SamplingMask.part)"
+                )
         counts = [torch.zeros(length, dtype=torch.int64) if mask is None else mask.counts for mask, length in parts]
         return cls(token_ids=torch.cat([m.token_ids for m, _ in parts if m is not None]), counts=torch.cat(counts))
+
+    def rows(self) -> list[list[int]]:
+        """The tokens of each draw."""
+        return [ids.tolist() for ids in self.token_ids.split(self.counts.tolist())]
 
     def part(self, start: int, end: int) -> "SamplingMask":
         """That of the draws [start, end)."""

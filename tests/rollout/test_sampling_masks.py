@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import count_a, ppo_trainer
 from proximo.environments.environment import EnvironmentStep
 from proximo.environments.trajectory import Trajectory
+from proximo.errors import DataError
 from proximo.models.language import LanguageModel
 from proximo.ppo.roles.sampler import NO_MASK
 from proximo.ppo.update.epochs import pack_members
@@ -37,10 +39,6 @@ def drawn(model: LanguageModel, **options: Any) -> list[Response]:
     return engine.generate(PROMPTS, num_samples=3, options=made, key=KEY)
 
 
-def rows_of(mask: SamplingMask) -> list[list[int]]:
-    return [ids.tolist() for ids in mask.token_ids.split(mask.counts.tolist())]
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_the_learner_has_the_log_probs_of_the_draw(cut: dict[str, Any], temperature: float) -> None:
@@ -48,7 +46,7 @@ def test_the_learner_has_the_log_probs_of_the_draw(cut: dict[str, Any], temperat
     responses = drawn(model, temperature=temperature, **cut)
     for response in responses:
         assert response.sampling_mask is not None
-        rows = rows_of(response.sampling_mask)
+        rows = response.sampling_mask.rows()
         assert all(token in ids for token, ids in zip(response.token_ids, rows, strict=True))
         assert all(ids == sorted(set(ids)) and len(ids) <= cut.get("top_k", 64) for ids in rows)
     batch = pack_members(responses, [4, 0, 7, 1, 2, 3, 5, 6, 8], device=torch.device("cpu"))
@@ -90,7 +88,7 @@ def test_a_session_draws_with_the_same_masks() -> None:
         assert call.token_ids == response.token_ids
         assert call.sampling_mask is not None
         assert response.sampling_mask is not None
-        assert rows_of(call.sampling_mask) == rows_of(response.sampling_mask)
+        assert call.sampling_mask.rows() == response.sampling_mask.rows()
 
 
 def call(read: tuple[int, ...], ids: tuple[int, ...], mask: list[list[int]]) -> ModelCall:
@@ -122,12 +120,12 @@ def test_what_an_environment_wrote_was_not_drawn() -> None:
     response = trajectory()
     assert response.token_ids == (8, 9, 30, 31, 7, 4, 2)
     assert response.sampling_mask is not None
-    assert rows_of(response.sampling_mask) == [[8, 3], [9], [], [], [6, 7, 8], [4], [1, 2]]
+    assert response.sampling_mask.rows() == [[8, 3], [9], [], [], [6, 7, 8], [4], [1, 2]]
     packed = pack_members([response], [0], device=torch.device("cpu"))
     model = lively()
     found = model.response_logprobs(packed).logprobs
     logits = model.head.logits(model.hidden_states(packed.packed, packed.predictors))
-    for n, ids in enumerate(rows_of(response.sampling_mask)):
+    for n, ids in enumerate(response.sampling_mask.rows()):
         among = ids or list(range(64))
         exact = logits[n, among].log_softmax(0)[among.index(response.token_ids[n])]
         torch.testing.assert_close(found[n], exact, rtol=0, atol=1e-9)
@@ -140,7 +138,7 @@ def test_ranks_and_checkpoints_keep_it() -> None:
     for response, (_, copy) in zip(responses, again, strict=True):
         assert (copy.sampling_mask is None) == (response.sampling_mask is None)
         if response.sampling_mask is not None and copy.sampling_mask is not None:
-            assert rows_of(copy.sampling_mask) == rows_of(response.sampling_mask)
+            assert copy.sampling_mask.rows() == response.sampling_mask.rows()
             assert copy.sampling_mask.token_ids.dtype == torch.int32
 
 
@@ -155,7 +153,7 @@ def no_warning() -> Iterator[None]:
 @pytest.mark.parametrize("cut", [{"top_p": 0.6}, {"top_k": 3, "temperature": 0.7}], ids=str)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_compares_and_learns_the_truncated_policy(cut: dict[str, Any], staleness: int) -> None:
-    """Sampler and learner agree, and the first ratio is 1: of all tokens the policy's log-probs would be lower."""
+    """Sampler and learner agree. The reference, at first the policy itself, has its log-probs among all tokens."""
     lines: list[dict[str, Any]] = []
     policy = tiny_language_model(seed=5, initializer_range=0.6)
     rollout = {"max_new_tokens": 6, **cut}
@@ -163,16 +161,20 @@ def test_a_run_compares_and_learns_the_truncated_policy(cut: dict[str, Any], sta
     trainer.train(["ab", "cde", "f", "gh"], reward=count_a, on_step=lambda _, line: lines.append(line))
     assert len(lines) == 3
     assert lines[0]["mismatch/max_abs_log_ratio"] < 1e-4
-    assert abs(lines[0]["kl/per_token"]) < 1e-5, "the reference is the policy, over the same tokens"
+    assert lines[0]["kl/per_token"] > 0.05, "the log of the probability that was left, with the sign changed"
+
+
+def test_a_mask_that_was_not_cut_with_its_tokens_is_an_error() -> None:
+    response = drawn(lively(), top_k=3)[0]
+    cut = replace(response, token_ids=response.token_ids[:1], logprobs=response.logprobs[:1])
+    with pytest.raises(DataError, match="a response has 1 tokens, and its sampling mask [2-9] draws"):
+        pack_members([cut], [0], device=torch.device("cpu"))
 
 
 def test_an_engine_without_masks_is_told_of() -> None:
     class Forgetful(LocalEngine):
         def generate(self, *given: Any, **options: Any) -> list[Response]:
-            return [
-                type(each)(**{name: getattr(each, name) for name in each.__slots__} | {"sampling_mask": None})
-                for each in super().generate(*given, **options)
-            ]
+            return [replace(each, sampling_mask=None) for each in super().generate(*given, **options)]
 
     policy = LanguageModel(tiny_language_model())
     engine = Forgetful(policy, tiny_tokenizer(), eos_token_ids=[2])

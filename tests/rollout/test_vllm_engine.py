@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,9 @@ from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
+from proximo.ppo.roles.sampler import check_engine
 from proximo.ppo.trainer import PPOTrainer
+from proximo.ppo.update.epochs import pack_members
 from proximo.records import Finish, Prompt, Response, SamplingMask
 from proximo.rollout.engine import fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
@@ -100,6 +103,12 @@ def as_lists(mask: SamplingMask | None) -> Any:
     return mask and (mask.token_ids.tolist(), mask.counts.tolist())
 
 
+def let_mask(engine: VLLMEngine, fakes: list[FakeVLLM]) -> None:
+    engine.options = replace(engine.options, may_have_masks=True)
+    for fake in fakes:
+        fake.gives_masks = True
+
+
 def built_in(policy: LanguageModel) -> LocalEngine:
     engine = LocalEngine(policy, tiny_tokenizer(), eos_token_ids=[2])
     engine.load_weights(1, dict(policy.trainable_parameters()))
@@ -123,7 +132,9 @@ def built_in(policy: LanguageModel) -> LocalEngine:
 def test_a_server_that_draws_as_we_do_gives_what_the_built_in_engine_gives(options: SamplingOptions) -> None:
     """The request says all that shapes a response: limits, ends, temperature, restrictions, the seed of each."""
     policy = model()
-    engine, _ = pushed(policy, count=2)
+    engine, fakes = pushed(policy, count=2)
+    if options.leaves_out_tokens:
+        let_mask(engine, fakes)
     ours, theirs = drawn(built_in(policy), options), drawn(engine, options)
     assert tokens(theirs) == tokens(ours)
     assert [each.finish for each in theirs] == [each.finish for each in ours]
@@ -140,21 +151,47 @@ def test_a_server_that_draws_as_we_do_gives_what_the_built_in_engine_gives(optio
 def test_a_server_without_masks_gives_the_log_probs_of_all_tokens() -> None:
     """At temperature 1 they are those of all tokens; elsewhere nobody knows."""
     policy = model()
-    engine, fakes = pushed(policy)
-    fakes[0].gives_masks = False
+    engine, _ = pushed(policy)
+    engine.options = replace(engine.options, may_have_masks=True)
     for temperature in (1.0, 0.7):
         shaped = SamplingOptions(max_new_tokens=6, top_k=3, temperature=temperature)
         theirs = drawn(engine, shaped)
         assert all(each.sampling_mask is None for each in theirs)
-        packed = pack_responses([each.prompt.token_ids for each in theirs], tokens(theirs))
-        learners = policy.response_logprobs(packed).logprobs
         ours = torch.cat([each.logprobs for each in theirs])
-        assert ours.isnan().all() if temperature != 1 else torch.allclose(ours, learners, atol=1e-5)
+        assert ours.isnan().all() if temperature != 1 else torch.allclose(ours, learners(policy, theirs), atol=1e-5)
+
+
+def test_servers_with_masks_take_all_that_a_run_asks_for() -> None:
+    """vLLM refuses what has no top_k or no temperature: a greedy answer is the draw among one token."""
+    policy = model()
+    engine, fakes = pushed(policy)
+    let_mask(engine, fakes)
+    greedy, given = SamplingOptions(max_new_tokens=6, greedy=True), SamplingOptions(max_new_tokens=6, top_p=0.9)
+    assert tokens(drawn(engine, greedy)) == tokens(drawn(built_in(policy), greedy))
+    assert all(each.logprobs.isnan().all() and each.sampling_mask is None for each in drawn(engine, greedy))
+    check_engine(engine, PROMPTS, lambda r: learners(policy, r), given, seed=0, version=1)
+
+
+@torch.no_grad()
+def learners(policy: LanguageModel, responses: list[Response]) -> torch.Tensor:
+    packed = pack_members(responses, range(len(responses)), device=torch.device("cpu"))
+    return policy.response_logprobs(packed).logprobs
 
 
 @pytest.mark.parametrize(
     "mask",
-    [[[5]], [[5], [6, 7]], [[5], 7], [[5], [7, -1]], [[5], [7, 64]], [[5], [7, "8"]], [[5], [7, 2**40]], {"a": 1}],
+    [
+        [[5]],
+        [[5], [6, 7]],
+        [[5], 7],
+        [[5], [7, -1]],
+        [[5], [7, 64]],
+        [[5], [7, "8"]],
+        [[5], [7, 8.0]],
+        [[5], [7, True]],
+        [[5], [7, 2**40]],
+        {"a": 1},
+    ],
     ids=str,
 )
 def test_a_mask_that_is_not_of_the_response_is_no_reply(mask: Any) -> None:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from proximo.algorithms import kl
 from proximo.errors import ModelError
 from proximo.kernels import row_operations
+from proximo.models.packing import send
 from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo.models.precision.products import (
     add_product,
@@ -106,9 +107,9 @@ class TokenLogprobs:
     """Log-probs of the target tokens, and the entropy at their positions."""
 
     logprobs: Float[Tensor, "positions"]
-    """log softmax(z / temperature) of the target."""
+    """log softmax(z / temperature) of the target, over the tokens of the sampling mask if there is one."""
     entropy: Float[Tensor, "positions"] | None
-    """Entropy of softmax(z / temperature) in nats; None if not requested."""
+    """Entropy of that softmax in nats; None if not requested."""
 
 
 def wide_dtype(*tensors: Tensor) -> torch.dtype:
@@ -185,10 +186,11 @@ class _Plan:
         if self.sampling_mask is None:
             return scores
         drawn = self.sampling_mask.part(rows.start, rows.stop)
-        row_of_id = torch.arange(len(drawn.counts)).repeat_interleave(drawn.counts).to(scores.device)
-        left_out = (drawn.counts > 0).to(scores.device)[:, None].repeat(1, scores.shape[1])
-        left_out[row_of_id, drawn.token_ids.long()] = False
-        return scores.masked_fill_(left_out, -torch.inf)
+        ids, counts = drawn.token_ids.long(), send(drawn.counts, scores.device)
+        row_of_id = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=len(ids))
+        kept = scores[row_of_id, ids]
+        scores.masked_fill_((counts > 0)[:, None], -torch.inf)
+        return scores.index_put_((row_of_id, ids), kept)
 
     def raw_gradient(self, gradient: Tensor, scores: Tensor) -> Tensor:
         """Gradient [C, V] of z / temperature -> gradient [C, V] of W h + b. Overwrites `gradient`."""

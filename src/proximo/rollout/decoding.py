@@ -121,10 +121,8 @@ class RowDecoding:
         if self._decoder is None:
             self._decoder = self._model.decoder()
             capture = kernels_of(self._device.type).capture(self._device)
-            # With a block of one pass the trial would write beyond the room that its rows have. A graph has no place
-            # for what tokens are drawn from.
-            has_masks = self._stop.options.leaves_out_tokens
-            if capture is not None and passes_at_once(self._device) > 1 and not has_masks:
+            # With a block of one pass the trial would write beyond the room that its rows have.
+            if capture is not None and passes_at_once(self._device) > 1:
                 self._graphs = DecodingGraphs(self._model.base, self._cache, self._pass, capture=capture)
         return self._decoder
 
@@ -195,8 +193,7 @@ def _fetch(drawn: Sequence[Drawn]) -> tuple[list[list[int]], list[list[float]], 
     """Copy what each pass drew to the host, as one list per row. Waits for the device."""
     num_rows = len(drawn[0].tokens)
     tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*(each[:2] for each in drawn), strict=True))
-    masks = [each.allowed for each in drawn if each.allowed is not None]
-    allowed: list[np.ndarray | None] = [*_ids_of_rows(masks)] if masks else [None] * len(tokens)
+    allowed = [ids for each in drawn for ids in _ids_of_rows(each)]
     every = range(num_rows)
     return (
         [tokens[row::num_rows] for row in every],
@@ -205,10 +202,12 @@ def _fetch(drawn: Sequence[Drawn]) -> tuple[list[list[int]], list[list[float]], 
     )
 
 
-def _ids_of_rows(allowed: list[Tensor]) -> list[np.ndarray]:
-    """[B, V] bool of each pass -> the ids that are True in each row, pass by pass."""
-    rows, ids = torch.cat(allowed).nonzero().cpu().numpy().T
-    return np.split(ids.astype(np.int32), np.bincount(rows, minlength=len(allowed) * len(allowed[0])).cumsum()[:-1])
+def _ids_of_rows(drawn: Drawn) -> Sequence[np.ndarray | None]:
+    """The ids that each of B rows chose among; None where no token was left out."""
+    if drawn.allowed is None:
+        return [None] * len(drawn.tokens)
+    rows, ids = drawn.allowed.nonzero().int().cpu().numpy().T
+    return np.split(ids.copy(), np.bincount(rows, minlength=len(drawn.tokens)).cumsum()[:-1])
 
 
 def _broken_logits(growing: Growing) -> TrainingError:

@@ -88,6 +88,8 @@ class _FixedPass:
         """Tokens, streams, positions of the draws, positions in the cache, and rows."""
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(num_rows, device=device)
+        self._allowed: Tensor | None = None
+        """What was drawn from, if tokens are left out; its width is known after the first pass."""
         self._cache, self._draw = cache, draw
         self._again: Callable[[], None] | None = None
 
@@ -96,6 +98,9 @@ class _FixedPass:
         drawn = self._draw(tokens, self._cache.one_pass(positions, rows), streams, draws)
         self._tokens.copy_(drawn.tokens)
         self._logprobs.copy_(drawn.logprobs)
+        if drawn.allowed is not None:
+            self._allowed = torch.empty_like(drawn.allowed) if self._allowed is None else self._allowed
+            self._allowed.copy_(drawn.allowed)
         tokens.copy_(drawn.tokens)
         draws.add_(1)
         positions.add_(1).clamp_(max=self._cache.max_tokens - 1)
@@ -127,5 +132,6 @@ class _FixedPass:
         drawn = []
         for _ in range(count):
             self._again()
-            drawn.append(Drawn(self._tokens[:num_rows].clone(), self._logprobs[:num_rows].clone()))
+            allowed = None if self._allowed is None else self._allowed[:num_rows].clone()
+            drawn.append(Drawn(self._tokens[:num_rows].clone(), self._logprobs[:num_rows].clone(), allowed))
         return drawn

@@ -52,7 +52,7 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
             mask.astype(np.uint8).tobytes(),
         ]
         if drawn_from is not None:
-            numbers += [drawn_from.token_ids.numpy().tobytes(), drawn_from.counts.numpy().tobytes()]
+            numbers += [drawn_from.token_ids.cpu().int().numpy().tobytes(), drawn_from.counts.long().numpy().tobytes()]
     head = json.dumps(rows).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *numbers])
 

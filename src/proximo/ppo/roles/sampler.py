@@ -197,8 +197,8 @@ def _check_thread_safe(engine: Engine) -> None:
 NUM_CANARIES = 4
 """Prompts of the first rollout on which engine and learner are compared after each push."""
 CANARY_TOKENS = 8
-PLAIN: dict[str, Any] = dict.fromkeys(("random_limit_min", "top_k", "top_p")) | {"min_new_tokens": 0, "greedy": False}
-"""Options with which any engine gives the log-probs of the full softmax."""
+PLAIN: dict[str, Any] = {"random_limit_min": None, "min_new_tokens": 0, "greedy": False}
+"""Options with which engines give the learner's log-probs."""
 NO_LOGPROBS = (
     "the engine gives no log-probs of the tokens that it samples: nothing shows whether it samples with the policy's "
     "weights, and its mismatch can be neither measured nor corrected (mismatch/missing_logprobs)"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 
 from proximo.data.codec import end_of_prompt
@@ -61,8 +60,9 @@ def write(
     seed: int,
     limit: int,
     adapter: str | None,
+    vocab_size: int | None,
 ) -> Written:
-    """What a server writes after these ids. `ask` sends it a request.
+    """What a server writes after these ids. `ask` sends it a request. `vocab_size`: see `generate_body`.
 
     Raises UnansweredError if it ends where nothing ends it.
     """
@@ -76,6 +76,7 @@ def write(
             seed=seed,
             limit=limit,
             model=adapter,
+            vocab_size=vocab_size,
             with_stop_strings=with_stop_strings,
         )
         choice = ask(body)
@@ -90,10 +91,11 @@ def write(
     length, finish = ended
     given = choice.sampling_mask if stop.options.leaves_out_tokens else None
     mask = None if given is None else given.part(0, length)
+    of_policy = _are_of_the_policy(stop.options, mask, has_masks=vocab_size is not None)
     named = choice.weight_versions if adapter is None else ((adapter, 0),)
     return Written(
         token_ids=choice.token_ids[:length],
-        logprobs=choice.logprobs[:length] if _are_of_the_policy(stop.options, mask) else (math.nan,) * length,
+        logprobs=choice.logprobs[:length] if of_policy else (math.nan,) * length,
         finish=finish,
         sampling_mask=mask,
         weight_versions=tuple((name, start) for name, start in named if start < length),
@@ -108,20 +110,25 @@ def generate_body(
     seed: int,
     limit: int,
     model: str | None,
+    vocab_size: int | None,
     with_stop_strings: bool,
 ) -> bytes:
     """The request for one response.
 
-    `seed`: of this response alone. `limit`: most new tokens. `model`: the adapter to use, or None.
+    `seed`: of this response alone. `limit`: most new tokens. `model`: the adapter to use, or None. `vocab_size`: of a
+    server that may return sampling masks: vLLM 0.32 then refuses a request without a temperature or a top_k.
     `with_stop_strings`: let the server end at stop strings.
     """
+    top_k, temperature = options.top_k or vocab_size or 0, options.temperature
+    if options.greedy:
+        top_k, temperature = (0, 0.0) if vocab_size is None else (1, 1.0)
     sampling: dict[str, Any] = {
         "n": 1,
         "seed": seed,
         "max_tokens": limit,
         "min_tokens": options.min_new_tokens,
-        "temperature": 0.0 if options.greedy else options.temperature,
-        "top_k": options.top_k or 0,
+        "temperature": temperature,
+        "top_k": top_k,
         "top_p": 1.0 if options.top_p is None else options.top_p,
         "logprobs": 0,
         "ignore_eos": True,  # its own end-of-sequence tokens; ours are among stop_token_ids
@@ -202,15 +209,13 @@ def _sampling_mask(given: Any, token_ids: Sequence[int], vocab_size: int) -> Sam
     wrong = InvalidReplyError("the sampling mask is not that of the response's tokens")
     if not isinstance(given, list) or len(given) != len(token_ids) or not all(isinstance(ids, list) for ids in given):
         raise wrong
-    try:
-        flat = np.fromiter(chain.from_iterable(given), dtype=np.int32)
-    except (TypeError, ValueError, OverflowError):
-        raise wrong from None
-    if flat.min(initial=0) < 0 or flat.max(initial=0) >= vocab_size:
+    flat = list(chain.from_iterable(given))
+    if set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) >= vocab_size:
         raise wrong
     if not all(token in ids for token, ids in zip(token_ids, given, strict=True)):
         raise wrong
-    return SamplingMask(token_ids=torch.from_numpy(flat), counts=torch.tensor([len(ids) for ids in given]))
+    counts = torch.tensor([len(ids) for ids in given])
+    return SamplingMask(token_ids=torch.tensor(flat, dtype=torch.int32), counts=counts)
 
 
 def _field(item: Any, name: str) -> Any:
@@ -232,10 +237,12 @@ def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: in
     return None
 
 
-def _are_of_the_policy(options: SamplingOptions, mask: SamplingMask | None) -> bool:
+def _are_of_the_policy(options: SamplingOptions, mask: SamplingMask | None, *, has_masks: bool) -> bool:
     """Whether the server's log-probs are those that the learner computes.
 
     At temperature 1 a server without masks gives the model's own; elsewhere, those of the distribution that it draws
-    from.
+    from. `has_masks`: whether the server may return them.
     """
+    if options.greedy and has_masks:
+        return False
     return mask is not None or options.temperature == 1 or options.draws_from_full_softmax

@@ -56,8 +56,10 @@ class Sampling:
 class EngineServers:
     """The servers of a run, on rank 0. `close` ends those that were started."""
 
-    def __init__(self, config: VLLMEngineConfig, *, dtype: str) -> None:
+    def __init__(self, config: VLLMEngineConfig, *, dtype: str, leaves_out_tokens: bool = False) -> None:
+        """`leaves_out_tokens`: see `Sampling`."""
         self.config = config
+        self._leaves_out_tokens = leaves_out_tokens
         self.dtype = dtype
         self._opened = ExitStack()
         self._processes: list[ServerProcess] = []
@@ -123,6 +125,7 @@ class EngineServers:
             transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
             max_logprob_error=self.config.max_logprob_error,
+            may_have_masks=self._leaves_out_tokens,
             sleeps=self.config.sleep,
         )
         endings = ending_ids(policy.base, tokenizer)
@@ -255,7 +258,7 @@ def make_servers(
     if config.sleep and device.type == "cpu":
         raise ConfigError("engine.sleep frees the memory of a GPU, but the policy is on the CPU: set it to false")
     dtype = config.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")
-    made = EngineServers(config, dtype=dtype)
+    made = EngineServers(config, dtype=dtype, leaves_out_tokens=sampling.leaves_out_tokens)
     started.callback(made.close)
 
     def effect() -> None:
