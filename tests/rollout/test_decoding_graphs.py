@@ -152,6 +152,21 @@ def test_graphs_draw_what_single_passes_draw(kind: str, monkeypatch: pytest.Monk
     assert max(capture.replays) > 20
 
 
+def test_graphs_keep_what_tokens_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SamplingOptions(max_new_tokens=60, top_p=0.8)
+
+    def masks() -> list[list[list[int]] | None]:
+        drawn = engine_of().generate(PROMPTS, num_samples=2, options=options, key=KEY)
+        return [each.sampling_mask and each.sampling_mask.rows() for each in drawn]
+
+    expected = masks()
+    capture = StandIn()
+    with_graphs(monkeypatch, capture)
+    assert masks() == expected
+    assert len({len(row) for mask in expected for row in mask or []}) > 5
+    assert max(capture.replays) > 20
+
+
 def with_a_length_of_the_host(cache: RowCache, positions: Tensor, rows: Tensor) -> Any:
     cache._step = cache._row_layout(positions, rows, num_tokens=max(cache.lengths), are_first=False)
     return cache._step
