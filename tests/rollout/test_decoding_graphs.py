@@ -84,7 +84,8 @@ class StandIn:
     def __call__(self, work: Any) -> Callable[[], None]:
         seen: list[tuple[Any, ...]] = []
         its = work.__self__
-        own = places_of([its._inputs, its._tokens, its._logprobs, *tree_leaves(list(its._cache._storage.values()))])
+        results = [its._tokens, its._logprobs, its._allowed]
+        own = places_of([its._inputs, *results, *tree_leaves(list(its._cache._storage.values()))])
         self.replays.append(0)
         number = len(self.replays) - 1
 
