@@ -164,7 +164,7 @@ def test_graphs_keep_what_tokens_are_drawn_from(monkeypatch: pytest.MonkeyPatch)
     capture = StandIn()
     with_graphs(monkeypatch, capture)
     assert masks() == expected
-    assert len({len(row) for mask in expected for row in mask or []}) > 5
+    assert all(0 < len(row) < 64 for mask in expected for row in mask or [[]])
     assert max(capture.replays) > 20
 
 
