@@ -34,7 +34,7 @@ class Choice:
     """NaN where the server gave none that is finite."""
     weight_versions: tuple[tuple[str, int], ...]
     """The versions of the weights that made its tokens, each with the index of its first token, in order."""
-    sampling_mask: SamplingMask | None
+    sampling_mask: SamplingMask | None = None
     """None where the server gave none."""
 
 
