@@ -62,6 +62,8 @@ class FakeVLLM:
         """Logits after prompts, as a prefix cache would keep them."""
         self.keeps_prefixes = False
         """A prefix cache that nobody resets."""
+        self.gives_masks = False
+        """Started with `--return-sampling-mask`."""
         self.counts: Counter[str] = Counter()
         self.turns = FairLock()
         self.before_token: Callable[[int], object] = lambda position: None
@@ -195,6 +197,8 @@ class FakeVLLM:
                 return 404
             model = self.adapters[name]
         given = body["sampling_params"]
+        if self.gives_masks and (given["top_k"] <= 0 or given["temperature"] <= 0):
+            return 400, "return_sampling_mask requires top_k > 0 and temperature > 0"
         options = SamplingOptions(
             max_new_tokens=given["max_tokens"],
             min_new_tokens=given["min_tokens"],
@@ -204,15 +208,16 @@ class FakeVLLM:
             top_p=given["top_p"],
         )
         ending = torch.tensor(given["stop_token_ids"], dtype=torch.long)
-        token_ids, content, finish = list(body["token_ids"]), [], "length"
+        token_ids, content, masks, finish = list(body["token_ids"]), [], [], "length"
         spans: list[dict[str, Any]] = []
         for position in range(options.max_new_tokens):
             self.before_token(position)
             while self.is_paused:
                 time.sleep(0.001)
             with self.turns.turn():
-                token, logprob = sample(
-                    self._logits(model, tuple(token_ids), is_prompt=position == 0),
+                logits = self._logits(model, tuple(token_ids), is_prompt=position == 0)
+                token, logprob, allowed = sample(
+                    logits,
                     streams=torch.tensor([given["seed"]]),
                     positions=torch.tensor([position]),
                     options=options,
@@ -221,6 +226,9 @@ class FakeVLLM:
                 if not spans or spans[-1]["version"] != self.version:
                     spans.append({"version": self.version, "start": position, "end": position})
                 spans[-1]["end"] = position + 1
+            masks.append(list(range(logits.shape[1])) if allowed is None else allowed[0].nonzero()[:, 0].tolist())
+            if not self.gives_masks and options.leaves_out_tokens:
+                logprob = (logits / options.temperature).log_softmax(1)[0, token]
             token_ids.append(int(token))
             content.append({"token_id": int(token), "logprob": float(logprob), "rank": 1, "top_logprobs": []})
             if int(token) in given["stop_token_ids"]:
@@ -228,7 +236,8 @@ class FakeVLLM:
                 break
         made = [each["token_id"] for each in content]
         choice = {"index": 0, "finish_reason": finish, "token_ids": made, "logprobs": {"content": content}}
-        return {"choices": [choice | {"weight_versions": spans}]}
+        choice |= {"weight_versions": spans, "sampling_mask": masks if self.gives_masks else None}
+        return {"choices": [choice]}
 
     @torch.no_grad()
     def _logits(self, model: LanguageModel, token_ids: tuple[int, ...], *, is_prompt: bool) -> torch.Tensor:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from proximo.errors import DataError
 from proximo_verifiers.verifier import Finish, ScoreState
 
 Message = Mapping[str, Any]
@@ -43,6 +45,43 @@ class Fork:
     """Index in `Response.token_ids` of the first token of the new sequence."""
     context: tuple[int, ...]
     """All ids that the policy read before that token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingMask:
+    """The tokens that each draw chose among, where top-k or top-p left others out. Without them the draw's probability
+    is not known. DeepSeek-AI 2025, "DeepSeek-V3.2", section "Keep Sampling Mask"."""
+
+    token_ids: Tensor = field(repr=False)
+    """[K] int32: the tokens of the first draw, then those of the next."""
+    counts: Tensor = field(repr=False)
+    """[T] int64 on the CPU: how many each draw chose among; 0 where none was left out, or the policy drew nothing."""
+
+    @classmethod
+    def of(cls, parts: "Sequence[tuple[SamplingMask | None, int]]") -> "SamplingMask | None":
+        """Masks end to end, each with its number of draws; None leaves no token out. None if all are.
+
+        Raises DataError for a mask of another number of draws.
+        """
+        if all(mask is None for mask, _ in parts):
+            return None
+        for mask, length in parts:
+            if mask is not None and len(mask.counts) != length:
+                raise DataError(
+                    f"a response has {length} tokens, and its sampling mask {len(mask.counts)} draws: cut the mask "
+                    "with the tokens (SamplingMask.part)"
+                )
+        counts = [torch.zeros(length, dtype=torch.int64) if mask is None else mask.counts for mask, length in parts]
+        return cls(token_ids=torch.cat([m.token_ids for m, _ in parts if m is not None]), counts=torch.cat(counts))
+
+    def rows(self) -> list[list[int]]:
+        """The tokens of each draw."""
+        return [ids.tolist() for ids in self.token_ids.split(self.counts.tolist())]
+
+    def part(self, start: int, end: int) -> "SamplingMask":
+        """That of the draws [start, end)."""
+        first, last = int(self.counts[:start].sum()), int(self.counts[:end].sum())
+        return SamplingMask(token_ids=self.token_ids[first:last], counts=self.counts[start:end])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +135,7 @@ class Response:
     token_ids: tuple[int, ...]
     logprobs: Tensor = field(repr=False)
     """[T] float32: log softmax(logits / temperature) of each token, from the engine that sampled it; NaN where
-    the engine gives none."""
+    the engine gives none. Over the tokens of `sampling_mask`, where there is one."""
     response_mask: Tensor = field(repr=False)
     """[T] bool: True where the policy wrote the token."""
     finish: Finish
@@ -110,6 +149,8 @@ class Response:
     """Where the tokens go on in a further sequence, in order. A fork adds no token: its context is read by packing."""
     episode: Episode | None = None
     """None for an answer without an environment."""
+    sampling_mask: SamplingMask | None = None
+    """None where no draw left tokens out."""
 
     @property
     def sequences(self) -> "list[Continuation]":

@@ -64,7 +64,7 @@ def test_the_winners_of_the_race_and_their_log_probs(
     logits = normal(300, vocabulary) * 3
     exact = (logits.double() / temperature).log_softmax(dim=1)
     kernel, operators = drawn_with(logits, temperature), by_operators(monkeypatch, logits, temperature)
-    for (tokens, logprobs), bound in ((kernel, 1e-6), (operators, 2e-6)):
+    for (tokens, logprobs, *_), bound in ((kernel, 1e-6), (operators, 2e-6)):
         assert_wins_in_float64(tokens, logits, temperature)
         wanted = exact.gather(1, tokens[:, None])[:, 0]
         assert (logprobs - wanted).abs().max() <= bound * wanted.abs().max().clamp(min=4)
@@ -80,7 +80,7 @@ def test_the_kernel_is_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bits_depend_on_neither_neighbours_nor_threads() -> None:
     logits = normal(9, 515)
-    tokens, logprobs = drawn_with(logits)
+    tokens, logprobs, _ = drawn_with(logits)
     alone = drawn_with(logits[:1])
     torch.set_num_threads(3)
     assert all(map(torch.equal, drawn_with(logits), (tokens, logprobs)))
@@ -104,7 +104,7 @@ def test_impossible_tokens_are_never_drawn() -> None:
     logits = torch.full((500, 37), -torch.inf)
     logits[:, 11] = -50.0
     logits[:, 30] = -300.0
-    tokens, logprobs = drawn_with(logits)
+    tokens, logprobs, _ = drawn_with(logits)
     assert set(tokens.tolist()) == {11}
     assert logprobs.abs().max() <= 1e-6
     assert drawn_with(torch.tensor([[0.0, 100.0, -1e30]]))[0].tolist() == [1]

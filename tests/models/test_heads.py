@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from architectures import ARCHITECTURES, build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.heads import OutputHead, full_kl, token_logprobs
+from proximo.records import SamplingMask
 
 NUM_TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 11, 6, 9, 0.7
 FORMS = {
@@ -62,6 +63,51 @@ def test_values_and_gradients_are_those_of_full_logits(form: dict, bias: bool, c
         results.append([logprobs, entropy, hidden.grad, head.weight.grad, *([head.bias.grad] if bias else [])])
     for fused, full in zip(*results, strict=True):
         torch.testing.assert_close(fused, full, rtol=1e-12, atol=1e-12)
+
+
+MASK = [[t, (t + 3) % VOCABULARY] if n % 3 else [] for n, t in enumerate(TARGETS.tolist())]
+"""Every third draw was from all tokens."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["plain", "kernels"])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_a_softmax_over_what_was_drawn_from(form: dict, chunk_tokens: int, dtype: torch.dtype):
+    ids = torch.tensor([token for each in MASK for token in each], dtype=torch.int32)
+    mask = SamplingMask(token_ids=ids, counts=torch.tensor([len(each) for each in MASK]))
+    left_out = torch.tensor([[bool(each) and v not in each for v in range(VOCABULARY)] for each in MASK])
+    results = []
+    for fused in (True, False):
+        hidden, head = drawn(NUM_TOKENS, WIDTH, dtype=dtype).requires_grad_(), head_of(form, bias=True, dtype=dtype)
+        if fused:
+            options = {"entropy": True, "chunk_tokens": chunk_tokens, "sampling_mask": mask}
+            found = token_logprobs(hidden, head, TARGETS, temperature=TEMPERATURE, **options)
+            logprobs, entropy = found.logprobs, found.entropy
+        else:
+            # The log of a share that is left out is as good as -inf, and has a gradient.
+            shares = full_log_shares(hidden, head, form).masked_fill(left_out, -1e4).log_softmax(dim=-1)
+            logprobs = shares.gather(1, TARGETS[:, None])[:, 0]
+            entropy = -(shares.exp() * shares).sum(dim=-1)
+        loss = (logprobs * drawn(NUM_TOKENS, seed=3)).sum() + (entropy * drawn(NUM_TOKENS, seed=4)).sum()
+        loss.backward()
+        results.append([logprobs, entropy, hidden.grad, head.weight.grad, head.bias.grad])
+    error = 1e-12 if dtype is torch.float64 else 1e-5
+    for fused, full in zip(*results, strict=True):
+        torch.testing.assert_close(fused, full, rtol=error, atol=error)
+
+
+def test_the_score_function_has_no_mean_over_what_was_drawn_from():
+    """The sum of p grad log p is the gradient of 1. Of the softmax over all tokens it is another vector."""
+    among = [1, 4, 6]
+    mask = SamplingMask(token_ids=torch.tensor(among * 3, dtype=torch.int32), counts=torch.tensor([3] * 3))
+    means = []
+    for given in (mask, None):
+        hidden, head = drawn(1, WIDTH).requires_grad_(), head_of({}, bias=False)
+        logprobs = token_logprobs(hidden.expand(3, -1), head, torch.tensor(among), sampling_mask=given).logprobs
+        (logprobs.detach().exp() * logprobs).sum().backward()
+        means.append(hidden.grad.abs().max().item())
+    assert means[0] < 1e-15
+    assert means[1] > 0.01
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())

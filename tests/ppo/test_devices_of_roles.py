@@ -46,7 +46,7 @@ def test_batches_go_to_the_device_of_their_role(trainer: PPOTrainer, monkeypatch
     asked: list[str] = []
     of = {id(getattr(trainer.roles, name).model): device for name, device in DEVICES.items()}
 
-    def pack(*given: Any, device: torch.device) -> PackedResponses:
+    def pack(*given: Any, device: torch.device, sampling_mask: None) -> PackedResponses:
         asked.append(str(device))
         return pack_trajectories(*given)
 

@@ -82,6 +82,7 @@ def test_the_engine_is_asked_for_all_that_the_section_says() -> None:
     assert sampling_options(PPOConfig(rollout=alone)) == SamplingOptions(**alone)
 
 
+@pytest.mark.filterwarnings("ignore:ppo.rollout.top_k or top_p is set")
 @pytest.mark.parametrize(("options", "count"), [({}, 2), ({"samples_per_prompt": 5}, 5)])
 def test_a_rollout_asks_for_its_samples_and_for_the_most_likely_one_beside_them(options: Any, count: int) -> None:
     engine = Noting()

@@ -84,7 +84,8 @@ class StandIn:
     def __call__(self, work: Any) -> Callable[[], None]:
         seen: list[tuple[Any, ...]] = []
         its = work.__self__
-        own = places_of([its._inputs, its._tokens, its._logprobs, *tree_leaves(list(its._cache._storage.values()))])
+        results = [its._tokens, its._logprobs, its._allowed]
+        own = places_of([its._inputs, *results, *tree_leaves(list(its._cache._storage.values()))])
         self.replays.append(0)
         number = len(self.replays) - 1
 
@@ -149,6 +150,21 @@ def test_graphs_draw_what_single_passes_draw(kind: str, monkeypatch: pytest.Monk
         assert tokens == wanted
         assert logprobs == pytest.approx(theirs, abs=1e-6)
     assert len(capture.replays) > 1  # rows became fewer, and the storage grew
+    assert max(capture.replays) > 20
+
+
+def test_graphs_keep_what_tokens_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SamplingOptions(max_new_tokens=60, top_p=0.8)
+
+    def masks() -> list[list[list[int]] | None]:
+        drawn = engine_of().generate(PROMPTS, num_samples=2, options=options, key=KEY)
+        return [each.sampling_mask and each.sampling_mask.rows() for each in drawn]
+
+    expected = masks()
+    capture = StandIn()
+    with_graphs(monkeypatch, capture)
+    assert masks() == expected
+    assert all(0 < len(row) < 64 for mask in expected for row in mask or [[]])
     assert max(capture.replays) > 20
 
 

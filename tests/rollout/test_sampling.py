@@ -19,14 +19,13 @@ def streams_of(count: int, key: RandomKey = KEY) -> Tensor:
 
 def draw(logits: Tensor, count: int, *, ending_ids: Tensor = NO_IDS, position: int = 0, **options) -> Tensor:
     """`count` independent draws from one row of logits."""
-    tokens, _ = sample(
+    return sample(
         logits.expand(count, -1),
         streams=streams_of(count),
         positions=torch.full((count,), position),
         options=SamplingOptions(max_new_tokens=9, **options),
         ending_ids=ending_ids,
-    )
-    return tokens
+    ).tokens
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
@@ -47,10 +46,10 @@ def test_tokens_of_minus_infinity_are_as_if_they_were_not_there(options: dict) -
     streams, positions = streams_of(2000), torch.zeros(2000, dtype=torch.long)
     given = {"streams": streams, "positions": positions, "ending_ids": NO_IDS}
     made = SamplingOptions(max_new_tokens=1, **options)
-    tokens, logprobs = sample(logits.expand(2000, -1), **given, options=made)
+    tokens, logprobs, among = sample(logits.expand(2000, -1), **given, options=made)
     assert set(tokens.tolist()) <= set(possible.tolist())
-    alone = logits[possible].log_softmax(0)
-    exact = torch.full((11,), -math.inf).index_copy(0, possible, alone)[tokens]
+    kept = torch.ones(11, dtype=torch.bool) if among is None else among[0]
+    exact = logits.masked_fill(~kept, -math.inf).log_softmax(0)[tokens]
     torch.testing.assert_close(logprobs, exact, rtol=1e-6, atol=1e-6)
     drawn_share = tokens.bincount(minlength=11)[possible] / 2000
     allowed = restrict(logits[possible][None], positions=positions[:1], options=made, ending_ids=NO_IDS)[0].softmax(0)
@@ -80,30 +79,32 @@ def test_draws_at_successive_positions_follow_the_softmax_and_do_not_depend_on_e
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
     positions = torch.arange(40_000)
     streams = torch.full((40_000,), KEY.stream(0, 0))
-    tokens, _ = sample(
+    tokens = sample(
         logits.expand(40_000, -1),
         streams=streams,
         positions=positions,
         options=SamplingOptions(max_new_tokens=1),
         ending_ids=NO_IDS,
-    )
+    ).tokens
     pairs = tokens[:-1] * 4 + tokens[1:]
     expected = 39_999 * (logits.softmax(0)[:, None] * logits.softmax(0)[None]).flatten()
     assert abs(chi_square(pairs.bincount(minlength=16), expected)) < 4
 
 
-def test_logprobs_are_those_of_the_full_softmax_whatever_shapes_the_draw() -> None:
+def test_logprobs_are_those_of_the_full_softmax_unless_top_k_or_top_p_leave_tokens_out() -> None:
     logits = 3 * torch.randn(50, 30, generator=torch.Generator().manual_seed(2))
     shapes = [{}, {"top_k": 2}, {"top_p": 0.3}, {"greedy": True}, {"min_new_tokens": 2}]
     for shape in shapes:
-        tokens, logprobs = sample(
+        tokens, logprobs, allowed = sample(
             logits,
             streams=streams_of(50),
             positions=torch.zeros(50, dtype=torch.long),
             options=SamplingOptions(max_new_tokens=4, temperature=0.7, **shape),
             ending_ids=torch.tensor([1, 2]),
         )
-        reference = (logits.double() / 0.7).log_softmax(1).gather(1, tokens[:, None])[:, 0]
+        assert (allowed is not None) == bool({"top_k", "top_p"} & set(shape))
+        kept = logits if allowed is None else logits.masked_fill(~allowed, -math.inf)
+        reference = (kept.double() / 0.7).log_softmax(1).gather(1, tokens[:, None])[:, 0]
         assert logprobs.dtype == torch.float32
         torch.testing.assert_close(logprobs.double(), reference, atol=2e-6, rtol=0)
 

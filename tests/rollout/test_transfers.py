@@ -15,7 +15,7 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout import decoding
 from proximo.rollout.decoding import TOKENS_PER_TRANSFER
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.rollout.sampling import Drawn, RandomKey, SamplingOptions
 from proximo_cpu.library import library
 
 ENDS = (2, 11, 20, 29, 38)
@@ -111,10 +111,10 @@ def test_only_a_response_is_looked_at_and_not_what_its_row_wrote_later(monkeypat
     plain, draws = decoding.sample, []
 
     def drawn(*given: Any, **options: Any) -> Any:
-        tokens, logprobs = plain(*given, **options)
+        tokens, logprobs, _ = plain(*given, **options)
         draws.append(1)
         broken = torch.nan if len(draws) >= first_broken else 0.0
-        return torch.full_like(tokens, 2 if len(draws) >= 3 else 5), logprobs + broken
+        return Drawn(torch.full_like(tokens, 2 if len(draws) >= 3 else 5), logprobs + broken)
 
     monkeypatch.setattr(decoding, "passes_at_once", lambda _: 8)
     monkeypatch.setattr(decoding, "sample", drawn)
@@ -141,10 +141,10 @@ def test_on_cuda_the_host_waits_once_for_several_tokens(name: str, monkeypatch: 
     fetched: list[int] = []
 
     def fetch(drawn: Any) -> Any:
-        assert {each.device for pair in drawn for each in pair} == {CUDA}
+        assert {each.device for pair in drawn for each in pair if each is not None} == {CUDA}
         fetched.append(len(drawn))
         rows = len(drawn[0][0])
-        return [[5] * len(drawn)] * rows, [[-1.0] * len(drawn)] * rows
+        return [[5] * len(drawn)] * rows, [[-1.0] * len(drawn)] * rows, [[None] * len(drawn)] * rows
 
     monkeypatch.setattr(decoding, "_fetch", fetch)
     prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([4, 6]))]

@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,10 @@ from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
+from proximo.ppo.roles.sampler import check_engine
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Finish, Prompt, Response
+from proximo.ppo.update.epochs import pack_members
+from proximo.records import Finish, Prompt, Response, SamplingMask
 from proximo.rollout.engine import fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -35,6 +38,7 @@ from proximo.rollout.vllm import dispatch, pushed_weights, server
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.pushed_weights import PushedWeights
+from proximo.rollout.vllm.requests import InvalidReplyError, read_choice
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from waiting import LATEST_SECONDS
 
@@ -95,6 +99,16 @@ def tokens(responses: list[Response]) -> list[tuple[int, ...]]:
     return [each.token_ids for each in responses]
 
 
+def as_lists(mask: SamplingMask | None) -> Any:
+    return mask and (mask.token_ids.tolist(), mask.counts.tolist())
+
+
+def let_mask(engine: VLLMEngine, fakes: list[FakeVLLM]) -> None:
+    engine.options = replace(engine.options, may_have_masks=True)
+    for fake in fakes:
+        fake.gives_masks = True
+
+
 def built_in(policy: LanguageModel) -> LocalEngine:
     engine = LocalEngine(policy, tiny_tokenizer(), eos_token_ids=[2])
     engine.load_weights(1, dict(policy.trainable_parameters()))
@@ -111,22 +125,84 @@ def built_in(policy: LanguageModel) -> LocalEngine:
         SamplingOptions(max_new_tokens=9, stop_strings=("a", "bc", "d")),
         SamplingOptions(max_new_tokens=6, top_k=3),
         SamplingOptions(max_new_tokens=6, top_p=0.5),
+        SamplingOptions(max_new_tokens=6, top_k=9, top_p=0.8, temperature=0.7, min_new_tokens=3),
     ],
     ids=str,
 )
 def test_a_server_that_draws_as_we_do_gives_what_the_built_in_engine_gives(options: SamplingOptions) -> None:
     """The request says all that shapes a response: limits, ends, temperature, restrictions, the seed of each."""
     policy = model()
-    engine, _ = pushed(policy, count=2)
+    engine, fakes = pushed(policy, count=2)
+    if options.leaves_out_tokens:
+        let_mask(engine, fakes)
     ours, theirs = drawn(built_in(policy), options), drawn(engine, options)
     assert tokens(theirs) == tokens(ours)
     assert [each.finish for each in theirs] == [each.finish for each in ours]
     assert [each.text for each in theirs] == [each.text for each in ours]
-    if options.temperature == 1 or options.draws_from_full_softmax:
+    if options.temperature == 1 or options.draws_from_full_softmax or options.leaves_out_tokens:
         for own, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(other.logprobs, own.logprobs, atol=1e-5, rtol=0)
+            assert as_lists(other.sampling_mask) == as_lists(own.sampling_mask)
+            assert (own.sampling_mask is not None) == options.leaves_out_tokens
     else:
         assert all(each.logprobs.isnan().all() for each in theirs)
+
+
+def test_a_server_without_masks_gives_the_log_probs_of_all_tokens() -> None:
+    """At temperature 1 they are those of all tokens; elsewhere nobody knows."""
+    policy = model()
+    engine, _ = pushed(policy)
+    engine.options = replace(engine.options, may_have_masks=True)
+    for temperature in (1.0, 0.7):
+        shaped = SamplingOptions(max_new_tokens=6, top_k=3, temperature=temperature)
+        theirs = drawn(engine, shaped)
+        assert all(each.sampling_mask is None for each in theirs)
+        ours = torch.cat([each.logprobs for each in theirs])
+        assert ours.isnan().all() if temperature != 1 else torch.allclose(ours, learners(policy, theirs), atol=1e-5)
+
+
+def test_servers_with_masks_take_all_that_a_run_asks_for() -> None:
+    """vLLM refuses what has no top_k or no temperature: a greedy answer is the draw among one token."""
+    policy = model()
+    engine, fakes = pushed(policy)
+    let_mask(engine, fakes)
+    greedy, given = SamplingOptions(max_new_tokens=6, greedy=True), SamplingOptions(max_new_tokens=6, top_p=0.9)
+    assert tokens(drawn(engine, greedy)) == tokens(drawn(built_in(policy), greedy))
+    assert all(each.logprobs.isnan().all() and each.sampling_mask is None for each in drawn(engine, greedy))
+    check_engine(engine, PROMPTS, lambda r: learners(policy, r), given, seed=0, version=1)
+
+
+@torch.no_grad()
+def learners(policy: LanguageModel, responses: list[Response]) -> torch.Tensor:
+    packed = pack_members(responses, range(len(responses)), device=torch.device("cpu"))
+    return policy.response_logprobs(packed).logprobs
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [[5]],
+        [[5], [6, 7]],
+        [[5], 7],
+        [[5], [7, -1]],
+        [[5], [7, 64]],
+        [[5], [7, "8"]],
+        [[5], [7, 8.0]],
+        [[5], [7, True]],
+        [[5], [7, 2**40]],
+        {"a": 1},
+    ],
+    ids=str,
+)
+def test_a_mask_that_is_not_of_the_response_is_no_reply(mask: Any) -> None:
+    choice = {"token_ids": [5, 7], "finish_reason": "length", "sampling_mask": mask}
+    spans = [{"version": "1", "start": 0, "end": 2}]
+    reply = json.dumps({"choices": [choice | {"weight_versions": spans}]}).encode()
+    if mask == [[5], [6, 7]]:
+        assert as_lists(read_choice(reply, limit=2, vocab_size=64).sampling_mask) == ([5, 6, 7], [1, 2])
+        return
+    with pytest.raises(InvalidReplyError, match="sampling mask is not that of the response"):
+        read_choice(reply, limit=2, vocab_size=64)
 
 
 def test_prompts_are_balanced_and_a_prompt_stays_on_its_server() -> None:

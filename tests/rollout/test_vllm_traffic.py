@@ -41,6 +41,7 @@ def test_a_response_is_asked_for_and_read_as_vllm_answered(options: SamplingOpti
         seed=KEY.stream(0, 0),
         limit=options.max_new_tokens,
         model=None,
+        vocab_size=None,
         with_stop_strings=bool(options.stop_strings),
     )
     assert json.loads(body) == line["request"]

@@ -131,7 +131,16 @@ def test_what_is_left_out_follows_the_run(started: type[Started], tmp_path: Path
         base = policy()
         base.base.save_pretrained(tmp_path / "base")
         made(config, base.with_adapter(LoRAOptions(rank=3)), opened, path=str(tmp_path / "base"))
-        bf16, whole, adapter = (spec.command() for spec in started.specs)
+        cut = Sampling(temperature=1.0, max_tokens=40, leaves_out_tokens=True)
+        made(config, policy(), opened, sampling=cut)
+        on_device = EngineServers(config, dtype="float32")
+        opened.callback(on_device.close)
+        on_device.start(policy(), tiny_tokenizer(), cut, path=None, device=torch.device("cuda"), logs=None)
+        bf16, whole, adapter, on_cpu, on_gpu = (spec.command() for spec in started.specs)
+        assert "--return-sampling-mask" not in on_cpu, "vLLM has masks on GPUs only"
+        assert on_cpu[on_cpu.index("--logprobs-mode") + 1] == "raw_logprobs"
+        assert "--return-sampling-mask" in on_gpu
+        assert on_gpu[on_gpu.index("--logprobs-mode") + 1] == "processed_logprobs", "masks come with no others"
         assert bf16[bf16.index("--dtype") + 1] == "bfloat16"
         assert bf16[bf16.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert whole[whole.index("--dtype") + 1] == "float32"

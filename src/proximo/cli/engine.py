@@ -62,6 +62,9 @@ def serve(
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type to compute in.")
     ] = "auto",
     temperature: Annotated[float, typer.Option(min=0.0, help="ppo.rollout.temperature of the run.")] = 1.0,
+    sampling_mask: Annotated[
+        bool, typer.Option("--sampling-mask", help="The run has ppo.rollout.top_k or top_p. Needs a GPU.")
+    ] = False,
     lora_rank: Annotated[int | None, typer.Option(min=1, help="Rank of model.lora, if there is one.")] = None,
     folder: Folder = None,
 ) -> None:
@@ -83,7 +86,8 @@ def serve(
         python=interpreter(folder),
         model=model,
         dtype=dtype,
-        raw_logprobs=temperature == 1,
+        raw_logprobs=temperature == 1 and not sampling_mask,
+        sampling_mask=sampling_mask,
         lora_rank=lora_rank,
         on_cpu=resolve_device("auto").type == "cpu",
         arguments=arguments or (),

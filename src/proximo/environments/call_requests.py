@@ -97,6 +97,7 @@ def generate_reply(call: ModelCall, model: str) -> dict[str, Any]:
         "token_ids": list(call.token_ids),
         "logprobs": {"content": logprobs_of(call)},
         "weight_versions": weight_versions(call),
+        **({} if call.sampling_mask is None else {"sampling_mask": call.sampling_mask.rows()}),
     }
     return {"request_id": request_id(call), "model": model, "output_mode": "tokens", "choices": [choice]}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from proximo.environments.environment import EnvironmentStep, Observation
-from proximo.records import Episode, Finish, Fork, Message, Prompt, Response, Turn
+from proximo.records import Episode, Finish, Fork, Message, Prompt, Response, SamplingMask, Turn
 from proximo.rollout.engine import versions_of_tokens
 from proximo.rollout.session import ModelCall
 
@@ -25,6 +25,8 @@ class Trajectory:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
+    sampling_masks: list[tuple[SamplingMask | None, int]] = field(default_factory=list)
+    """Those of successive tokens, each with their number."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Versions of the policy, each with the index of its first token."""
     forks: list[Fork] = field(default_factory=list)
@@ -49,7 +51,7 @@ class Trajectory:
         """
         self.add_prompt(call.request.token_ids)
         start = len(self.token_ids)
-        self._append(call.token_ids, call.logprobs, is_policy=True)
+        self._append(call.token_ids, call.logprobs, is_policy=True, sampling_mask=call.sampling_mask)
         self.versions += [(version, start + first) for version, first in call.versions]
         said = {"role": "assistant", "content": text} if message is None else message
         self.turns.append(Turn(start=start, end=len(self.token_ids), text=text, messages=(said,)))
@@ -68,10 +70,18 @@ class Trajectory:
         known = len(self._sequence)
         return known if list(token_ids[:known]) == self._sequence else None
 
-    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_policy: bool) -> None:
+    def _append(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        *,
+        is_policy: bool,
+        sampling_mask: SamplingMask | None = None,
+    ) -> None:
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.mask += [is_policy] * len(token_ids)
+        self.sampling_masks.append((sampling_mask, len(token_ids)))
         self._sequence += token_ids
 
     def add_answer(self, step: EnvironmentStep) -> None:
@@ -106,6 +116,7 @@ class Trajectory:
                 failure=failure,
                 num_cut_observations=self.num_cut_observations,
             ),
+            sampling_mask=SamplingMask.of(self.sampling_masks),
         )
 
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from proximo.algorithms import kl
 from proximo.errors import ModelError
 from proximo.kernels import row_operations
+from proximo.models.packing import send
 from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo.models.precision.products import (
     add_product,
@@ -31,6 +32,7 @@ from proximo.models.precision.products import (
     product,
     weight_operand,
 )
+from proximo.records import SamplingMask
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -105,9 +107,9 @@ class TokenLogprobs:
     """Log-probs of the target tokens, and the entropy at their positions."""
 
     logprobs: Float[Tensor, "positions"]
-    """log softmax(z / temperature) of the target."""
+    """log softmax(z / temperature) of the target, over the tokens of the sampling mask if there is one."""
     entropy: Float[Tensor, "positions"] | None
-    """Entropy of softmax(z / temperature) in nats; None if not requested."""
+    """Entropy of that softmax in nats; None if not requested."""
 
 
 def wide_dtype(*tensors: Tensor) -> torch.dtype:
@@ -125,11 +127,13 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    sampling_mask: SamplingMask | None = None,
     chunk_tokens: int | None = None,
 ) -> TokenLogprobs:
     """hidden [N, D], targets [N] int64 -> log-probs [N] and, if requested, entropy [N]; differentiable once.
 
-    Gradients reach `hidden`, the head's weight and its bias. `chunk_tokens`: None for `head.chunk_tokens`.
+    Gradients reach `hidden`, the head's weight and its bias. `sampling_mask`: of N draws; the softmax is then over its
+    tokens, on the device of `hidden`. `chunk_tokens`: None for `head.chunk_tokens`.
     """
     wide = wide_dtype(hidden, head.weight)
     plan = _Plan(
@@ -139,6 +143,7 @@ def token_logprobs(
         entropy=entropy,
         chunk_tokens=chunk_tokens or head.chunk_tokens,
         narrow=head.narrow and wide is torch.float32,
+        sampling_mask=sampling_mask,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         bias = None if head.bias is None else head.bias.to(wide)
@@ -158,6 +163,7 @@ class _Plan:
     entropy: bool
     chunk_tokens: int
     narrow: bool
+    sampling_mask: SamplingMask | None
 
     def chunks(self, num_positions: int) -> Iterator[slice]:
         for start in range(0, num_positions, self.chunk_tokens):
@@ -174,6 +180,17 @@ class _Plan:
         if self.softcap is not None:
             raw.div_(self.softcap).tanh_().mul_(self.softcap)
         return raw if self.temperature == 1 else raw.div_(self.temperature)
+
+    def restrict(self, scores: Tensor, rows: slice) -> Tensor:
+        """z / temperature [C, V], -inf for tokens that the draws of these rows left out. Overwrites `scores`."""
+        if self.sampling_mask is None:
+            return scores
+        drawn = self.sampling_mask.part(rows.start, rows.stop)
+        ids, counts = drawn.token_ids.long(), send(drawn.counts, scores.device)
+        row_of_id = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=len(ids))
+        kept = scores[row_of_id, ids]
+        scores.masked_fill_((counts > 0)[:, None], -torch.inf)
+        return scores.index_put_((row_of_id, ids), kept)
 
     def raw_gradient(self, gradient: Tensor, scores: Tensor) -> Tensor:
         """Gradient [C, V] of z / temperature -> gradient [C, V] of W h + b. Overwrites `gradient`."""
@@ -202,7 +219,7 @@ class _FusedHead(torch.autograd.Function):
         entropies = torch.zeros_like(logprobs)
         hidden = plan.operand(hidden)
         for rows in plan.chunks(hidden.shape[0]):
-            scores = plan.scores(_product(hidden[rows], multiplied, bias))
+            scores = plan.restrict(plan.scores(_product(hidden[rows], multiplied, bias)), rows)
             entropy = entropies[rows] if plan.entropy else None
             _statistics(scores, targets[rows], normalisers[rows], logprobs[rows], entropy)
         ctx.plan = plan
@@ -223,6 +240,7 @@ class _FusedHead(torch.autograd.Function):
             scores = plan.scores(_product(hidden[rows], weight, bias))
             # The derivative of the soft-cap needs the scores, which the next line overwrites.
             capped = scores.clone() if plan.softcap is not None else scores
+            plan.restrict(scores, rows)
             chunk_gradients = gradients[0][rows], gradients[1][rows] if plan.entropy else None
             gradient = _score_gradient(scores, targets[rows], normalisers[rows], entropies[rows], *chunk_gradients)
             gradient = plan.raw_gradient(gradient, capped)

@@ -134,9 +134,26 @@ class LanguageModel(PackedModel):
     def response_logprobs(
         self, batch: PackedResponses, *, temperature: float = 1.0, entropy: bool = False
     ) -> TokenLogprobs:
-        """log softmax(logits / temperature) of each response token, [N] in at least float32; differentiable."""
+        """log softmax(logits / temperature) of each response token, [N] in at least float32; differentiable.
+
+        The softmax is over the tokens that the draw chose among.
+        """
         hidden = self.hidden_states(batch.packed, batch.predictors)
-        return token_logprobs(hidden, self.head, batch.targets, temperature=temperature, entropy=entropy)
+        return self.logprobs_from(hidden, batch, temperature=temperature, entropy=entropy)
+
+    def logprobs_from(
+        self,
+        hidden: Float[Tensor, "responded hidden"],
+        batch: PackedResponses,
+        *,
+        temperature: float,
+        entropy: bool = False,
+    ) -> TokenLogprobs:
+        """As `response_logprobs`, from the hidden states [N, D] before each response token."""
+        mask = batch.sampling_mask
+        return token_logprobs(
+            hidden, self.head, batch.targets, temperature=temperature, entropy=entropy, sampling_mask=mask
+        )
 
     def prefill(self, packed: Packed, cache: "Cache") -> Float[Tensor, "sequences hidden"]:
         """Hidden states of the last token of each packed prompt, [S, D]; fills the cache."""

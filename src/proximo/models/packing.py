@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from proximo.distributed.world import current
-from proximo.records import Continuation
+from proximo.records import Continuation, SamplingMask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,8 @@ class PackedResponses:
     """For each response, its predictors and then its last token."""
     response_lengths: tuple[int, ...]
     """[R] tokens of each response or trajectory; 0 is allowed and leaves a response with its V_T alone."""
+    sampling_mask: SamplingMask | None = None
+    """What each response token was drawn from, in the order of `predictors`; None if nothing was left out."""
 
     @property
     def tokens(self) -> Packed:
@@ -98,8 +100,10 @@ class PackedResponses:
 
     def to(self, device: torch.device | str) -> "PackedResponses":
         """The same batch on another device."""
+        mask = self.sampling_mask
         return replace(
             self,
+            sampling_mask=None if mask is None else replace(mask, token_ids=send(mask.token_ids, device)),
             packed=self.packed.to(device),
             predictors=send(self.predictors, device),
             targets=send(self.targets, device),
@@ -140,7 +144,10 @@ def pack_responses(
 
 
 def pack_trajectories(
-    trajectories: Sequence[Sequence[Continuation]], *, device: torch.device | str = "cpu"
+    trajectories: Sequence[Sequence[Continuation]],
+    *,
+    sampling_mask: SamplingMask | None = None,
+    device: torch.device | str = "cpu",
 ) -> PackedResponses:
     """Pack all sequences of each trajectory (`Response.sequences`); each trajectory counts as one response.
 
@@ -163,6 +170,7 @@ def pack_trajectories(
         targets=packed.token_ids[predictors + 1],
         value_positions=torch.from_numpy(_runs(before, answers + ends)),
         response_lengths=tuple(sum(len(tokens) for _, tokens in trajectory) for trajectory in trajectories),
+        sampling_mask=sampling_mask,
     )
     return batch.to(device)
 

@@ -24,6 +24,7 @@ from proximo.models.sharing import check_scalar_adapter, is_shared, scalar_from_
 from proximo.models.transformers_model import check_lengths
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.recipe_data import Data, load_data
+from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
@@ -222,7 +223,10 @@ def _longest(recipe: PPORecipe, data: Data) -> tuple[int, int]:
 def _sampling(recipe: PPORecipe, data: Data) -> Sampling:
     """What servers have to know of the rollouts when they start."""
     rollout, longest = recipe.ppo.rollout, sum(_longest(recipe, data))
-    return Sampling(temperature=rollout.temperature, max_tokens=longest, staleness=rollout.staleness)
+    leaves_out = sampling_options(recipe.ppo).leaves_out_tokens
+    return Sampling(
+        temperature=rollout.temperature, max_tokens=longest, leaves_out_tokens=leaves_out, staleness=rollout.staleness
+    )
 
 
 def _check_shared_bases(recipe: PPORecipe) -> None:

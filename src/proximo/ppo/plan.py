@@ -11,7 +11,7 @@ from torch import Tensor
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
-from proximo.models.heads import full_kl, token_logprobs
+from proximo.models.heads import full_kl
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.precision.placement import Precision
@@ -330,7 +330,7 @@ def _policy_loss(
     def loss(profiler: PassProfiler, batch: PackedResponses) -> Tensor:
         hidden = policy.hidden_states(batch.packed, batch.predictors)
         with profiler.attribute_to(LOGITS):
-            tokens = token_logprobs(hidden, policy.head, batch.targets, temperature=temperature, entropy=bonus > 0)
+            tokens = policy.logprobs_from(hidden, batch, temperature=temperature, entropy=bonus > 0)
         total = tokens.logprobs.sum()
         if tokens.entropy is not None:
             total = total + tokens.entropy.sum()
@@ -354,6 +354,6 @@ def _logprobs_and_values_cost(policy: LanguageModel, value: ScalarModel, batches
     with PassProfiler([policy.model]) as profiler:
         hidden = policy.hidden_states(batch.packed)
         with profiler.attribute_to(LOGITS):
-            token_logprobs(hidden[batch.predictors], policy.head, batch.targets)
+            policy.logprobs_from(hidden[batch.predictors], batch, temperature=1.0)
         value.scores(hidden[batch.value_positions])
     return reading_cost(profiler.cost(), [policy.model, value.model], batches)

@@ -282,7 +282,10 @@ def evaluate_policy(
     divergences: list[float | None] = [None] * len(responses)
     if roles.reference is not None:
         # Always k1, whatever kl.estimator is: a full KL over the vocabulary would cost a pass and is not shown.
-        both = [logprobs_of(worker.model, responses, config) for worker in (roles.evaluated, roles.reference)]
+        both = [
+            logprobs_of(roles.evaluated.model, responses, config),
+            logprobs_of(roles.reference.model, responses, config, among_all=True),
+        ]
         wrote = torch.cat([response.response_mask for response in responses]).to(both[0].device)
         both = [torch.where(wrote, logprobs, 0.0) for logprobs in both]  # not what an environment said
         parts = k1(*both).split([len(response.token_ids) for response in responses])

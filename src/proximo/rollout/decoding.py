@@ -17,10 +17,10 @@ from proximo.errors import TrainingError
 from proximo.kernels import kernels_of
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, send
-from proximo.records import Finish, Prompt, Response
+from proximo.records import Finish, Prompt, Response, SamplingMask
 from proximo.rollout.decoding_graphs import DecodingGraphs
 from proximo.rollout.engine import versions_of_tokens
-from proximo.rollout.sampling import sample
+from proximo.rollout.sampling import Drawn, sample
 from proximo.rollout.scheduler import Admission, Scheduler
 from proximo.rollout.stopping import StopRules
 
@@ -51,6 +51,8 @@ class Growing:
     """Position of its first draw in the stream."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    allowed: list[np.ndarray] = field(default_factory=list)
+    """For each token the ids that it was drawn from; empty unless top_k or top_p leaves tokens out."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Versions of the policy, each with the number of tokens when it took over."""
     finish: Finish | None = None
@@ -59,6 +61,16 @@ class Growing:
     def last_id(self) -> int:
         """What the next token follows."""
         return self.token_ids[-1] if self.token_ids else self.prompt_end[-1]
+
+    @property
+    def sampling_mask(self) -> SamplingMask | None:
+        """That of its tokens so far."""
+        if not self.allowed:
+            return None
+        return SamplingMask(
+            token_ids=torch.from_numpy(np.concatenate(self.allowed, dtype=np.int32)),
+            counts=torch.tensor([len(ids) for ids in self.allowed]),
+        )
 
 
 SomeGrowing = TypeVar("SomeGrowing", bound=Growing)
@@ -132,8 +144,8 @@ class RowDecoding:
             tokens = drawn[-1][0]
         return self._note(growing, drawn)
 
-    def _pass(self, tokens: Tensor, layout: "RowLayout", streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the tokens [B], and draw the next ones: tokens [B] and log-probs [B]."""
+    def _pass(self, tokens: Tensor, layout: "RowLayout", streams: Tensor, positions: Tensor) -> Drawn:
+        """Run the tokens [B], and draw the next ones."""
         hidden = self._made_decoder()(tokens, layout.positions, self._cache, layout)
         return self._sample(self._head.logits(hidden), streams, positions)
 
@@ -142,23 +154,24 @@ class RowDecoding:
         streams, positions = send(torch.from_numpy(np.array(draw_numbers(growing, 1))), logits.device)
         return self._note(growing, [self._sample(logits, streams, positions)])
 
-    def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> Drawn:
         """`sampling.sample` with the options of this call."""
         options = self._stop.options
         return sample(logits, streams=streams, positions=positions, options=options, ending_ids=self._ending_ids)
 
-    def _note(self, growing: Sequence[SomeGrowing], drawn: Sequence[tuple[Tensor, Tensor]]) -> list[SomeGrowing]:
+    def _note(self, growing: Sequence[SomeGrowing], drawn: Sequence[Drawn]) -> list[SomeGrowing]:
         """Append the drawn tokens. Returns those that ended.
 
-        `drawn`: tokens [B] and log-probs [B] of each pass. Tokens behind an end are dropped. Raises TrainingError if a
-        log-prob is not finite.
+        `drawn`: one for each pass. Tokens behind an end are dropped. Raises TrainingError if a log-prob is not finite.
         """
-        for each, tokens, logprobs in zip(growing, *_fetch(drawn), strict=True):
-            for token, logprob in zip(tokens, logprobs, strict=True):
+        for each, tokens, logprobs, allowed in zip(growing, *_fetch(drawn), strict=True):
+            for token, logprob, among in zip(tokens, logprobs, allowed, strict=True):
                 if not math.isfinite(logprob):
                     raise _broken_logits(each)
                 each.token_ids.append(token)
                 each.logprobs.append(logprob)
+                if among is not None:
+                    each.allowed.append(among)
                 each.finish = self._stop.finish(each.token_ids, prompt_end=each.prompt_end, limit=each.limit)
                 if each.finish is not None:
                     break
@@ -176,11 +189,25 @@ def draw_numbers(growing: Sequence[Growing], count: int) -> list[list[int]]:
     return [[each.stream for each in growing], *([first + number for first in firsts] for number in range(count))]
 
 
-def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], list[list[float]]]:
-    """Copy tokens [B] and log-probs [B] of each pass to the host, as one list per row. Waits for the device."""
-    num_rows = len(drawn[0][0])
-    tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*drawn, strict=True))
-    return [tokens[row::num_rows] for row in range(num_rows)], [logprobs[row::num_rows] for row in range(num_rows)]
+def _fetch(drawn: Sequence[Drawn]) -> tuple[list[list[int]], list[list[float]], list[list[np.ndarray | None]]]:
+    """Copy what each pass drew to the host, as one list per row. Waits for the device."""
+    num_rows = len(drawn[0].tokens)
+    tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*(each[:2] for each in drawn), strict=True))
+    allowed = [ids for each in drawn for ids in _ids_of_rows(each)]
+    every = range(num_rows)
+    return (
+        [tokens[row::num_rows] for row in every],
+        [logprobs[row::num_rows] for row in every],
+        [allowed[row::num_rows] for row in every],
+    )
+
+
+def _ids_of_rows(drawn: Drawn) -> Sequence[np.ndarray | None]:
+    """The ids that each of B rows chose among; None where no token was left out."""
+    if drawn.allowed is None:
+        return [None] * len(drawn.tokens)
+    rows, ids = drawn.allowed.nonzero().int().cpu().numpy().T
+    return np.split(ids.copy(), np.bincount(rows, minlength=len(drawn.tokens)).cumsum()[:-1])
 
 
 def _broken_logits(growing: Growing) -> TrainingError:
@@ -212,6 +239,7 @@ class GrowingResponse(Growing):
             policy_version=token_versions[0],
             text=stop.text(self.token_ids, self.finish, prompt_end=self.prompt_end),
             token_versions=token_versions if len(set(token_versions)) > 1 else None,
+            sampling_mask=self.sampling_mask,
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from proximo.kernels import Capture
 from proximo.models.packing import send
+from proximo.rollout.sampling import Drawn
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import RowCache
@@ -30,8 +31,6 @@ _TRIED = 2
 """Passes of a trial, so that the second shows whether the inputs were moved on. A cache has room for the block that
 follows, of which these are the first."""
 
-Drawn = tuple[Tensor, Tensor]
-"""Tokens [B] and log-probs [B]."""
 Draw = Callable[[Tensor, "RowLayout", Tensor, Tensor], Drawn]
 """Runs one pass: tokens [R], the layout, streams [R], positions [R] of the draws -> what is drawn."""
 
@@ -89,15 +88,20 @@ class _FixedPass:
         """Tokens, streams, positions of the draws, positions in the cache, and rows."""
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(num_rows, device=device)
+        self._allowed: Tensor | None = None
+        """What was drawn from, if tokens are left out; its width is known after the first pass."""
         self._cache, self._draw = cache, draw
         self._again: Callable[[], None] | None = None
 
     def _run(self) -> None:
         tokens, streams, draws, positions, rows = self._inputs
-        drawn, logprobs = self._draw(tokens, self._cache.one_pass(positions, rows), streams, draws)
-        self._tokens.copy_(drawn)
-        self._logprobs.copy_(logprobs)
-        tokens.copy_(drawn)
+        drawn = self._draw(tokens, self._cache.one_pass(positions, rows), streams, draws)
+        self._tokens.copy_(drawn.tokens)
+        self._logprobs.copy_(drawn.logprobs)
+        if drawn.allowed is not None:
+            self._allowed = torch.empty_like(drawn.allowed) if self._allowed is None else self._allowed
+            self._allowed.copy_(drawn.allowed)
+        tokens.copy_(drawn.tokens)
         draws.add_(1)
         positions.add_(1).clamp_(max=self._cache.max_tokens - 1)
 
@@ -116,8 +120,8 @@ class _FixedPass:
         self._logprobs.fill_(torch.nan)
         replayed = self.replay(inputs, count=_TRIED, num_rows=len(self._tokens))
         right = all(
-            tokens.equal(wanted) and torch.allclose(logprobs, theirs, rtol=1e-3, atol=1e-3)
-            for (tokens, logprobs), (wanted, theirs) in zip(replayed, expected, strict=True)
+            drawn.tokens.equal(tokens) and torch.allclose(drawn.logprobs, logprobs, rtol=1e-3, atol=1e-3)
+            for drawn, (tokens, logprobs) in zip(replayed, expected, strict=True)
         )
         return None if right else "a graph of a pass draws other tokens than the pass"
 
@@ -128,5 +132,6 @@ class _FixedPass:
         drawn = []
         for _ in range(count):
             self._again()
-            drawn.append((self._tokens[:num_rows].clone(), self._logprobs[:num_rows].clone()))
+            allowed = None if self._allowed is None else self._allowed[:num_rows].clone()
+            drawn.append(Drawn(self._tokens[:num_rows].clone(), self._logprobs[:num_rows].clone(), allowed))
         return drawn

@@ -336,6 +336,7 @@ class LocalSession(RowDecoding):
             token_ids=tuple(call.token_ids),
             logprobs=tuple(call.logprobs),
             finish=call.finish,
+            sampling_mask=call.sampling_mask,
             versions=tuple((version, first) for first, version in sorted(starts.items())),
         )
 

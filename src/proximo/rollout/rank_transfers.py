@@ -18,7 +18,7 @@ from torch import Tensor
 
 from proximo.distributed.shard_files import is_sharded, local_part
 from proximo.distributed.world import alone, current, whole
-from proximo.records import Episode, Finish, Fork, Prompt, Response, Turn
+from proximo.records import Episode, Finish, Fork, Prompt, Response, SamplingMask, Turn
 from proximo.rollout.engine import Fingerprint, distance_of_entries
 
 Result = TypeVar("Result")
@@ -32,6 +32,7 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
     for index, response in responses:
         logprobs = response.logprobs.detach().cpu().float().numpy()
         mask = response.response_mask.detach().cpu().numpy()
+        drawn_from = response.sampling_mask
         rows.append(
             {
                 "prompt": index,
@@ -41,6 +42,7 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
                 "token_versions": response.token_versions,
                 "text": response.text,
                 "lengths": [len(response.token_ids), len(logprobs), len(mask)],
+                "drawn_from": None if drawn_from is None else len(drawn_from.token_ids),
                 "trajectory": None if response.episode is None else _trajectory(response, response.episode),
             }
         )
@@ -49,6 +51,8 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
             logprobs.astype(np.float32).tobytes(),
             mask.astype(np.uint8).tobytes(),
         ]
+        if drawn_from is not None:
+            numbers += [drawn_from.token_ids.cpu().int().numpy().tobytes(), drawn_from.counts.long().numpy().tobytes()]
     head = json.dumps(rows).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *numbers])
 
@@ -71,6 +75,12 @@ def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Res
         start, offset = offset, offset + count * np.dtype(dtype).itemsize
         return np.frombuffer(message, dtype=dtype, count=count, offset=start)
 
+    def mask_of(num_ids: int, num_tokens: int) -> SamplingMask:
+        return SamplingMask(
+            token_ids=torch.from_numpy(taken(num_ids, np.int32).copy()),
+            counts=torch.from_numpy(taken(num_tokens, np.int64).copy()),
+        )
+
     found = []
     for row in json.loads(message[8:offset]):
         num_tokens, num_logprobs, num_marks = row["lengths"]
@@ -87,6 +97,7 @@ def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Res
             policy_version=row["version"],
             text=row["text"],
             token_versions=None if row["token_versions"] is None else tuple(row["token_versions"]),
+            sampling_mask=None if row["drawn_from"] is None else mask_of(row["drawn_from"], num_tokens),
             **trajectory,
         )
         found.append((row["prompt"], response))

@@ -16,12 +16,14 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from proximo.algorithms.masking import running_sums
@@ -113,9 +115,14 @@ class SamplingOptions:
                 raise UserError(f"sampling options: {name} must be a tuple, got {value!r:.60}; write (value,) for one")
 
     @property
+    def leaves_out_tokens(self) -> bool:
+        """True where top_k or top_p shapes the distribution: what is drawn from has a `SamplingMask`."""
+        return not self.greedy and (self.top_k is not None or self.top_p not in (None, 1.0))
+
+    @property
     def draws_from_full_softmax(self) -> bool:
         """True where only the temperature shapes the distribution: the sampled log-probs are the policy's own."""
-        return not self.greedy and self.min_new_tokens == 0 and self.top_k is None and self.top_p in (None, 1.0)
+        return not self.greedy and self.min_new_tokens == 0 and not self.leaves_out_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +167,17 @@ class RandomKey:
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
+class Drawn(NamedTuple):
+    """One token for each of B rows."""
+
+    tokens: Tensor
+    """[B] int64."""
+    logprobs: Tensor
+    """[B] float32."""
+    allowed: Tensor | None = None
+    """[B, V] bool: the tokens that it was drawn from; None unless top_k or top_p left tokens out."""
+
+
 def sample(
     logits: Float[Tensor, "rows vocab"],
     *,
@@ -167,18 +185,18 @@ def sample(
     positions: Int64[Tensor, "rows"],
     options: SamplingOptions,
     ending_ids: Int64[Tensor, "endings"],
-) -> tuple[Int64[Tensor, "rows"], Float32[Tensor, "rows"]]:
+) -> Drawn:
     """Draw one token per row.
 
     logits [B, V]; streams [B] int64, one `RandomKey.stream` per row; positions [B] int64, response tokens before this
     one; ending_ids [F] int64, the tokens that `min_new_tokens` forbids -> tokens [B] int64 and log-probs [B] float32.
-    Log-probs are those of the full softmax at the temperature, also under top_k, top_p or greedy. A token of
-    probability 0 is never drawn. Computes in the dtype of the logits, at least float32. Non-finite logits give
-    non-finite log-probs.
+    Log-probs are those of the softmax at the temperature: over the allowed tokens under top_k or top_p, over all of
+    them otherwise, also if greedy or in the first `min_new_tokens`. A token of probability 0 is never drawn. Computes
+    in the dtype of the logits, at least float32. Non-finite logits give non-finite log-probs.
     """
     kernels = row_operations(logits) if options.draws_from_full_softmax else None
     if kernels is not None:
-        return kernels.sample(logits, streams=streams, positions=positions, temperature=options.temperature)
+        return Drawn(*kernels.sample(logits, streams=streams, positions=positions, temperature=options.temperature))
     block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
     rows_per_block = max(1, block // logits.shape[1])
     parts = [
@@ -187,14 +205,14 @@ def sample(
     ]
     if len(parts) == 1:
         return parts[0]
-    tokens, logprobs = zip(*parts, strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+    tokens, logprobs, allowed = zip(*parts, strict=True)
+    return Drawn(torch.cat(tokens), torch.cat(logprobs), torch.cat(allowed) if options.leaves_out_tokens else None)
 
 
 def plain_draw(logits: Tensor, *, streams: Tensor, positions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """`sample` from the full softmax by torch's operators, which define it."""
     options = SamplingOptions(max_new_tokens=1, temperature=temperature)
-    return _sample_block(logits, streams, positions, options=options, ending_ids=streams[:0])
+    return _sample_block(logits, streams, positions, options=options, ending_ids=streams[:0])[:2]
 
 
 def restrict(
@@ -223,7 +241,7 @@ def restrict(
 
 def _sample_block(
     logits: Tensor, streams: Tensor, positions: Tensor, *, options: SamplingOptions, ending_ids: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Drawn:
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if options.temperature != 1:
         scaled = scaled / options.temperature
@@ -233,14 +251,17 @@ def _sample_block(
         allowed = scaled
     else:
         allowed = restrict(scaled, positions=positions, options=options, ending_ids=ending_ids)
-        _, weights = _weights(allowed)
+        peaks, weights = _weights(allowed)
+    if options.leaves_out_tokens:
+        # Not finite where the logits are not, of which `restrict` may keep none.
+        log_totals = weights.sum(dim=1).log_().add_(peaks) + 0 * log_totals
     if options.greedy:
         tokens = allowed.argmax(dim=1)
     else:
         noise = exponential_noise(streams, positions, scaled.shape[1], dtype=scaled.dtype)
         tokens = weights.div_(noise).argmax(dim=1)
     logprobs = scaled.gather(1, tokens[:, None])[:, 0] - log_totals
-    return tokens, logprobs.float()
+    return Drawn(tokens, logprobs.float(), allowed > -torch.inf if options.leaves_out_tokens else None)
 
 
 def _weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,9 +272,17 @@ def _weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
 
 def _nucleus_threshold(scaled: Tensor, top_p: float) -> Tensor:
     """scaled [B, V] -> [B, 1]: the smallest logit among the fewest most probable tokens that reach `top_p`."""
-    ordered = scaled.sort(dim=1, descending=True).values
-    mass = running_sums(ordered.double().softmax(dim=1))
-    last = (mass < top_p).sum(dim=1, keepdim=True).clamp_(max=scaled.shape[1] - 1)
+    totals = scaled.double().logsumexp(dim=1, keepdim=True)
+    if scaled.device.type == "cpu":
+        # Tokens below (1 - p) / V have less than 1 - p together: the others reach p, and no more have to be sorted.
+        # The margin is for the rounding of the bound.
+        bound = totals + math.log((1 - top_p) / scaled.shape[1]) - 1e-3
+        most = int((scaled >= bound.to(scaled.dtype)).sum(dim=1).max())
+        ordered = scaled.topk(max(1, most), dim=1).values
+    else:  # the host would have to wait for the count
+        ordered = scaled.sort(dim=1, descending=True).values
+    mass = running_sums((ordered.double() - totals).exp())
+    last = (mass < top_p).sum(dim=1, keepdim=True).clamp_(max=ordered.shape[1] - 1)
     return ordered.gather(1, last)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from proximo.errors import UserError
-from proximo.records import Finish
+from proximo.records import Finish, SamplingMask
 from proximo.rollout.sampling import SamplingOptions
 
 
@@ -34,10 +34,12 @@ class ModelCall:
     request: CallRequest
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """[n] log softmax(logits / temperature) of each token."""
+    """[n] As in `Response`."""
     finish: Finish
     versions: tuple[tuple[int, int], ...]
     """Versions of the policy, each with the index of its first token in `token_ids`."""
+    sampling_mask: SamplingMask | None = None
+    """As in `Response`."""
 
 
 class Session(Protocol):

@@ -31,9 +31,9 @@ class RolloutConfig(Section):
     greedy: bool = False
     """Take the most likely token, also in evaluations: there is no exploration, see docs/ppo.md, "Greedy rollouts"."""
     top_k: int | None = Field(None, ge=1)
-    """Sample only among the k most likely tokens."""
+    """Sample only among the k most likely tokens. Log-probs are then over these, docs/rollout.md, "Options"."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """Sample only among the most likely tokens that together have this probability."""
+    """Sample only among the most likely tokens that together have this probability. Log-probs are then over these."""
     stop_token_ids: tuple[int, ...] = ()
     """Additional tokens that end a response; the token is kept."""
     stop_strings: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """The policy of a PPO run: sampling through its engine, log-probs, and updates."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,11 +19,11 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.learner.update import Learner
 from proximo.metrics.values import MetricValue, Sum
-from proximo.models.heads import Divergence, token_logprobs
+from proximo.models.heads import Divergence
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.ppo.experience import counted_mask
-from proximo.ppo.roles.sampler import NUM_CANARIES, RolloutsAhead, SamplerGuard, check_engine
+from proximo.ppo.roles.sampler import NO_MASK, NUM_CANARIES, RolloutsAhead, SamplerGuard, check_engine
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import LogprobsAndValues, ReferenceWorker, RoleWorker, logprobs_of, over_batches
 from proximo.ppo.train_state import TrainState
@@ -135,9 +136,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         self._keep_canaries(prompts)
         self.push_weights()
         begin = {"version": self.version, "on_finished": self.on_finished()}
-        responses = self.ahead.responses(state.steps_done, self.prompts_of, **begin)
-        self._keep_canaries([response.prompt for response in responses])
-        return responses
+        return self._sampled(self.ahead.responses(state.steps_done, self.prompts_of, **begin))
 
     def sample(self, prompts: Sequence[Prompt], state: TrainState) -> list[Response]:
         """Sample the configured number of responses to each prompt."""
@@ -151,7 +150,13 @@ class PolicyWorker(RoleWorker[LanguageModel]):
                 key=rollout_key(self.seed, state.rollouts_done),
                 on_finished=self.on_finished(),
             )
+        return self._sampled(responses)
+
+    def _sampled(self, responses: list[Response]) -> list[Response]:
         self._keep_canaries([response.prompt for response in responses])
+        drawn = [response for response in responses if response.response_mask.any()]
+        if sampling_options(self.config).leaves_out_tokens and any(each.sampling_mask is None for each in drawn):
+            warnings.warn(NO_MASK, stacklevel=2)
         return responses
 
     def _keep_canaries(self, prompts: Sequence[Prompt]) -> None:
@@ -214,7 +219,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         def run(batch: PackedResponses) -> Tensor:
             """[N + S, 2]: log-prob of the next token (0 after the last one) and value, for N tokens of S responses."""
             hidden = self.model.hidden_states(batch.packed)
-            tokens = token_logprobs(hidden[batch.predictors], self.model.head, batch.targets, temperature=temperature)
+            tokens = self.model.logprobs_from(hidden[batch.predictors], batch, temperature=temperature)
             logprobs = tokens.logprobs.new_zeros(len(batch.value_positions))
             logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = tokens.logprobs
             return torch.stack([logprobs, value.model.scores(hidden[batch.value_positions])], dim=-1)

@@ -197,17 +197,21 @@ def _check_thread_safe(engine: Engine) -> None:
 NUM_CANARIES = 4
 """Prompts of the first rollout on which engine and learner are compared after each push."""
 CANARY_TOKENS = 8
-PLAIN: dict[str, Any] = dict.fromkeys(("random_limit_min", "top_k", "top_p")) | {"min_new_tokens": 0, "greedy": False}
-"""Options with which any engine gives the log-probs of the full softmax."""
+PLAIN: dict[str, Any] = {"random_limit_min": None, "min_new_tokens": 0, "greedy": False}
+"""Options with which engines give the learner's log-probs."""
 NO_LOGPROBS = (
     "the engine gives no log-probs of the tokens that it samples: nothing shows whether it samples with the policy's "
     "weights, and its mismatch can be neither measured nor corrected (mismatch/missing_logprobs)"
+)
+NO_MASK = (
+    "ppo.rollout.top_k or top_p is set, and the engine does not say which tokens it left out: the loss takes the "
+    "responses for draws among all tokens. A vLLM server that was started elsewhere needs `--sampling-mask`, and a GPU"
 )
 NUM_MEASURED = 8
 """Responses of a step on which the movement of the policy by its updates is measured."""
 NOTHING_COMPARED = (
     "ppo.guards.max_mismatch compares nothing: the engine gives no log-probs of the tokens that it samples. A vLLM "
-    "server cannot give them at a temperature other than 1 together with top_k, top_p or min_new_tokens"
+    "server cannot give them at a temperature other than 1 together with min_new_tokens; on a CPU, with top_k or top_p"
 )
 
 

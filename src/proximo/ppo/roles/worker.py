@@ -123,12 +123,20 @@ def over_batches(
     return torch.cat([pieces[index] for index in range(len(responses))])
 
 
-def logprobs_of(model: LanguageModel, responses: Sequence[Response], config: PPOConfig) -> Tensor:
-    """[T] log-probs of the response tokens at the temperature of the rollout."""
+def logprobs_of(
+    model: LanguageModel, responses: Sequence[Response], config: PPOConfig, *, among_all: bool = False
+) -> Tensor:
+    """[T] log-probs of the response tokens at the temperature of the rollout.
+
+    `among_all`: over the whole vocabulary, for a model that did not draw them. Else over what they were drawn from.
+    """
     temperature = config.rollout.temperature
-    return over_batches(
-        responses, lambda batch: model.response_logprobs(batch, temperature=temperature).logprobs, model, config
-    )
+
+    def run(batch: PackedResponses) -> Tensor:
+        batch = replace(batch, sampling_mask=None) if among_all else batch
+        return model.response_logprobs(batch, temperature=temperature).logprobs
+
+    return over_batches(responses, run, model, config)
 
 
 class ReferenceWorker(RoleWorker[LanguageModel]):
@@ -152,7 +160,7 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
     def logprobs(self, responses: Sequence[Response], policy: RoleWorker[LanguageModel] | None = None) -> ReferencePass:
         """[T] log-probs of the reference, and with `policy` the [T] full KL over the vocabulary, else None."""
         if policy is None:
-            return ReferencePass(logprobs_of(self.model, responses, self.config))
+            return ReferencePass(logprobs_of(self.model, responses, self.config, among_all=True))
         learner, temperature = policy.model, self.config.rollout.temperature
 
         def run(batch: PackedResponses) -> Tensor:

@@ -31,7 +31,7 @@ from proximo.models.packing import (
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.ptx import JointUpdates
-from proximo.records import Experience, Response
+from proximo.records import Experience, Response, SamplingMask
 
 Statistics = TypeVar("Statistics")
 
@@ -246,7 +246,9 @@ def pack_members(responses: Sequence[Response], indices: Sequence[int], *, devic
     """Pack the selected responses with their prompts; none of them as a sequence of one token without a response."""
     if not indices:
         return pack_nothing(device)
-    return pack_trajectories([responses[i].sequences for i in indices], device=device)
+    chosen = [responses[i] for i in indices]
+    mask = SamplingMask.of([(response.sampling_mask, len(response.token_ids)) for response in chosen])
+    return pack_trajectories([response.sequences for response in chosen], sampling_mask=mask, device=device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

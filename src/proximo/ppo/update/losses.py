@@ -44,7 +44,7 @@ from proximo.config.ppo.rewards import LossKLConfig
 from proximo.distributed.world import current
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue
-from proximo.models.heads import Divergence, token_logprobs
+from proximo.models.heads import Divergence
 from proximo.models.language import LanguageModel
 from proximo.ppo.update.epochs import Microbatch, UpdateLog
 from proximo.records import Experience
@@ -66,7 +66,7 @@ def policy_loss(
     """
     options, temperature = config.policy_loss, config.rollout.temperature
     bonus = options.entropy_coefficient
-    tokens = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
+    tokens = policy.logprobs_from(hidden, batch.packed, temperature=temperature, entropy=bonus > 0)
     (clean,) = select(batch.mask, tokens.logprobs)
     if options.objective.is_pairwise:
         loss, sums = pair_loss(clean, batch, formula=options.objective.formula, beta=kl_coefficient)

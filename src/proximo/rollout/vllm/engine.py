@@ -48,6 +48,8 @@ class VLLMOptions:
     """Dtype of transferred weights; None for that of the trainer."""
     max_logprob_error: float = 0.5
     """Largest difference of a log-prob that is accepted after a push."""
+    may_have_masks: bool = False
+    """The run leaves out tokens by top_k or top_p, so that servers may be those that return sampling masks."""
     sleeps: bool = False
     """Servers give up the memory of their GPU between two calls."""
 
@@ -272,6 +274,7 @@ class VLLMEngine:
                 policy_version=versions[0],
                 text=stop.text(written.token_ids, written.finish, prompt_end=prompt_end),
                 token_versions=versions if len(set(versions)) > 1 else None,
+                sampling_mask=written.sampling_mask,
             )
             return (index, sample), response
 
@@ -293,6 +296,7 @@ class VLLMEngine:
                 logprobs=written.logprobs,
                 finish=written.finish,
                 versions=self._versions_of(written),
+                sampling_mask=written.sampling_mask,
             )
 
         with self._call():  # fails without weights
@@ -324,6 +328,7 @@ class VLLMEngine:
             seed=seed,
             limit=limit,
             adapter=push.name if self._files.is_adapter else None,
+            vocab_size=self._vocab_size if self.options.may_have_masks else None,
         )
 
     def _versions_of(self, written: Written) -> tuple[tuple[int, int], ...]:

@@ -104,6 +104,8 @@ class ServerSpec:
     """The dtype of its computation, as in `bfloat16`."""
     raw_logprobs: bool
     """Give the log-probs of the model itself, else those of the distribution that is drawn from."""
+    sampling_mask: bool = False
+    """Say what each token was drawn from; without `raw_logprobs`."""
     max_model_len: int | None = None
     """Longest prompt and response together; None for the model's own limit."""
     lora_rank: int | None = None
@@ -136,6 +138,7 @@ class ServerSpec:
             *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
             *(("--enable-lora", "--max-loras", str(self.num_adapters)) if self.lora_rank is not None else ()),
             *(("--enable-sleep-mode",) if self.sleeps else ()),
+            *(("--return-sampling-mask",) if self.sampling_mask else ()),
             *(("--no-enable-chunked-prefill",) if self.on_cpu else ()),
             *self.arguments,
         ]

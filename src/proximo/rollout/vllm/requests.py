@@ -7,11 +7,14 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import torch
 
 from proximo.data.codec import end_of_prompt
 from proximo.http_client import UnansweredError
-from proximo.records import Finish
+from proximo.records import Finish, SamplingMask
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules
 
@@ -31,6 +34,8 @@ class Choice:
     """NaN where the server gave none that is finite."""
     weight_versions: tuple[tuple[str, int], ...]
     """The versions of the weights that made its tokens, each with the index of its first token, in order."""
+    sampling_mask: SamplingMask | None = None
+    """None where the server gave none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,10 +44,12 @@ class Written:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of the full softmax at the temperature; NaN where the server gave none."""
+    """As in `Response`; NaN where the server gave none."""
     finish: Finish
     weight_versions: tuple[tuple[str, int], ...]
     """As in `Choice`; of an adapter its name."""
+    sampling_mask: SamplingMask | None
+    """As in `Response`."""
 
 
 def write(
@@ -53,8 +60,9 @@ def write(
     seed: int,
     limit: int,
     adapter: str | None,
+    vocab_size: int | None,
 ) -> Written:
-    """What a server writes after these ids. `ask` sends it a request.
+    """What a server writes after these ids. `ask` sends it a request. `vocab_size`: see `generate_body`.
 
     Raises UnansweredError if it ends where nothing ends it.
     """
@@ -68,6 +76,7 @@ def write(
             seed=seed,
             limit=limit,
             model=adapter,
+            vocab_size=vocab_size,
             with_stop_strings=with_stop_strings,
         )
         choice = ask(body)
@@ -80,11 +89,15 @@ def write(
     if ended is None:
         raise UnansweredError("invalid reply: the response ends without a token or string that ends it")
     length, finish = ended
+    given = choice.sampling_mask if stop.options.leaves_out_tokens else None
+    mask = None if given is None else given.part(0, length)
+    of_policy = _are_of_the_policy(stop.options, mask, has_masks=vocab_size is not None)
     named = choice.weight_versions if adapter is None else ((adapter, 0),)
     return Written(
         token_ids=choice.token_ids[:length],
-        logprobs=choice.logprobs[:length] if _are_of_the_full_softmax(stop.options) else (math.nan,) * length,
+        logprobs=choice.logprobs[:length] if of_policy else (math.nan,) * length,
         finish=finish,
+        sampling_mask=mask,
         weight_versions=tuple((name, start) for name, start in named if start < length),
     )
 
@@ -97,20 +110,25 @@ def generate_body(
     seed: int,
     limit: int,
     model: str | None,
+    vocab_size: int | None,
     with_stop_strings: bool,
 ) -> bytes:
     """The request for one response.
 
-    `seed`: of this response alone. `limit`: most new tokens. `model`: the adapter to use, or None.
+    `seed`: of this response alone. `limit`: most new tokens. `model`: the adapter to use, or None. `vocab_size`: of a
+    server that may return sampling masks: vLLM 0.32 then refuses a request without a temperature or a top_k.
     `with_stop_strings`: let the server end at stop strings.
     """
+    top_k, temperature = options.top_k or vocab_size or 0, options.temperature
+    if options.greedy:
+        top_k, temperature = (0, 0.0) if vocab_size is None else (1, 1.0)
     sampling: dict[str, Any] = {
         "n": 1,
         "seed": seed,
         "max_tokens": limit,
         "min_tokens": options.min_new_tokens,
-        "temperature": 0.0 if options.greedy else options.temperature,
-        "top_k": options.top_k or 0,
+        "temperature": temperature,
+        "top_k": top_k,
         "top_p": 1.0 if options.top_p is None else options.top_p,
         "logprobs": 0,
         "ignore_eos": True,  # its own end-of-sequence tokens; ours are among stop_token_ids
@@ -147,6 +165,7 @@ def read_choice(reply: bytes, *, limit: int, vocab_size: int) -> Choice:
         token_ids=tuple(token_ids),
         logprobs=_logprobs(choice.get("logprobs"), token_ids),
         weight_versions=_versions(choice.get("weight_versions"), len(token_ids)),
+        sampling_mask=_sampling_mask(choice.get("sampling_mask"), token_ids, vocab_size),
     )
 
 
@@ -183,6 +202,22 @@ def _versions(given: Any, num_tokens: int) -> tuple[tuple[str, int], ...]:
     return tuple(versions)
 
 
+def _sampling_mask(given: Any, token_ids: Sequence[int], vocab_size: int) -> SamplingMask | None:
+    """What each token was drawn from, which it is one of."""
+    if given is None:
+        return None
+    wrong = InvalidReplyError("the sampling mask is not that of the response's tokens")
+    if not isinstance(given, list) or len(given) != len(token_ids) or not all(isinstance(ids, list) for ids in given):
+        raise wrong
+    flat = list(chain.from_iterable(given))
+    if set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) >= vocab_size:
+        raise wrong
+    if not all(token in ids for token, ids in zip(token_ids, given, strict=True)):
+        raise wrong
+    counts = torch.tensor([len(ids) for ids in given])
+    return SamplingMask(token_ids=torch.tensor(flat, dtype=torch.int32), counts=counts)
+
+
 def _field(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else None
 
@@ -202,9 +237,12 @@ def _ended(stop: StopRules, choice: Choice, prompt_end: Sequence[int], limit: in
     return None
 
 
-def _are_of_the_full_softmax(options: SamplingOptions) -> bool:
-    """Whether the server's log-probs are those of the full softmax at the temperature.
+def _are_of_the_policy(options: SamplingOptions, mask: SamplingMask | None, *, has_masks: bool) -> bool:
+    """Whether the server's log-probs are those that the learner computes.
 
-    At temperature 1 a server gives the model's own; elsewhere, those of the distribution that it draws from.
+    At temperature 1 a server without masks gives the model's own; elsewhere, those of the distribution that it draws
+    from. `has_masks`: whether the server may return them.
     """
-    return options.temperature == 1 or options.draws_from_full_softmax
+    if options.greedy and has_masks:
+        return False
+    return mask is not None or options.temperature == 1 or options.draws_from_full_softmax

@@ -47,6 +47,8 @@ class Sampling:
     temperature: float
     max_tokens: int
     """Longest prompt and response together."""
+    leaves_out_tokens: bool = False
+    """By top_k or top_p."""
     staleness: int = 0
     """Number of steps that are sampled ahead of training."""
 
@@ -54,8 +56,10 @@ class Sampling:
 class EngineServers:
     """The servers of a run, on rank 0. `close` ends those that were started."""
 
-    def __init__(self, config: VLLMEngineConfig, *, dtype: str) -> None:
+    def __init__(self, config: VLLMEngineConfig, *, dtype: str, leaves_out_tokens: bool = False) -> None:
+        """`leaves_out_tokens`: see `Sampling`."""
         self.config = config
+        self._leaves_out_tokens = leaves_out_tokens
         self.dtype = dtype
         self._opened = ExitStack()
         self._processes: list[ServerProcess] = []
@@ -85,13 +89,16 @@ class EngineServers:
         folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         model = self._model(policy, path, folder / "model")
+        on_cpu = device.type == "cpu"
+        has_masks = sampling.leaves_out_tokens and not on_cpu  # vLLM 0.32 has none on a CPU
         spec = ServerSpec(
             python=interpreter(self.config.environment),
             model=model,
             revision=_revision(policy) if model == path else None,
             dtype=self.dtype,
-            raw_logprobs=sampling.temperature == 1,
-            on_cpu=device.type == "cpu",
+            raw_logprobs=sampling.temperature == 1 and not has_masks,
+            sampling_mask=has_masks,
+            on_cpu=on_cpu,
             max_model_len=sampling.max_tokens,
             lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
             num_adapters=sampling.staleness + 2,
@@ -118,6 +125,7 @@ class EngineServers:
             transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
             max_logprob_error=self.config.max_logprob_error,
+            may_have_masks=self._leaves_out_tokens,
             sleeps=self.config.sleep,
         )
         endings = ending_ids(policy.base, tokenizer)
@@ -250,7 +258,7 @@ def make_servers(
     if config.sleep and device.type == "cpu":
         raise ConfigError("engine.sleep frees the memory of a GPU, but the policy is on the CPU: set it to false")
     dtype = config.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")
-    made = EngineServers(config, dtype=dtype)
+    made = EngineServers(config, dtype=dtype, leaves_out_tokens=sampling.leaves_out_tokens)
     started.callback(made.close)
 
     def effect() -> None:
