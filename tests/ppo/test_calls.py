@@ -34,7 +34,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "no KL": {"kl": "none"},
     "warm-up": {"critic_warmup_steps": 1},
     "followers": {"average_decay": 0.9, "kl": {"reference_every_steps": 1}},
-    "recomputed log-probs": {"rollout": {"max_new_tokens": 5, "top_k": 3}},
+    "recomputed log-probs": {"rollout": {"max_new_tokens": 5, "min_new_tokens": 2}},
 }
 
 

@@ -120,7 +120,7 @@ def test_a_response_without_a_score_is_left_out_and_counted() -> None:
     assert torch.equal(all_weights(with_none.policy.model), all_weights(with_nan.policy.model))
 
 
-@pytest.mark.parametrize("rollout", [{}, {"top_k": 5}], ids=["samples of the softmax", "log-probs computed anew"])
+@pytest.mark.parametrize("rollout", [{}, {"min_new_tokens": 1}], ids=["of the softmax", "computed anew"])
 def test_stale_responses_are_refused_before_anything_is_learned_from_them(rollout: dict[str, int]) -> None:
     """Also where the old log-probs are computed anew, so that every ratio would be 1."""
     made = trainer(config=PPOConfig(prompts_per_step=2, policy_optimizer={"learning_rate": 0.1}, rollout=rollout))

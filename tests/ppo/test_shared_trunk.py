@@ -42,7 +42,7 @@ def passes_of_a_step(made: PPOTrainer) -> int:
     ("options", "shared", "alone"),
     [
         ({}, 1 + 4, 4),
-        ({"rollout": {"max_new_tokens": 6, "top_k": 20}}, 1 + 4, 1 + 4),
+        ({"rollout": {"max_new_tokens": 6, "min_new_tokens": 1}}, 1 + 4, 1 + 4),
         ({"critic_warmup_steps": 1}, 5, 0),
     ],
     ids=["values alone", "log-probs and values", "warm-up"],

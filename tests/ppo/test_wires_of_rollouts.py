@@ -122,8 +122,8 @@ def test_so_many_responses_grow_at_once_as_the_section_allows() -> None:
     [
         ({"rollout": {"temperature": 0.6, "stop_token_ids": [9], "stop_strings": ["a"], "random_limit_min": 3}}, True),
         ({"rollout": {"greedy": True}}, False),
-        ({"rollout": {"top_k": 5}}, False),
-        ({"rollout": {"top_p": 0.9}}, False),
+        ({"rollout": {"top_k": 5}}, True),
+        ({"rollout": {"top_p": 0.9}}, True),
         ({"rollout": {"min_new_tokens": 1}}, False),
         ({"policy_loss": {"behaviour_weight": "masked"}}, False),
         ({"policy_loss": {"rejection": {"kind": "ratio", "upper": 2.0}}}, False),

@@ -74,8 +74,8 @@ class RolloutConfig(Section):
 
     @property
     def reshapes_distribution(self) -> bool:
-        """True if sampling changes the distribution by more than the temperature (docs/ppo.md, sampled log-probs)."""
-        return self.greedy or self.top_k is not None or self.top_p is not None or self.min_new_tokens > 0
+        """True if tokens are drawn from another distribution than that of their log-probs (docs/ppo.md)."""
+        return self.greedy or self.min_new_tokens > 0
 
 
 class PPOConfig(Section):
